@@ -402,14 +402,18 @@ class SiteCheck:
             yield Check("study", CheckOutcome.OK, "it would wait for `veilsum participant approve`")
 
     def _compile(self, request: AskedStudy, own: str) -> Study:
-        """The study as it would come, for the participants that it names or as many as the policy wants."""
-        names = set(request.participants)
-        if not names:
-            names = {own, *self._config.policy.trusted}
-            wanted = max(self._config.policy.min_cohort, request.min_cohort or 2)
-            names |= {f"site-{number}" for number in range(1, wanted - len(names) + 1)}
         federation = "0" * 64 if self._credentials is None else self._credentials.federation_id
-        return request.compile(federation, sorted(names), self._clock)
+        return compile_asked(request, self._config.policy, own, federation, self._clock)
+
+
+def compile_asked(request: AskedStudy, policy: Policy, own: str, federation: str, clock: Callable[[], int]) -> Study:
+    """The study as it would come, for the participants that it names or as many as the policy wants."""
+    names = set(request.participants)
+    if not names:
+        names = {own, *policy.trusted}
+        wanted = max(policy.min_cohort, request.min_cohort or 2)
+        names |= {f"site-{number}" for number in range(1, wanted - len(names) + 1)}
+    return request.compile(federation, sorted(names), clock)
 
 
 def _shown(epsilon: float) -> str:

@@ -22,7 +22,8 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file
-from veilsum_privacy.dossier import Proof, StudyLabel
+from veilsum_privacy.audit.signed import SignedAudit, read_report
+from veilsum_privacy.dossier import Proof, StudyLabel, StudyTerms
 from veilsum_privacy.dossier.figures import INFINITE, cost, remaining
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, Verification, read_export, verify_ledger
 from veilsum_privacy.ledger.export import FORMAT, MAX_HEADER
@@ -147,6 +148,23 @@ def load_authority(path: Path) -> x509.Certificate:
     return load_authority_certificate(read_file(path, "authority's certificate"))
 
 
+def read_audit(path: Path, ledger: Checked) -> SignedAudit:
+    """A report of an audit that the ledger's site made, signed by a key that the ledger knows.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+        HostileInput: it is no such report, or of another site or key.
+    """
+    signed = read_report(read_file(path, "report of an audit"))
+    if signed.body["site"] != ledger.site:
+        raise HostileInput(f"{path} is an audit of {signed.body['site']}; the ledger is of {ledger.site}.")
+    if ledger.verification is not None and signed.fingerprint not in ledger.verification.keys:
+        raise HostileInput(
+            f"{path} is signed by a key that this ledger does not name.", "Audit again with the site's own key."
+        )
+    return signed
+
+
 def readable_entries(source: LedgerReader, most: int | None = None) -> list[Entry]:
     """Entries in order, as far as they can be read: at most so many, and none from the first malformed one on."""
     entries: list[Entry] = []
@@ -181,7 +199,7 @@ def study_labels(place: str | Path) -> dict[bytes, StudyLabel]:
         except HostileInput:
             continue  # of a version that wrote studies in another way: its digest has to do
         per_site = tuple(task.label for task in study.tasks if task.disclosure == "per-site")
-        labels[row.digest] = StudyLabel(study.name, study.method, row.analyst, per_site)
+        labels[row.digest] = StudyLabel(study.name, study.method, row.analyst, per_site, StudyTerms.of(study))
     return labels
 
 

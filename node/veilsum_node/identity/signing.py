@@ -36,6 +36,7 @@ class Label(StrEnum):
     HELLO = "veilsum/1/hello"
     REFUSAL = "veilsum/1/refusal"
     DIRECTORY = "veilsum/1/directory"
+    AUDIT = "veilsum/1/audit"
 
 
 class SigningKey:

@@ -23,6 +23,7 @@ from veilsum_participant.ledgers import (
     entry_fields,
     new_file,
     open_source,
+    read_audit,
     readable_entries,
     require_new,
     spending_fields,
@@ -216,6 +217,10 @@ def report(
     config: ConfigOption = None,
     title: Annotated[str, typer.Option("--title", help="In place of the site's name.")] = "",
     contact: Annotated[str, typer.Option("--contact", help="Contact, shown on the first page.")] = "",
+    audit: Annotated[
+        list[Path] | None,
+        typer.Option("--audit", help="A report of `veilsum participant audit` to take in."),
+    ] = None,
     against: AgainstOption = None,
     authority: AuthorityOption = None,
     head: HeadOption = None,
@@ -237,8 +242,18 @@ def report(
         if checked.mirror:
             raise Misuse("This is a coordinator's mirror: it knows no budgets.", "Make the dossier of a site's own ledger.")
         entries = readable_entries(opened, proof.entries)
-    studies = study_labels(where.text)
-    dossier = describe(entries, proof, site=site, made=now, studies=studies, title=title, contact=contact)
+    audits = [read_audit(path, checked) for path in audit or ()]
+    dossier = describe(
+        entries,
+        proof,
+        site=site,
+        made=now,
+        studies=study_labels(where.text),
+        title=title,
+        contact=contact,
+        policy=where.policy,
+        audits=audits,
+    )
     if json_out is not None:
         with new_file(json_out, force=force) as file:
             json.dump(dossier, file, ensure_ascii=False, allow_nan=False, indent=1)

@@ -141,6 +141,31 @@ def check(
 
 
 @app.command()
+def audit(
+    ctx: typer.Context,
+    config: ConfigOption = CONFIG,
+    study: Annotated[
+        str | None,
+        typer.Option("--study", help="A study that this site knows, by its ID's first digits; or a study.toml.", metavar="ID"),
+    ] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="Only this task or label; may be repeated.")] = None,
+    trials: Annotated[int, typer.Option("--trials", help="Coins for each release, at least.", min=100, max=100_000)] = 1000,
+    out: Annotated[Path, typer.Option("--out", help="The signed report to write.")] = Path("audit.json"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the report if it exists.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure on made-up records how much this site's releases tell; status 1 if it is more than the ledger books.
+
+    Without --study it audits a release of every kind that the policy allows. No record is read, nothing is charged, nothing
+    leaves. `veilsum ledger report --audit` takes the report into the dossier.
+    """
+    from veilsum_participant.cli.audit import audit_site
+
+    found = audit_site(_load(config), study, task or [], out, ctx.obj, trials=trials, force=force, as_json=as_json)
+    raise typer.Exit(1 if found.flagged else 0)
+
+
+@app.command()
 def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """List studies that wait for your word, with what each costs by this site's own ledger."""
     from veilsum_participant.protocol.approval import waiting_studies

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from veilsum_node.database import Database
 from veilsum_node.errors import Misuse
@@ -31,10 +31,12 @@ class LedgerPlace:
     Attributes:
         text: a path or a URL, which may hold a password.
         authority: the certificate that the owner's configuration names, if one was used.
+        policy: of that configuration, as plain values; a participant's only.
     """
 
     text: str = field(repr=False)
     authority: Path | None = None
+    policy: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -70,7 +72,7 @@ def find_ledger(place: str | None, config: Path | None, additions: Additions | N
             raise Misuse(f"{path} is a coordinator's configuration.", "This installation is a participant's; use veilsum.")
         return LedgerPlace(*additions.coordinator_ledger(path))
     settings = load_participant(path)
-    return LedgerPlace(str(settings.state), settings.identity / AUTHORITY_FILE)
+    return LedgerPlace(str(settings.state), settings.identity / AUTHORITY_FILE, settings.policy.model_dump(mode="json"))
 
 
 def load_participant(config: Path | None) -> ParticipantConfig:

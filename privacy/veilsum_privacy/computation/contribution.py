@@ -43,6 +43,7 @@ class SitePlace:
         cohort: places of the round's members among the study's participants; None for all of them.
         state: what it trained in its last paid round of the task.
         random: where samples, and noise within training, come from.
+        steps: what hands a training task its samples and noise; an audit takes one that looks on.
     """
 
     index: int = 0
@@ -51,6 +52,7 @@ class SitePlace:
     cohort: tuple[int, ...] | None = None
     state: Mapping[str, Floats] = field(default_factory=dict, repr=False)
     random: RandomSource = field(default=SYSTEM_RANDOM, repr=False)
+    steps: Callable[..., Steps] = field(default=Steps, repr=False)
 
 
 class SitePart(NamedTuple):
@@ -195,7 +197,7 @@ def _train(
 ) -> SitePart:
     declared, study = plan.declaration, plan.task.study
     bound = declared.grid * study.data.max_records
-    steps = Steps(
+    steps = place.steps(
         declared.local_steps, declared.sampling_rate, plan.noise, declared.grid, task.step_clip(), bound, place.random
     )
     trained = task.train(replace(records, subjects=_unit_subjects(study, records)), broadcast, place.state, steps)

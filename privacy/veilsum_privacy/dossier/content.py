@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, RdpFilter, at_sites, estimated_epsilon, rdp_epsilon
+from veilsum_privacy.audit.signed import SignedAudit
+from veilsum_privacy.dossier.annex import annex
 from veilsum_privacy.dossier.figures import meaning
 from veilsum_privacy.dossier.model import (
     AtSites,
@@ -45,6 +47,8 @@ def describe(
     studies: Mapping[bytes, StudyLabel] | None = None,
     title: str = "",
     contact: str = "",
+    policy: Mapping[str, Any] | None = None,
+    audits: Sequence[SignedAudit] = (),
 ) -> dict[str, Any]:
     """The dossier of a site's ledger as plain data, ready for JSON.
 
@@ -56,6 +60,8 @@ def describe(
         studies: names of studies by their digest, from the site's own files.
         title: of the page; by default names the site.
         contact: whom to ask.
+        policy: the site's own, as plain values, where its configuration is at hand.
+        audits: signed reports of audits at the site.
     """
     labels = {digest.hex(): label for digest, label in (studies or {}).items()}
     by_population: defaultdict[str, list[Entry]] = defaultdict(list)
@@ -81,8 +87,11 @@ def describe(
         "studies": {digest: labels[digest] for digest in sorted(shown) if digest in labels},
         "populations": [_Account(name, by_population[name]).population() for name in sorted(by_population)],
         "refusals": [_refused(entry) for entry in entries if entry.kind is Kind.REFUSAL and entry.population is None],
+        "policy": policy,
+        "audits": [{**audit.body, "digest": audit.digest, "key": audit.fingerprint} for audit in audits],
     }
-    return dict(to_plain(dossier))
+    plain = dict(to_plain(dossier))
+    return plain | {"annex": to_plain(annex(plain))}
 
 
 class _Account:

@@ -7,6 +7,43 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from veilsum_privacy.dossier.figures import Meaning, plain
+from veilsum_privacy.study.study import Study
+
+
+@dataclass(frozen=True)
+class StudyTerms:
+    """What a signed study declares of privacy.
+
+    Attributes:
+        epsilon: of the whole study, if nothing else is ever released; None without noise. At ``delta``.
+        noise, colluders, min_cohort, unit: as in :class:`veilsum_privacy.study.study.PrivacyDemand`.
+        tasks: of each its label, the task's name, and how many releases it has at most.
+        sampled: labels of tasks that sample records.
+    """
+
+    epsilon: float | None
+    delta: float
+    noise: str
+    colluders: int
+    min_cohort: int
+    unit: str
+    tasks: tuple[tuple[str, str, int], ...]
+    sampled: tuple[str, ...]
+
+    @staticmethod
+    def of(study: Study) -> StudyTerms:
+        """The terms of a study."""
+        privacy = study.privacy
+        return StudyTerms(
+            privacy.epsilon,
+            privacy.delta,
+            privacy.noise,
+            privacy.assumed_colluders,
+            privacy.min_cohort,
+            privacy.unit,
+            tuple((task.label, task.task, task.releases) for task in study.tasks),
+            tuple(task.label for task in study.tasks if task.sampling_rate < 1),
+        )
 
 
 @dataclass(frozen=True)
@@ -16,12 +53,14 @@ class StudyLabel:
     Attributes:
         name, method, analyst: as in the signed study.
         per_site: labels of the tasks whose figures it shows of each site by itself.
+        terms: what it declares of privacy.
     """
 
     name: str
     method: str
     analyst: str
     per_site: tuple[str, ...] = ()
+    terms: StudyTerms | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -62,7 +62,18 @@ def render(dossier: Mapping[str, Any]) -> str:
         shown_alone=any(study.get("per_site") for study in dossier["studies"].values()),
         releases=sum(len(item["releases"]) for item in dossier["populations"]),
         most_rows=MOST_ROWS,
+        policy=dossier.get("policy"),
+        audits=dossier.get("audits", []),
+        annex=_levels(dossier.get("annex", [])),
     )
+
+
+def _levels(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The annex's items by level, in order."""
+    levels: dict[str, list[Mapping[str, Any]]] = {}
+    for item in items:
+        levels.setdefault(item["level"], []).append(item)
+    return levels
 
 
 def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str, Any]) -> dict[str, Any]:

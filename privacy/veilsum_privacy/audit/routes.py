@@ -1,0 +1,240 @@
+"""Ways that a site's records take to what others see, with all of the site's code on them: what an audit measures.
+
+A route computes on made-up records by :func:`veilsum_privacy.computation.contribution.contribute`, adds the plan's own noise
+and, if asked, masks, encrypts, adds up, decrypts and opens, with keys that live as long as the audit. What it compares with is
+the same sum before noise. Nothing leaves, and nothing is charged.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_node.errors import Misuse
+from veilsum_node.randomness import RandomSource
+from veilsum_privacy.computation.contribution import SitePlace, contribute
+from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
+from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
+from veilsum_privacy.securesum.bfv import Adder, SecretKey
+from veilsum_privacy.securesum.contribution import (
+    SECRET_BYTES,
+    consent_key,
+    decrypt_sum,
+    encrypt_contribution,
+    masked_words,
+    open_sum,
+)
+from veilsum_privacy.securesum.tags import TagKey
+from veilsum_privacy.tasks.base import Floats, Records
+
+Integers = NDArray[np.int64]
+Way = Literal["own share", "shared noise", "steps"]
+
+
+class Opened(NamedTuple):
+    """One release.
+
+    Attributes:
+        values: (size,) what the adversary is left with after all that it knows, in grid units.
+        known: (size,) the site's own sum before noise.
+    """
+
+    values: Floats
+    known: Floats
+
+
+class Route(ABC):
+    """One way to a release.
+
+    Attributes:
+        sensitivity: what the ledger books that one unit changes, in grid units.
+        std: standard deviation of the noise that it books, in grid units.
+    """
+
+    def __init__(self, plan: RoundPlan, broadcast: Mapping[str, Floats], place: SitePlace) -> None:
+        self.plan, self._broadcast, self._place = plan, broadcast, place
+        self.sensitivity = float(plan.declaration.grid)
+        whole = plan.declaration.model_copy(update={"sampling_rate": 1.0})
+        study = plan.task.study
+        tasks = tuple(whole if task.label == whole.label else task for task in study.tasks)
+        agreed = AgreedStudy(study.model_copy(update={"tasks": tasks})).task(whole.label)
+        self._whole = replace(plan, task=agreed)
+
+    @property
+    @abstractmethod
+    def std(self) -> float: ...
+
+    @abstractmethod
+    def before(self, records: Records) -> Floats:
+        """What the site would add to the sum without sampling and without noise: (size,) in grid units."""
+
+    @abstractmethod
+    def release(self, records: Records) -> Opened:
+        """One release of these records, with fresh samples and noise."""
+
+    def _computed(self, plan: RoundPlan, records: Records, place: SitePlace) -> Integers:
+        part = contribute(plan, lambda: records, self._broadcast, place)
+        if part.fault is not None:
+            raise Misuse(f"The canaries of task {plan.task.label!r} cannot be computed on: {type(part.fault).__name__}.")
+        return part.total
+
+
+class SumRoute(Route):
+    """A noised sum.
+
+    Args:
+        way: whether the adversary is left with the site's own noise alone, or with that of all honest shares.
+        sealed: how many releases are encrypted and opened, the first ones; their sum must be the plain one to the last unit.
+    """
+
+    def __init__(
+        self, plan: RoundPlan, broadcast: Mapping[str, Floats], place: SitePlace, way: Way = "own share", sealed: int = 0
+    ) -> None:
+        super().__init__(plan, broadcast, place)
+        if not plan.noise.drawn:
+            raise Misuse(f"Task {plan.task.label!r} adds no noise to a sum.")
+        self._way, self._left = way, sealed
+        self._seal: _Sealing | None = None
+        self._totals: dict[bytes, Integers] = {}
+
+    @property
+    def std(self) -> float:
+        noise = self.plan.noise
+        return math.sqrt(noise.share_variance if self._way == "own share" else noise.variance)
+
+    def before(self, records: Records) -> Floats:
+        return self._own(self._in_units(self._total(self._whole, records, remember=False)))
+
+    def release(self, records: Records) -> Opened:
+        plan = self.plan
+        total = self._total(plan, records, remember=plan.declaration.sampling_rate == 1)
+        own = plan.noised(total, self._place.index, self._place.random)
+        values, honest = own.copy(), 1 if self._way == "own share" else plan.noise.honest
+        members = [place for place in range(plan.task.study.sites) if place != self._place.index]
+        others = [self._empty(place) for place in members[: (plan.encoding.cohort if self._left else honest) - 1]]
+        for vector in others[: honest - 1]:
+            values += vector
+        if self._left:
+            self._left -= 1
+            self._seal = self._seal or _Sealing.fresh(plan, self._place.random)
+            opened = self._seal.through([own, *others], self._place.random)
+            opened = opened - sum(others[honest - 1 :], np.zeros_like(own))  # what the adversary knows of the rest
+            if not np.array_equal(opened, values):
+                raise Misuse(f"The encrypted sum of task {plan.task.label!r} did not open to what was put in.")
+        return Opened(self._own(values.astype(np.float64)), self._own(self._in_units(total)))
+
+    def _own(self, values: Floats) -> Floats:
+        """The site's own block, where the site adds noise to that alone: everywhere else it must have put nothing."""
+        if not self.plan.declaration.own_noise:
+            return values
+        width = len(values) // self.plan.task.study.sites
+        start = width * self._place.index
+        own: Floats = values[start : start + width]
+        if np.count_nonzero(values) > np.count_nonzero(own):
+            raise Misuse(f"Task {self.plan.task.label!r} puts a value where it has no noise.")
+        return own
+
+    def _empty(self, index: int) -> Integers:
+        """Another member's part, without a record."""
+        return self.plan.noised(np.zeros(self.plan.encoding.size, dtype=np.int64), index, self._place.random)
+
+    def _total(self, plan: RoundPlan, records: Records, *, remember: bool = True) -> Integers:
+        """The sum before noise; of the same canaries it is worked out once."""
+        key = b"" if records.subjects is None else records.subjects.tobytes()
+        if not remember or len(key) > 2**18:
+            return self._computed(plan, records, self._place)
+        if key not in self._totals:
+            if len(self._totals) >= 8:
+                self._totals.clear()
+            self._totals[key] = self._computed(plan, records, self._place)
+        return self._totals[key]
+
+    def _in_units(self, total: Integers) -> Floats:
+        return total.astype(np.float64) * (2.0**-CENTRE_BITS if self.plan.declaration.unrounded else 1.0)
+
+
+class StepRoute(Route):
+    """The first noised sum of a round of training at the site, as the training gets it."""
+
+    def __init__(self, plan: RoundPlan, broadcast: Mapping[str, Floats], place: SitePlace) -> None:
+        super().__init__(plan, broadcast, place)
+        if plan.noise.kind != "training":
+            raise Misuse(f"Task {plan.task.label!r} takes no noised steps.")
+
+    @property
+    def std(self) -> float:
+        return self.plan.noise.share_std
+
+    def before(self, records: Records) -> Floats:
+        return self._first(self._whole, records).known
+
+    def release(self, records: Records) -> Opened:
+        return self._first(self.plan, records)
+
+    def _first(self, plan: RoundPlan, records: Records) -> Opened:
+        seen: list[Opened] = []
+
+        def watched(
+            number: int, rate: float, noise: NoisePlan, grid: int, clip: float, bound: int, source: RandomSource
+        ) -> _WatchedSteps:
+            return _WatchedSteps(number, rate, noise, grid, clip, bound, source, seen=seen)
+
+        self._computed(plan, records, replace(self._place, steps=watched))
+        if not seen:
+            raise Misuse(f"Task {plan.task.label!r} took no noised step.")
+        return seen[0]
+
+
+@dataclass
+class _WatchedSteps(Steps):
+    """Steps that keep the first sum before and after its noise, in grid units."""
+
+    seen: list[Opened] = field(default_factory=list, repr=False)
+
+    def noised(self, total: Floats) -> Floats:
+        found = super().noised(total)
+        if not self.seen:
+            unit = self.clip / (self.grid - math.sqrt(total.size))
+            self.seen.append(Opened(found.ravel() / unit, total.ravel() / unit))
+        return found
+
+
+@dataclass(frozen=True)
+class _Sealing:
+    """Keys of a cohort that exists in this process alone."""
+
+    plan: RoundPlan
+    names: tuple[str, ...]
+    pairs: Mapping[frozenset[str], bytes] = field(repr=False)
+    key: SecretKey = field(repr=False)
+    tag_key: TagKey = field(repr=False)
+
+    @staticmethod
+    def fresh(plan: RoundPlan, random: RandomSource) -> _Sealing:
+        names = tuple(f"member-{index:04d}" for index in range(plan.encoding.cohort))
+        pairs = {frozenset((a, b)): random.bytes(SECRET_BYTES) for a in names for b in names if a < b}
+        key = SecretKey.generate(plan.encoding.parameters)
+        return _Sealing(plan, names, pairs, key, TagKey(random.bytes(SECRET_BYTES)))
+
+    def through(self, vectors: list[Integers], random: RandomSource) -> Integers:
+        """Mask and encrypt every member's vector, add the ciphertexts up, decrypt and open the sum."""
+        encoding, context = self.plan.encoding, random.bytes(32)
+        adder = Adder(encoding.parameters)
+        totals: list[Any] = [None] * encoding.ciphertexts
+        consents = []
+        for name, vector in zip(self.names, vectors, strict=True):
+            own = random.bytes(SECRET_BYTES)
+            seeds = {other: self.pairs[frozenset((name, other))] for other in self.names if other != name}
+            words = masked_words(vector, encoding, context, name, self.names, seeds, own)
+            sealed = encrypt_contribution(words, context, name, self.key, self.tag_key)
+            totals = [adder.add(total, adder.parse(data)) for total, data in zip(totals, sealed, strict=True)]
+            consents.append(consent_key(own, context))
+        summed = [adder.serialise(total) for total in totals]
+        return open_sum(decrypt_sum(summed, encoding, context, self.names, self.key, self.tag_key), encoding, consents)

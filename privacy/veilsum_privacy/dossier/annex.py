@@ -1,0 +1,484 @@
+"""The dossier's annex: what NIST SP 800-226 asks of a claim of differential privacy, answered from ledger, policy and studies.
+
+"Guidelines for Evaluating Differential Privacy Guarantees" (Near, Darais, Lefkovitz, Howarth, March 2025) orders what has to
+be looked at as a pyramid: the guarantee on top, below it algorithms, utility and bias, deployment, security, and what was
+exposed when data were collected; each level rests on those below. The items follow it, in our words. An answer says what this
+site's records or this software's design show, and no more; what neither shows is said to be unanswered. Nothing here judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from veilsum_privacy.dossier import figures
+
+Answered = Literal["answered", "partly answered", "not answered by this tool"]
+Source = Literal["ledger", "policy", "studies", "audit", "software"]
+
+Figures = Mapping[str, Any]
+"""Plain data of a dossier, or a part of it."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item of the guideline.
+
+    Attributes:
+        level: of the pyramid.
+        topic: what is asked about.
+        answer: paragraphs.
+        answered: how far.
+        sources: what the answer is taken from.
+    """
+
+    level: str
+    topic: str
+    answer: tuple[str, ...]
+    answered: Answered
+    sources: tuple[Source, ...]
+
+
+GUARANTEE, ALGORITHMS = "The guarantee", "Algorithms and their correctness"
+UTILITY, DEPLOYMENT = "Utility and bias", "Trust and deployment"
+SECURITY, COLLECTION = "Security and access control", "Data collection exposure"
+
+
+def annex(dossier: Figures) -> tuple[Item, ...]:
+    """All items, in order, for a dossier in plain data (with ``policy`` and ``audits``)."""
+    return (
+        *_guarantee(dossier),
+        *_algorithms(dossier),
+        *_utility(dossier),
+        *_deployment(dossier),
+        *_security(dossier),
+        *_collection(),
+    )
+
+
+def _guarantee(dossier: Figures) -> Sequence[Item]:
+    populations, policy = dossier["populations"], dossier["policy"]
+    spent = [_spent(item) for item in populations] or ["Nothing was released and no budget was set."]
+    deltas = [f"{item['name']}: {figures.small(item['delta'])}." for item in populations if item["delta"] is not None]
+    units = [f"{item['name']}: {_units(item['units'])}." for item in populations]
+    accepted = [] if policy is None else [f"The policy accepts studies whose unit is {_or(policy['units'])}."]
+    once = [] if policy is None else [f"One study may cost epsilon {policy['max_epsilon']:g} at most (max_epsilon)."]
+    return (
+        Item(
+            GUARANTEE,
+            "Privacy parameter epsilon",
+            (*spent, *once, *_planned(dossier)),
+            "answered",
+            ("ledger", "policy", "studies"),
+        ),
+        Item(
+            GUARANTEE,
+            "Delta",
+            (
+                *(deltas or ["No budget was set, so there is none."]),
+                "It is of the population, over all studies together, not of a study. Whether it lies well below one "
+                "divided by the number of records is for the site to judge: the ledger holds no number of records.",
+            ),
+            "partly answered",
+            ("ledger",),
+        ),
+        Item(
+            GUARANTEE,
+            "Variant of differential privacy",
+            (
+                "Approximate differential privacy (epsilon, delta), derived from the Rényi divergence (RDP) of every "
+                "release. The estimate by the distribution of the privacy loss (PRV) is shown beside it and admits "
+                "nothing.",
+            ),
+            "answered",
+            ("software",),
+        ),
+        Item(
+            GUARANTEE,
+            "Unit of privacy",
+            (
+                *units,
+                *accepted,
+                "“All records of one person” means all at this site that one value of the dataset’s subject column "
+                "names; whether that column tells persons apart is not known to this tool. People with records at "
+                "several sites: part 5.",
+            ),
+            "answered",
+            ("ledger", "policy"),
+        ),
+        Item(
+            GUARANTEE,
+            "Neighbouring data",
+            (
+                "One unit added or removed (unbounded), so a site’s number of records is protected as well, and is never"
+                " used as if it were public.",
+            ),
+            "answered",
+            ("software",),
+        ),
+        Item(
+            GUARANTEE,
+            "Bounds on what a unit contributes",
+            (
+                "Every unit’s vector is clipped to a public norm before anything is added up; that norm in grid units is the"
+                " sensitivity of each release in part 4. Columns have public bounds from the study’s schema.",
+                "That those bounds were chosen without looking at records is the analyst’s and the site’s duty.",
+            ),
+            "partly answered",
+            ("ledger", "software"),
+        ),
+        Item(
+            GUARANTEE,
+            "Other releases of the same data",
+            (
+                "Counted: every release of this software about a population in this federation. Not counted: what "
+                "left by other ways, other federations, and the same people under another population’s name.",
+            ),
+            "partly answered",
+            ("ledger",),
+        ),
+    )
+
+
+def _algorithms(dossier: Figures) -> Sequence[Item]:
+    kinds = sorted({(row["mechanism"], row["noise"]) for item in dossier["populations"] for row in item["releases"]})
+    named = {"none": "without noise", "kept": "post-processing of what was released", "training": "noise in every step"}
+    used = [
+        f"{mechanism} ({named.get(noise, noise + ' noise')})" if noise != "none" else "exact sums without noise"
+        for mechanism, noise in kinds
+    ]
+    strict = [item["name"] for item in dossier["populations"] if item["adaptive"] == "strict"]
+    standard = [item["name"] for item in dossier["populations"] if item["adaptive"] != "strict"]
+    adaptive = (
+        [f"Strict composition is set for {_and(strict)}: it is proven for studies chosen by what earlier ones released."]
+        if strict
+        else []
+    )
+    if standard:
+        adaptive.append(
+            f"Standard composition is set for {_and(standard)}: proven for such choice where no release samples "
+            "records; with sampling it is the usual practice, not a proven filter."
+        )
+    return (
+        Item(
+            ALGORITHMS,
+            "Mechanism",
+            (
+                f"Used so far: {_and(used)}." if used else "None was used so far.",
+                "Noise is a discrete Gaussian on an integer grid. Where a study leaves vectors unrounded it is drawn "
+                "around their real values, which is post-processing of the Gaussian mechanism.",
+            ),
+            "answered",
+            ("ledger", "software"),
+        ),
+        Item(
+            ALGORITHMS,
+            "Sensitivity and its proof",
+            (
+                "Each task states its bound, and the proof stands with its code (privacy/veilsum_privacy/tasks); "
+                "clipping enforces it on every record for tasks that add up one vector a record. Tests hold every "
+                "task that reads records against neighbouring data. No proof was checked by a machine.",
+            ),
+            "answered",
+            ("software",),
+        ),
+        Item(
+            ALGORITHMS,
+            "Composition and accounting",
+            (
+                "The ledger holds each release as an event: sensitivity, variance, sampling rate, steps. Epsilon is "
+                "computed from all events together, before a release is admitted, and anew at verification.",
+                *adaptive,
+                *_verified(dossier),
+            ),
+            "answered",
+            ("ledger",),
+        ),
+        Item(
+            ALGORITHMS,
+            "Sampling",
+            (_sampled(dossier),),
+            "answered",
+            ("ledger",),
+        ),
+        Item(
+            ALGORITHMS,
+            "Hyperparameters",
+            (
+                "What a study uses is fixed in the text that its analyst signs before anything is computed, and does "
+                "not depend on records. Trying several settings on real records costs a study each, and each is "
+                "charged.",
+                "What an analyst learnt outside this software before choosing is not known to it.",
+            ),
+            "partly answered",
+            ("studies", "software"),
+        ),
+        Item(ALGORITHMS, "Empirical audit", *_audits(dossier)),
+    )
+
+
+def _utility(dossier: Figures) -> Sequence[Item]:
+    return (
+        Item(
+            UTILITY,
+            "Accuracy of what is released",
+            (
+                "This dossier holds costs, not results. The plan of a study tells its analyst in advance the noise of "
+                "each figure, and results state it with them.",
+            ),
+            "not answered by this tool",
+            (),
+        ),
+        Item(
+            UTILITY,
+            "Bias",
+            (
+                "Clipping shortens long records and so can bias figures; small groups drown in noise first. Bias in "
+                "how data were gathered, or in how people use results, is not visible here.",
+            ),
+            "not answered by this tool",
+            (),
+        ),
+    )
+
+
+def _deployment(dossier: Figures) -> Sequence[Item]:
+    policy = dossier["policy"]
+    noise = sorted({row["noise"] for item in dossier["populations"] for row in item["releases"]} - {"kept", "none"})
+    made = {
+        "distributed": "shares of noise from several sites, of which trusted ones are counted, over encrypted sums (the"
+        " central model by secure computation)",
+        "local": "the site’s own noise alone reaches the guarantee",
+        "training": "the site’s own noise in every training step",
+    }
+    trust = [f"Used: {made[kind]}." for kind in noise]
+    colluders = [
+        f"{item['name']}: the guarantee holds against the coordinator and {_count(item['colluders'])} working with it; "
+        f"against all others together it is epsilon {figures.cost(item['alone'])}."
+        for item in dossier["populations"]
+        if item["releases"]
+    ]
+    pinned, allowed = ([], []) if policy is None else (_peers(policy), _asked(policy))
+    return (
+        Item(
+            DEPLOYMENT,
+            "Trust model",
+            (
+                *(trust or ["No noised release was made so far."]),
+                *colluders,
+                *pinned,
+                "Nobody but the site sees its sum before noise. The coordinator adds up ciphertexts that it cannot open.",
+            ),
+            "answered",
+            ("ledger", "policy", "software"),
+        ),
+        Item(
+            DEPLOYMENT,
+            "Query model",
+            (
+                "Interactive: analysts sign studies, the site admits each by policy and budget. Every study’s "
+                "releases are listed in part 4, whoever asked.",
+                *allowed,
+            ),
+            "answered",
+            ("ledger", "policy"),
+        ),
+        Item(
+            DEPLOYMENT,
+            "Floating point",
+            (
+                "Noise is drawn and added in integers by an exact sampler, and clipping onto the grid is checked in "
+                "integers. Features, gradients and trained vectors are computed in floating point before that; the "
+                "sensitivity of a task with one vector a site covers their rounding.",
+            ),
+            "answered",
+            ("software",),
+        ),
+        Item(
+            DEPLOYMENT,
+            "Randomness",
+            (
+                "The operating system’s cryptographic generator, for noise, samples, masks and keys; nothing "
+                "installed can seed it. A machine restored behind its back from a snapshot while it runs could repeat "
+                "noise.",
+            ),
+            "answered",
+            ("software",),
+        ),
+        Item(
+            DEPLOYMENT,
+            "Side channels",
+            (
+                "How long a site computes depends on how many records it has, and on how many a step sampled; the "
+                "accounting does not cover that. Sizes of messages follow from the study. Refusals are decided before "
+                "a record is read; a computation that fails on records contributes as a site without them would, and "
+                "is charged.",
+            ),
+            "partly answered",
+            ("software",),
+        ),
+        Item(
+            DEPLOYMENT,
+            "Software and its review",
+            (
+                "The source is open, with tests of the noise’s distribution, of sensitivities on neighbouring data, "
+                "and of planted faults. Nobody outside the project has audited it, and nothing in it is formally "
+                "verified.",
+            ),
+            "answered",
+            ("software",),
+        ),
+    )
+
+
+def _peers(policy: Figures) -> list[str]:
+    pins = figures.counted(len(policy["trusted"]), "pinned peer")
+    return [
+        f"The policy counts the noise of {pins} and asks for {policy['min_cohort']} sites in a sum at least,"
+        f" {policy['min_trusted']} of them trusted; it accepts {_or(policy['noise'])} noise and {_or(policy['disclosures'])}"
+        " disclosure."
+    ]
+
+
+def _asked(policy: Figures) -> list[str]:
+    methods, tasks = figures.counted(len(policy["methods"]), "method"), figures.counted(len(policy["tasks"]), "task")
+    named = figures.counted(len(policy["analysts"]), "named analyst")
+    whose = "every analyst of the federation" if "*" in policy["analysts"] else named
+    word = "by the policy" if policy["approval"] == "policy" else "by the operator, study by study"
+    return [f"The policy accepts {methods} and {tasks}, of {whose}; approval is {word}."]
+
+
+def _security(dossier: Figures) -> Sequence[Item]:
+    refused = sum(len(item["refusals"]) for item in dossier["populations"]) + len(dossier["refusals"])
+    unnoised = any(row["mechanism"] == "none" for item in dossier["populations"] for row in item["releases"])
+    exact = ["Sums without noise were released: epsilon says nothing about them."] if unnoised else []
+    return (
+        Item(
+            SECURITY,
+            "Data security",
+            (
+                "In transit: TLS 1.3 with certificates on both sides, and contributions masked and encrypted besides. "
+                "At rest: records stay where the site keeps them; this software writes no copy. Disks, backups and "
+                "the machine are the site’s.",
+            ),
+            "partly answered",
+            ("software",),
+        ),
+        Item(
+            SECURITY,
+            "Access control",
+            (
+                "Who may ask is settled by certificates and the policy. Who has access to the records, the key and "
+                "the state file on the site’s own machine is not visible here.",
+            ),
+            "partly answered",
+            ("policy", "software"),
+        ),
+        Item(
+            SECURITY,
+            "Enforcement of the budget, and its record",
+            (
+                "The site’s own participant reserves before anything leaves and refuses what would go beyond; "
+                f"{figures.counted(refused, 'request')} {'was' if refused == 1 else 'were'} refused so far. Every "
+                "entry is chained and signed.",
+                *exact,
+                *_verified(dossier),
+            ),
+            "answered",
+            ("ledger",),
+        ),
+    )
+
+
+def _collection() -> Sequence[Item]:
+    return (
+        Item(
+            COLLECTION,
+            "How the data were collected, kept and shared before",
+            (
+                "Differential privacy limits what releases tell. What was exposed when records were collected, copied "
+                "or shared by other ways is outside it, and outside this software.",
+            ),
+            "not answered by this tool",
+            (),
+        ),
+        Item(
+            COLLECTION,
+            "Retention of records",
+            ("This software neither keeps nor deletes records. It keeps the ledger and noised statistics of its own.",),
+            "not answered by this tool",
+            (),
+        ),
+    )
+
+
+def _spent(population: Figures) -> str:
+    name = population["name"]
+    if population["delta"] is None:
+        return f"{name}: no budget was set."
+    bound = "no bound" if population["epsilon"] is None else f"epsilon {figures.exact(population['epsilon'])}"
+    spent, delta = figures.cost(population["spent"]), figures.small(population["delta"])
+    return f"{name}: {bound} in all; spent {spent} (guarantee), at delta {delta}."
+
+
+def _planned(dossier: Figures) -> list[str]:
+    found = []
+    for study in dossier["studies"].values():
+        if terms := study.get("terms"):
+            cost = "no guarantee" if terms["epsilon"] is None else f"epsilon {figures.cost(terms['epsilon'])}"
+            found.append(f"The study {study['name']} declares {cost} at delta {figures.small(terms['delta'])}.")
+    return found
+
+
+def _sampled(dossier: Figures) -> str:
+    rows = [row for item in dossier["populations"] for row in item["releases"] if row["sampling_rate"] < 1]
+    if not rows:
+        return "No release sampled records."
+    rates = _and([figures.exact(rate) for rate in sorted({row["sampling_rate"] for row in rows})])
+    return (
+        f"{figures.counted(len(rows), 'release')} sampled records at rates of {rates}: every unit by itself (Poisson), "
+        "at a public rate, by a draw that is kept nowhere. The accounting is that of Poisson sampling."
+    )
+
+
+def _audits(dossier: Figures) -> tuple[tuple[str, ...], Answered, tuple[Source, ...]]:
+    said = []
+    for audit in dossier["audits"]:
+        rows = [row for row in audit["rows"] if row["finding"] is not None]
+        about = f"the study {audit['name']}" if audit["study"] else "what the policy allowed"
+        verdict = "FOUND FAULTS" if audit["flagged"] else "found no fault"
+        said.append(
+            f"The audit of {figures.moment(audit['made'])} UTC on this site’s machine, of {about}, {verdict} in"
+            f" {figures.counted(len(rows), 'release')} with canaries among made-up records (part 8)."
+        )
+    proves = "An audit finds gross faults, with the power it states; it never proves privacy."
+    if not said:
+        return (
+            ("No audit on this site’s machine was taken in (`veilsum participant audit`).",),
+            "not answered by this tool",
+            (),
+        )
+    return ((*said, proves), "answered", ("audit",))
+
+
+def _verified(dossier: Figures) -> list[str]:
+    proof = dossier["proof"]
+    return ["The ledger verifies (part 6)." if proof["valid"] else "The ledger DOES NOT VERIFY (part 6)."]
+
+
+def _units(units: Sequence[str]) -> str:
+    words = {"record": "one record", "subject": "all records of one person"}
+    return _or([words.get(unit, unit) for unit in units]) if units else "none yet, for nothing was asked for"
+
+
+def _count(colluders: int | None) -> str:
+    return "all other participants" if colluders is None else figures.counted(colluders, "participant")
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def _or(words: Sequence[str]) -> str:
+    return _and(words).replace(" and ", " or ") if len(words) < 3 else f"{', '.join(words[:-1])} or {words[-1]}"
