@@ -155,8 +155,7 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
     for task in AgreedStudy(study).tasks:
         declaration, plan = task.declaration, task.plan(cohort, cohort)
         parameters = plan.encoding.parameters
-        upload = plan.encoding.ciphertexts * parameters.fresh.largest
-        fetch = plan.encoding.ciphertexts * parameters.sum.largest
+        upload, fetch = plan.encoding.upload_bytes, plan.encoding.sum_bytes
         deal = (cohort - 1) * parameters.key.largest  # the same for every task: a study has one set of parameters
         seconds = _round_seconds(plan, records or study.data.max_records) + (upload + fetch) * 8 / LINE_BITS
         tasks.append(

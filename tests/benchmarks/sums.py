@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism.noise import plan_noise
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.contribution import decrypt_sum, encrypt_contribution, open_sum
-from veilsum_privacy.securesum.parameters import BFV_8192, EncodingPlan, plan_encoding
+from veilsum_privacy.securesum.parameters import BFV_8192, TAGS, EncodingPlan, plan_encoding
 from veilsum_privacy.securesum.tags import TagKey
 
 CONTEXT = bytes(range(32))
@@ -80,9 +80,9 @@ def measure_sum(size: int, members: int, repeats: int) -> SumFigures:
     """
     plan, cohort = lane_plan(size, members), make_cohort(members)
     noise = plan_noise("distributed", STD**2, members, 1)
-    key, tag_key, adder = SecretKey.generate(BFV_8192), TagKey(bytes(32)), Adder(BFV_8192)
+    key, tag_key = SecretKey.generate(BFV_8192), TagKey(bytes(32))
     random = np.random.default_rng(0)
-    totals: list[Any | None] = [None] * plan.ciphertexts
+    totals = [Adder(BFV_8192, plan.words(index) + TAGS, members) for index in range(plan.ciphertexts)]
     exact = np.zeros(size, dtype=np.int64)
     figures: dict[str, float] = {}
     payload: list[bytes] = []
@@ -94,7 +94,7 @@ def measure_sum(size: int, members: int, repeats: int) -> SumFigures:
         noised = values + share
         mask_seconds, words = timed(lambda name=name, noised=noised: cohort.words(name, noised, plan, CONTEXT), times)  # type: ignore[misc]
         encrypt_seconds, ciphertexts = timed(
-            lambda name=name, words=words: list(encrypt_contribution(words, CONTEXT, name, key, tag_key)),  # type: ignore[misc]
+            lambda name=name, words=words: list(encrypt_contribution(words, plan, CONTEXT, name, key, tag_key)),  # type: ignore[misc]
             times,
         )
         if place == members // 2:
@@ -102,11 +102,10 @@ def measure_sum(size: int, members: int, repeats: int) -> SumFigures:
             payload = ciphertexts
         start = time.process_time()
         for index, ciphertext in enumerate(ciphertexts):
-            totals[index] = adder.add(totals[index], adder.parse(ciphertext))
-        if place:  # the first has nothing to be added to
-            add_seconds.append(time.process_time() - start)
+            totals[index].add(ciphertext)
+        add_seconds.append(time.process_time() - start)
         exact += noised
-    sums = [adder.serialise(total) for total in totals]
+    sums = [total.to_bytes() for total in totals]
     consents = cohort.consents(CONTEXT)
     open_seconds, opened = timed(
         lambda: open_sum(decrypt_sum(sums, plan, CONTEXT, cohort.names, key, tag_key), plan, consents), repeats

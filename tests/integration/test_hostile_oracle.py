@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tenseal import sealapi
 
 from support.hostile import (
     NAMES,
@@ -20,11 +19,11 @@ from support.hostile import (
     subtract_mod,
     uniformity,
 )
-from support.securesum import malleated, whole
+from support.securesum import malleated, sum_of
 from veilsum_node.errors import HostileInput, RefusalCode
-from veilsum_privacy.securesum.bfv import SecretKey, _context, _parse, _Scratch
+from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.contribution import open_sum
-from veilsum_privacy.securesum.tags import TAGS
+from veilsum_privacy.securesum.parameters import MAX_SEEDS, TAGS
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -63,26 +62,27 @@ def _own_ciphertexts(attack: Adversary) -> list[bytes]:
     """Encryptions of zeros under a key of the adversary's own."""
     parameters = attack.plan().encoding.parameters
     own = SecretKey.generate(parameters)
-    zeros = np.zeros(parameters.degree, dtype=np.uint64)
-    return [whole(own.encrypt(zeros), parameters) for _ in range(attack.plan().encoding.ciphertexts)]
+    slots = attack.slots()
+    return [sum_of([own.encrypt(np.zeros(count, dtype=np.uint64)) for _ in NAMES], parameters, count) for count in slots]
 
 
 def test_decryption_oracle_on_a_crafted_ciphertext(attack: Adversary) -> None:
-    """c0 = 0, c1 = floor(q/t) decrypts to the secret key. It has no tags, so nothing comes back and the site leaves.
+    """c0 = 0, c1 = floor(q/t) decrypts to the secret key. A sum of so few has no second polynomial that could be chosen, only
+    seeds; and no form of it has tags. So nothing comes back and the site leaves.
 
-    That the ciphertext is what it claims is shown with a colluder's key: the mean of its slots is the key's constant
-    coefficient, -1, 0 or 1, whatever the slots' order (the sum over all primitive 2N-th roots of a power of one is 0).
+    That the ciphertext is what it claims is shown with a colluder's key: the words are the key's coefficients, -1, 0 or 1.
     """
     _consented(attack)
-    parameters = attack.plan().encoding.parameters
-    crafted = key_extracting_ciphertext(attack.sum()[0], parameters)
-    secret, _ = attack.spied("d").keys(4)
-    slots = secret.decrypt(crafted)
-    modulus = parameters.plain_modulus
-    constant = sum(int(slot) for slot in slots) * pow(parameters.degree, -1, modulus) % modulus
-    assert constant in (0, 1, modulus - 1)
-    assert len(set(slots.tolist())) > parameters.degree // 2
-    assert attack.ask_decryption("a", [crafted] * attack.plan().encoding.ciphertexts).refused is RefusalCode.TAG
+    parameters, slots = attack.plan().encoding.parameters, attack.slots()
+    crafted = [key_extracting_ciphertext(parameters, count) for count in slots]
+    secret, tags = attack.spied("d").keys(4)
+    many, modulus = [str(index) for index in range(MAX_SEEDS + 1)], parameters.plain_modulus
+    for data, count in zip(crafted, slots, strict=True):
+        words = secret.decrypt(data, count, len(many))
+        assert set(words.tolist()) == {0, 1, modulus - 1}
+        with pytest.raises(HostileInput, match="tags"):
+            tags.check(bytes(32), 0, tags.pads(bytes(32), many, 1, modulus)[0], words, modulus)
+    assert attack.ask_decryption("a", crafted).refused is RefusalCode.TAG
     _left(attack, "a")
     attack.nothing_said_but_codes("a", -2)
 
@@ -98,14 +98,11 @@ def test_decryption_oracle_on_shifted_sum(attack: Adversary) -> None:
     """The true sum plus a plaintext of the adversary's choice: linear tags do not follow an unknown r."""
     _consented(attack)
     parameters = attack.plan().encoding.parameters
-    context, scratch = _context(parameters), _Scratch()
-    plain = sealapi.Plaintext()
-    sealapi.BatchEncoder(context).encode([0, 1] + [0] * (parameters.degree - 2), plain)
+    width, step = parameters.coefficient_bytes, parameters.prime // parameters.plain_modulus
     shifted = []
     for data in attack.sum():
-        total = _parse(data, parameters, scratch, fresh=False)
-        sealapi.Evaluator(context).add_plain_inplace(total, plain)
-        shifted.append(scratch.dump(total))
+        second = (int.from_bytes(data[width : 2 * width], "little") + step) % parameters.prime
+        shifted.append(data[:width] + second.to_bytes(width, "little") + data[2 * width :])
     assert (flat(attack.words("d", shifted)) != flat(attack.words("d", attack.sum()))).sum() == len(shifted)
     assert attack.ask_decryption("b", shifted).refused is RefusalCode.TAG
     _left(attack, "b")
@@ -159,14 +156,16 @@ def _encrypted_again(attack: Adversary, change: int = 0) -> list[bytes]:
     secret, tags = attack.spied("d").keys(len(NAMES))
     parameters, context = secret.parameters, context_of(attack.payloads["a", 1].receipt)
     modulus, made = parameters.plain_modulus, []
-    for index, part in enumerate(attack.sum()):
-        slots = secret.decrypt(part)
+    for index, (part, count) in enumerate(zip(attack.sum(), attack.slots(), strict=True)):
+        slots = secret.decrypt(part, count, len(NAMES))
         words = slots[:-TAGS].copy()
         words[1] = (int(words[1]) + change) % modulus
         # tags are linear in the words: what the change adds to them is the difference of two tags under the same pad
-        before, after = (tags.tags(context, index, "a", each, modulus) for each in (slots[:-TAGS], words))
+        pad = np.zeros(TAGS, dtype=np.uint64)
+        before, after = (tags.tags(context, index, pad, each, modulus) for each in (slots[:-TAGS], words))
         right = add_mod(slots[-TAGS:], subtract_mod(after, before, modulus), modulus)
-        made.append(whole(secret.encrypt(np.concatenate([words, right])), parameters))
+        rest = [secret.encrypt(np.zeros(count, dtype=np.uint64)) for _ in NAMES[1:]]
+        made.append(sum_of([secret.encrypt(np.concatenate([words, right])), *rest], parameters, count))
     return made
 
 

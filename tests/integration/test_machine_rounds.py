@@ -146,7 +146,7 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
 
         ring.refused(send(1, good[1]), OutOfOrder)
         ring.refused(send(2**63, good[0]))
-        for data in (b"", b"xx", good[0][:-1], good[0] + b"\0", bytes(len(good[0])), foreign, b"\xff" * len(good[0])):
+        for data in (b"", b"xx", good[0][:-1], good[0] + b"\0", bytes(len(good[0]) - 1), foreign, b"\xff" * len(good[0])):
             ring.refused(send(0, data))
         ring.refused(send(0, good[0], attempt + 1), match="different attempt")
         ring.refused(send(0, good[0], name="x"), match="not invited")
@@ -185,7 +185,7 @@ def test_messages_of_other_phases(ring: Ring) -> None:
     """Consents and decryptions before their time, uploads after theirs."""
 
     def early(ring: Ring) -> None:
-        words = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        words = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
         ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt, bytes(32)))
         ring.refused(lambda: ring.hub.decrypted("d", ring.key, ring.attempt, words, NOTHING))
         for kind in (pb.OBJECT_KIND_RECEIPTS, pb.OBJECT_KIND_SUM):
@@ -223,7 +223,7 @@ def test_decryptions_of_the_wrong_shape(ring: Ring) -> None:
     """Another shape or number of ciphertexts is refused; the honest two then open the sum."""
 
     def attack(ring: Ring) -> None:
-        width = ring.round.plan.encoding.parameters.data_slots + 1
+        width = ring.round.plan.encoding.words(0)
         shapes: list[list[tuple[int, ...]]] = [[(width - 1,)], [(width,), (width,)], [(width, 1)], [(0,)]]
         for shape in shapes:
             words = [np.zeros(part, np.uint64) for part in shape]
@@ -242,7 +242,7 @@ def test_decryption_that_is_signed_for_as_another(ring: Ring) -> None:
     }
 
     def attack(ring: Ring) -> None:
-        words = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        words = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
         for change in other.items():
             ring.refused(lambda change=change: ring.decrypt("a", words, **dict([change])), match="decryption statement")  # type: ignore[misc]
 
@@ -253,7 +253,7 @@ def test_decryption_that_another_signed_or_nobody(ring: Ring) -> None:
     """The signature is that of the sender's certified key, under a label of its own."""
 
     def attack(ring: Ring) -> None:
-        words = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        words = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
         own = signed_words(ring.bed.sites["a"], ring.key, ring.round, words)
         other = signed_words(ring.bed.sites["b"], ring.key, ring.round, words, participant="a")
         receipt = SignedStatement(own.body, ring.bed.sites["a"].credentials.signing_key.sign(Label.RECEIPT, own.body))
@@ -268,7 +268,7 @@ def test_decryption_that_nobody_asked_for(ring: Ring) -> None:
 
     def attack(ring: Ring) -> None:
         assert set(ring.round.decryptors(NAMES)) == {"a", "b"}
-        false = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        false = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
         ring.refused(lambda: ring.decrypt("d", false), match="not asked")
 
     _is_right(ring.run(RoundPhase.DECRYPTING, attack))
@@ -278,7 +278,7 @@ def test_decryptions_that_differ(ring: Ring) -> None:
     """One of the two lies: no value is used."""
 
     def attack(ring: Ring) -> None:
-        false = [np.zeros(ring.round.plan.encoding.parameters.data_slots + 1, dtype=np.uint64)]
+        false = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
         ring.decrypt("a", false)
         with pytest.raises(DecryptionsDiffer):
             ring.decrypt("b", [false[0] + np.uint64(1)])
@@ -302,7 +302,7 @@ def test_one_of_two_decryptors_sends_the_words(ring: Ring) -> None:
     def attack(ring: Ring) -> None:
         assert asked(ring) == {"a": True, "b": False}
         sites = ring.bed.sites
-        words = [np.full(ring.round.plan.encoding.parameters.data_slots + 1, 7, dtype=np.uint64)]
+        words = [np.full(ring.round.plan.encoding.words(0), 7, dtype=np.uint64)]
         for name in ("a", "b"):
             ring.hub.decrypted(name, ring.key, ring.attempt, [], signed_words(sites[name], ring.key, ring.round, words))
         assert asked(ring) == {"a": True}  # both signed; nobody sent the words
@@ -320,7 +320,7 @@ def test_words_beyond_the_modulus(ring: Ring) -> None:
     """Two liars that agree on words that no sum can have: found by the checks of the opened vector."""
 
     def attack(ring: Ring) -> None:
-        false = [np.full(ring.round.plan.encoding.parameters.data_slots + 1, 2**64 - 1, dtype=np.uint64)]
+        false = [np.full(ring.round.plan.encoding.words(0), 2**64 - 1, dtype=np.uint64)]
         for name in ("a", "b"):
             ring.decrypt(name, false)
 

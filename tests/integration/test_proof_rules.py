@@ -83,6 +83,14 @@ def test_releases_that_follow_the_study_hold(checker: ReleaseChecker, study: Che
         take(checker, sign(number, 2 * number, label, number))
 
 
+def test_proofs_of_protocol_version_3_hold(checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
+    """Their last ciphertext was as long as the others; two decryptors of one sum saw the same words."""
+    label = study.study.tasks[0].label
+    for mixed, name in (((False, True), "b"), ((True, False), "b")):
+        refused(ReleaseChecker(study), sign(1, 1, label, 1, padded=mixed), f"{name} did not sign")
+    take(checker, sign(1, 1, label, 1, padded=(True, True)))
+
+
 def test_a_release_more_than_the_study_declares(checker: ReleaseChecker, study: CheckedStudy, sign: Signed) -> None:
     label = study.study.tasks[0].label
     take(checker, sign(1, 1, label, 1))

@@ -402,15 +402,15 @@ HARMLESS: dict[str, str] = {
     ),
     (
         f"{_SECURESUM}/bfv.py::_inflate: pyarrow.decompress(memoryview(data)[16:], "
-        "decompressed_size=size.content, codec='zstd', asbytes=True) -> "
-        "pyarrow.decompress(memoryview(data)[16:], decompressed_size=size.content, "
+        "decompressed_size=stated_size(data), codec='zstd', asbytes=True) -> "
+        "pyarrow.decompress(memoryview(data)[16:], decompressed_size=stated_size(data), "
         "codec='zstd')"
     ): _BUFFER,
     f"{_SECURESUM}/bfv.py::_inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
     f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
     f"{_SECURESUM}/contribution.py::_packed: 1 -> 2": _LENGTH,
-    f"{_SECURESUM}/contribution.py::open_sum: 1 -> 2 (5)": _LENGTH,
+    f"{_SECURESUM}/contribution.py::open_sum: 1 -> 2 (4)": _LENGTH,
     (
         f"{_SECURESUM}/decryption.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"
     ): _COPY,
@@ -424,7 +424,7 @@ HARMLESS: dict[str, str] = {
         "-> HKDF(algorithm=hashes.SHA256(), length=32, info=bound)"
     ): "no salt is the library's default",
     (
-        f"{_SECURESUM}/parameters.py::BfvParameters.least_budget: math.floor(NOISE_SIGMAS_SQUARED * "
+        f"{_SECURESUM}/parameters.py::BfvParameters.most_noise: math.floor(NOISE_SIGMAS_SQUARED * "
         "NOISE_VARIANCE * summands) -> math.ceil(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * "
         "summands)"
     ): "96 * 127 / 12 is a whole number",

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simulation.books import PAID, Book, require
 from simulation.disks import Disk
 from simulation.parties import Process
-from simulation.toy import RING, ToyAdder
+from simulation.toy import RING, ToyAdder, toy_slots
 from veilsum_node.errors import RefusalCode
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.ledger import LedgerReader, verify_ledger
@@ -250,12 +250,12 @@ class Checks:
         return study, number, attempt
 
     def _sum(self, context: bytes, cohort: Sequence[str]) -> bytes:
-        adder, parts = ToyAdder(RING), []
-        for index in range(len(self._ciphertexts[cohort[0], context])):
-            total: Any = None
-            for name in cohort:
-                total = adder.add(total, adder.parse(self._ciphertexts[name, context][index]))
-            parts.append(adder.serialise(total))
+        parts = []
+        for ciphertexts in zip(*(self._ciphertexts[name, context] for name in cohort), strict=True):
+            adder = ToyAdder(RING, toy_slots(ciphertexts[0]), len(cohort))
+            for ciphertext in ciphertexts:
+                adder.add(ciphertext)
+            parts.append(adder.to_bytes())
         return b"".join(parts)
 
     # -- at the end --------------------------------------------------------------------------------------------------------

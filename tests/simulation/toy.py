@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -54,39 +54,34 @@ def _frame(count: int, slots: Slots) -> bytes:
     return b"toy" + count.to_bytes(2, "big") + slots.astype("<u8").tobytes()
 
 
-def _read(data: bytes, ring: BfvParameters) -> tuple[int, Slots]:
-    if len(data) != 5 + 8 * ring.degree or not data.startswith(b"toy"):
+def _read(data: bytes, slots: int) -> tuple[int, Slots]:
+    if len(data) != 5 + 8 * slots or not data.startswith(b"toy"):
         raise HostileInput("A ciphertext cannot be parsed under the study's parameters.")
     return int.from_bytes(data[3:5], "big"), np.frombuffer(data[5:], dtype="<u8").astype(np.uint64)
+
+
+def toy_slots(data: bytes) -> int:
+    """How many slots a ciphertext has."""
+    return (len(data) - 5) // 8
 
 
 class ToyAdder:
     """In the place of :class:`veilsum_privacy.securesum.bfv.Adder`."""
 
-    def __init__(self, ring: BfvParameters) -> None:
-        self.parameters = ring
+    def __init__(self, ring: BfvParameters, slots: int, summands: int) -> None:
+        self.parameters, self._total = ring, (0, np.zeros(slots, dtype=np.uint64))
 
-    def parse(self, data: bytes) -> tuple[int, Slots]:
-        """One fresh ciphertext."""
-        count, slots = _read(data, self.parameters)
+    def add(self, data: bytes) -> None:
+        """Add one fresh ciphertext."""
+        count, slots = _read(data, len(self._total[1]))
         if count != 1:
             raise HostileInput("A ciphertext does not have the shape that the study's parameters give.")
-        return count, slots
-
-    def add(self, total: tuple[int, Slots] | None, ciphertext: tuple[int, Slots]) -> tuple[int, Slots]:
-        """The sum of both."""
-        if total is None:
-            return ciphertext
         modulus = np.uint64(self.parameters.plain_modulus)
-        return total[0] + ciphertext[0], (total[1] + ciphertext[1]) % modulus
+        self._total = self._total[0] + count, (self._total[1] + slots) % modulus
 
-    def seed(self, data: bytes) -> bytes:
-        """There is none."""
-        return b""
-
-    def serialise(self, ciphertext: tuple[int, Slots], seeds: Sequence[bytes] = ()) -> bytes:
-        """The bytes of a sum."""
-        return _frame(*ciphertext)
+    def to_bytes(self) -> bytes:
+        """The bytes of the sum."""
+        return _frame(*self._total)
 
 
 class ToyKey:
@@ -117,20 +112,20 @@ class ToyKey:
 
     def encrypt(self, slots: Slots) -> bytes:
         """Slots below t, under the key's pad."""
-        return _frame(1, (slots + self._own) % np.uint64(self.parameters.plain_modulus))
+        return _frame(1, (slots + self._own[: len(slots)]) % np.uint64(self.parameters.plain_modulus))
 
-    def decrypt_sum(self, data: bytes, summands: int) -> Slots:
+    def decrypt_sum(self, data: bytes, slots: int, summands: int) -> Slots:
         """The slots of a sum of so many at most: it has no noise but their number."""
-        if _read(data, self.parameters)[0] > summands:
+        if _read(data, slots)[0] > summands:
             raise HostileInput("A sum holds more noise than its contributions leave.")
-        return self.decrypt(data)
+        return self.decrypt(data, slots, summands)
 
-    def decrypt(self, data: bytes) -> Slots:
+    def decrypt(self, data: bytes, slots: int, summands: int) -> Slots:
         """The slots of a sum."""
-        count, slots = _read(data, self.parameters)
+        count, found = _read(data, slots)
         modulus = self.parameters.plain_modulus
-        away = np.array([count * int(pad) % modulus for pad in self._own], dtype=np.uint64)
-        return (slots + np.uint64(modulus) - away) % np.uint64(modulus)
+        away = np.array([count * int(pad) % modulus for pad in self._own[:slots]], dtype=np.uint64)
+        return (found + np.uint64(modulus) - away) % np.uint64(modulus)
 
 
 @contextmanager

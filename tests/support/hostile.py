@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from support.federation import TestBed, make_bed, make_data, make_request, open_test_site, schema_of
-from support.securesum import whole
+from support.securesum import sum_of, summands_of
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials, Label
@@ -31,12 +30,12 @@ from veilsum_participant.site import OpenStudy
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
-from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
 from veilsum_privacy.securesum.decryption import SignedStatement
-from veilsum_privacy.securesum.parameters import BfvParameters
+from veilsum_privacy.securesum.frames import numbers_to_bytes
+from veilsum_privacy.securesum.parameters import TAGS, BfvParameters
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_proto import federation_pb2 as pb
@@ -339,6 +338,11 @@ class Adversary:
         """The public plan of an attempt."""
         return AgreedStudy(self.study).task(LABEL).plan(len(self.bed.sites), len(self.assignments[attempt].cohort))
 
+    def slots(self, attempt: int = 1) -> list[int]:
+        """How many slots each ciphertext of an attempt has, tags included."""
+        encoding = self.plan(attempt).encoding
+        return [encoding.words(index) + TAGS for index in range(encoding.ciphertexts)]
+
     def sum(self, attempt: int = 1, names: Iterable[str] | None = None) -> list[bytes]:
         """Add ciphertexts of kept payloads; of the whole cohort by default."""
         chosen = [self.payloads[name, attempt].ciphertexts for name in names or self.assignments[attempt].names]
@@ -346,14 +350,8 @@ class Adversary:
 
     def add(self, payloads: Sequence[Sequence[bytes]], attempt: int = 1) -> list[bytes]:
         """Add any payloads, ciphertext by ciphertext."""
-        adder = Adder(self.plan(attempt).encoding.parameters)
-        totals = []
-        for parts in zip(*payloads, strict=True):
-            total = None
-            for part in parts:
-                total = adder.add(total, adder.parse(part))
-            totals.append(adder.serialise(total))
-        return totals
+        plan, parts = self.plan(attempt).encoding, zip(*payloads, strict=True)
+        return [sum_of(of, plan.parameters, plan.words(index) + TAGS) for index, of in enumerate(parts)]
 
     def row(self, name: str) -> store.StudyRow:
         """A site's own row of the study."""
@@ -372,12 +370,13 @@ class Adversary:
         return OpenStudy(self.row(colluder), AgreedStudy(self.study))
 
     def words(self, colluder: str, ciphertexts: Sequence[bytes]) -> list[Slots]:
-        """Decrypt anything with a colluder's key, tags unchecked: masked words without the tags."""
+        """Decrypt anything of few summands with a colluder's key, tags unchecked: masked words without the tags."""
         secret, _ = self.spied(colluder).keys(len(self.bed.sites))
-        sums = [
-            data if len(data) > secret.parameters.fresh.largest else whole(data, secret.parameters) for data in ciphertexts
-        ]
-        return [secret.decrypt(data)[:-2] for data in sums]
+        plan, found = self.plan().encoding, []
+        for index, data in enumerate(ciphertexts):
+            slots = plan.words(index) + TAGS
+            found.append(secret.decrypt(data, slots, summands_of(data, plan.parameters, slots))[:-TAGS])
+        return found
 
     # -- what must hold whatever happened ----------------------------------------------------------------------------------
 
@@ -465,25 +464,8 @@ def _prime(bits: int, factor: int) -> int:
     return candidate
 
 
-def key_extracting_ciphertext(template: bytes, parameters: BfvParameters) -> bytes:
-    """The ciphertext c0 = 0, c1 = floor(q/t), whose plain decryption is the secret key modulo t.
-
-    Built byte by byte into an honest sum's serialisation, padded to the length of one: no library would make it.
-
-    Args:
-        template: any sum of the parameters.
-        parameters: the smaller set, whose data level has one prime.
-    """
-    start = template.find(_ZSTD_MAGIC)
-    content = pa.input_stream(pa.BufferReader(template[start:]), compression="zstd").read()
-    polynomials = 2 * parameters.degree * 8
-    prime = _prime(parameters.prime_bits[0], 2 * parameters.degree)
-    words = np.zeros(2 * parameters.degree, dtype="<u8")
-    words[parameters.degree] = prime // parameters.plain_modulus
-    crafted = content[:-polynomials] + words.tobytes()
-    raw = crafted[:_RAW_BYTES]
-    assert not any(crafted[_RAW_BYTES:])
-    frame = _ZSTD_MAGIC + bytes([0xA0]) + len(crafted).to_bytes(4, "little")  # one segment of a stated size
-    frame += (len(raw) << 3).to_bytes(3, "little") + raw
-    frame += ((len(crafted) - _RAW_BYTES) << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
-    return bytes(template[: start - 8] + (16 + len(frame)).to_bytes(8, "little") + frame)
+def key_extracting_ciphertext(parameters: BfvParameters, slots: int) -> bytes:
+    """The ciphertext c0 = 0, c1 = floor(q/t), whose plain decryption is the secret key modulo t, as a sum of many has it."""
+    second = np.zeros(parameters.degree, dtype=np.uint64)
+    second[0] = parameters.prime // parameters.plain_modulus
+    return numbers_to_bytes(np.concatenate([np.zeros(slots, dtype=np.uint64), second]), parameters.coefficient_bytes)

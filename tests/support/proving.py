@@ -131,9 +131,20 @@ class Conspiracy:
         self._bed, self._study, self._keys = bed, study, keys
 
     def release(
-        self, number: int, attempt: int, label: str, receipt: int, coordinator: Credentials | None = None
+        self,
+        number: int,
+        attempt: int,
+        label: str,
+        receipt: int,
+        coordinator: Credentials | None = None,
+        padded: tuple[bool, bool] = (False, False),
     ) -> tuple[ReleaseEntry, ReleaseProof]:
-        """A release of zeros, signed by everyone as if it had been opened; ``receipt``: number of every receipt."""
+        """A release of zeros, signed by everyone as if it had been opened.
+
+        Args:
+            receipt: number of every receipt.
+            padded: whether each of the two decryptors signs for the words of protocol version 3.
+        """
         checked, study = self._study, self._study.study
         names, signer = checked.roster.names, coordinator or self._bed.hub.credentials
         cohort = tuple((name, bytes(16)) for name in names)
@@ -156,8 +167,11 @@ class Conspiracy:
             checked.digest, signer.identity.name, number, attempt, context, receipts_digest(receipts), number, bytes(32)
         )
         values = np.zeros(plan.encoding.size, dtype=np.int64)
-        words = words_digest(masked_sum(values, plan.encoding, consents))
-        said = {name: Statement(checked.digest, name, number, attempt, context, self._keys, words) for name in names[:2]}
+        words = [words_digest(masked_sum(values, plan.encoding, consents, padded=each)) for each in padded]
+        said = {
+            name: Statement(checked.digest, name, number, attempt, context, self._keys, form)
+            for name, form in zip(names[:2], words, strict=True)
+        }
         signatures = {
             name: sign_statement(item, self._bed.sites[name].credentials.signing_key).signature for name, item in said.items()
         }

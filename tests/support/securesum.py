@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import pyarrow
 from numpy.typing import NDArray
 from scipy import stats
 
 from support.randomness import SeededRandom
-from veilsum_privacy.securesum.bfv import Adder, _context, _inflate
+from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.contribution import consent_key, masked_words
+from veilsum_privacy.securesum.frames import SEED_BYTES
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import BFV_8192, BfvParameters, EncodingPlan, plan_encoding
 
@@ -95,22 +95,27 @@ def exact_plan(size: int, bound: int, cohort: int, parameters: BfvParameters = B
     return plan_encoding(size, bound, Fraction(0), cohort, parameters)
 
 
-def whole(fresh: bytes, parameters: BfvParameters) -> bytes:
-    """A fresh ciphertext in the form of a sum, its seed expanded: the only form that is decrypted."""
-    adder = Adder(parameters)
-    return adder.serialise(adder.parse(fresh))
+def sum_of(contributions: Iterable[bytes], parameters: BfvParameters, slots: int) -> bytes:
+    """The sum of fresh ciphertexts of so many slots; of one it has the same bytes."""
+    parts = list(contributions)
+    adder = Adder(parameters, slots, len(parts))
+    for part in parts:
+        adder.add(part)
+    return adder.to_bytes()
+
+
+def summands_of(total: bytes, parameters: BfvParameters, slots: int) -> int:
+    """How many ciphertexts of so many slots a sum of at most 64 is of, by its seeds."""
+    return (len(total) - slots * parameters.coefficient_bytes) // SEED_BYTES
 
 
 def malleated(total: bytes, parameters: BfvParameters, extra: int) -> bytes:
-    """A sum with ``extra`` added to one coefficient of its first polynomial: so much more noise, and the same words while it
-    stays below q/2t. Whoever adds up ciphertexts can do that without a key."""
-    content = bytearray(_inflate(total, parameters.sum))
-    prime = _context(parameters).first_context_data().parms().coeff_modulus()[0].value()
-    at = len(content) - 16 * parameters.degree
-    changed = (int.from_bytes(content[at : at + 8], "little") + extra) % prime
-    content[at : at + 8] = changed.to_bytes(8, "little")
-    frame = pyarrow.compress(bytes(content), codec="zstd", asbytes=True)
-    return total[:8] + (16 + len(frame)).to_bytes(8, "little") + frame
+    """A sum with ``extra`` added to its first coefficient: so much more noise, and the same words while it stays below q/2t.
+
+    Whoever adds up ciphertexts can do that without a key."""
+    width = parameters.coefficient_bytes
+    changed = (int.from_bytes(total[:width], "little") + extra) % parameters.prime
+    return changed.to_bytes(width, "little") + total[width:]
 
 
 def uniform_p_value(words: NDArray[np.uint64], modulus: int) -> float:

@@ -31,7 +31,7 @@ harden()
 assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
 assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0
 key = SecretKey.generate(BFV_4096)  # its files in memory can still be opened by name
-Adder(BFV_4096).parse(key.encrypt(np.zeros(4096, dtype=np.uint64)))
+Adder(BFV_4096, 4096, 2).add(key.encrypt(np.zeros(4096, dtype=np.uint64)))
 open("/proc/self/statm").read()
 print("ready", flush=True)
 sys.stdin.read()

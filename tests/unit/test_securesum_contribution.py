@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from support.securesum import Cohort, add_words, exact_plan, make_cohort, whole
+from support.securesum import Cohort, add_words, exact_plan, make_cohort
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.contribution import (
@@ -45,13 +45,17 @@ def _vectors(plan: EncodingPlan, members: int, seed: int) -> list[Integers]:
 
 def _encrypted_sum(cohort: Cohort, vectors: list[Integers], plan: EncodingPlan) -> list[bytes]:
     """Ciphertexts of the sum, added as the coordinator does."""
-    key, adder = KEYS[plan.parameters.degree], Adder(plan.parameters)
-    totals: list[object | None] = [None] * plan.ciphertexts
+    key = KEYS[plan.parameters.degree]
+    totals = [Adder(plan.parameters, plan.words(index) + 2, len(cohort.names)) for index in range(plan.ciphertexts)]
     for name, values in zip(cohort.names, vectors, strict=True):
         words = masked_words(values, plan, CONTEXT, name, cohort.names, cohort.seeds(name), cohort.selves[name])
-        for index, ciphertext in enumerate(encrypt_contribution(words, CONTEXT, name, key, TAG_KEY)):
-            totals[index] = adder.add(totals[index], adder.parse(ciphertext))
-    return [adder.serialise(total) for total in totals]
+        ciphertexts = list(encrypt_contribution(words, plan, CONTEXT, name, key, TAG_KEY))
+        assert sum(map(len, ciphertexts)) == plan.upload_bytes
+        for total, ciphertext in zip(totals, ciphertexts, strict=True):
+            total.add(ciphertext)
+    found = [total.to_bytes() for total in totals]
+    assert sum(map(len, found)) == plan.sum_bytes
+    return found
 
 
 def _round(cohort: Cohort, vectors: list[Integers], plan: EncodingPlan) -> Integers:
@@ -193,23 +197,27 @@ def test_decryption_refuses_all_but_the_sum_of_the_cohort(opened: Opened) -> Non
             decrypt_sum(wrong, plan, CONTEXT, cohort.names, key, TAG_KEY)
     for context, names, tag_key in (
         (bytes(32), cohort.names, TAG_KEY),
-        (CONTEXT, cohort.names[:2], TAG_KEY),
+        (CONTEXT, (*cohort.names[:2], "another"), TAG_KEY),
         (CONTEXT, cohort.names, TagKey(bytes(32))),
     ):
         with pytest.raises(HostileInput, match="tags"):
             decrypt_sum(ciphertexts, plan, context, names, key, tag_key)
+    with pytest.raises(HostileInput, match="bytes"):  # other seeds than the cohort has members
+        decrypt_sum(ciphertexts, plan, CONTEXT, cohort.names[:2], key, TAG_KEY)
 
 
 def test_a_single_contribution_is_not_decrypted_as_a_sum(opened: Opened) -> None:
     cohort, plan, vectors, _ = opened
     name = cohort.names[0]
     words = cohort.words(name, vectors[0], plan, CONTEXT)
-    own = list(encrypt_contribution(words, CONTEXT, name, KEYS[8192], TAG_KEY))
+    own = list(encrypt_contribution(words, plan, CONTEXT, name, KEYS[8192], TAG_KEY))
     with pytest.raises(HostileInput, match="sum of"):  # by its size already
         decrypt_sum(own, plan, CONTEXT, cohort.names, KEYS[8192], TAG_KEY)
-    expanded = [whole(ciphertext, plan.parameters) for ciphertext in own]
+    padded = [ciphertext + bytes(64 * (len(cohort.names) - 1)) for ciphertext in own]
+    with pytest.raises(HostileInput, match="noise"):
+        decrypt_sum(padded, plan, CONTEXT, cohort.names, KEYS[8192], TAG_KEY)
     with pytest.raises(HostileInput, match="tags"):
-        decrypt_sum(expanded, plan, CONTEXT, cohort.names, KEYS[8192], TAG_KEY)
+        decrypt_sum(own, plan, CONTEXT, cohort.names[1:2], KEYS[8192], TAG_KEY)
 
 
 def test_opening_refuses_what_is_missing_or_damaged(opened: Opened) -> None:
@@ -225,8 +233,7 @@ def test_opening_refuses_what_is_missing_or_damaged(opened: Opened) -> None:
     beyond[1][5] = t
     again = [words[0], words[1].copy()]
     again[1][5] += t  # the same word mod t
-    filled = [words[0], words[1].copy()]
-    filled[1][-1] = (filled[1][-1] + np.uint64(1)) % t
+    longer = [words[0], np.append(words[1], np.uint64(0))]
     gross = [words[0].copy(), words[1]]
     gross[0][7] = (gross[0][7] + np.uint64(2**47)) % t
     cases = [
@@ -234,14 +241,14 @@ def test_opening_refuses_what_is_missing_or_damaged(opened: Opened) -> None:
         (words, [*consents, consents[0]], "consent of every member"),
         (words, [consents[0], consents[1], bytes(32)], "count lane"),
         (words[:1], consents, "all of its ciphertexts"),
-        (words[::-1], consents, "count lane"),
+        (words[::-1], consents, "shape"),
         ([part[:-1] for part in words], consents, "shape"),
         ([words[0], words[1][:-1]], consents, "shape"),
         ([words[0], words[1].reshape(1, -1)], consents, "shape"),
         (shifted, consents, "count lane"),
         (beyond, consents, "beyond the modulus"),
         (again, consents, "beyond the modulus"),
-        (filled, consents, "slot beyond the vector"),
+        (longer, consents, "shape"),
         (gross, consents, "range|overflows"),
     ]
     for case, keys, why in cases:

@@ -10,14 +10,14 @@ import hashlib
 from itertools import pairwise
 
 import numpy as np
-import pyarrow
 import pytest
 from numpy.typing import NDArray
 
-from support.securesum import ALPHA, Cohort, add_words, exact_plan, make_cohort, uniform_p_value, whole
+from support.securesum import ALPHA, Cohort, add_words, exact_plan, make_cohort, uniform_p_value
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.bfv import SecretKey, _Expander
 from veilsum_privacy.securesum.contribution import consent_key, open_sum
+from veilsum_privacy.securesum.frames import SEED_BYTES, numbers_from_bytes
 from veilsum_privacy.securesum.masks import MaskStream
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, BfvParameters, EncodingPlan
 
@@ -96,13 +96,13 @@ def test_two_contexts_share_nothing(cohort: Cohort) -> None:
 
 
 def _coefficients(ciphertext: bytes, parameters: BfvParameters) -> Slots:
-    """The coefficients of both polynomials, below the first coefficient prime: the end of the compressed body.
+    """The coefficients of both polynomials, below the coefficient prime.
 
     The second polynomial travels as a seed; what is judged is what everyone expands it to.
     """
-    size = parameters.sum.content
-    body = pyarrow.decompress(whole(ciphertext, parameters)[16:], size, codec="zstd", asbytes=True)
-    return np.frombuffer(body[97:], dtype="<u8")
+    first = numbers_from_bytes(ciphertext[:-SEED_BYTES], parameters.coefficient_bytes)
+    expander = _Expander(parameters)
+    return np.concatenate([first, expander.second(expander.seeded(first, ciphertext[-SEED_BYTES:]))])
 
 
 @pytest.mark.parametrize("parameters", [BFV_8192, BFV_4096], ids=["8192", "4096"])
@@ -122,7 +122,7 @@ def test_encryption_holds_with_masks_given_away(kind: str, parameters: BfvParame
     for polynomial in np.split(table, 2, axis=1):
         assert uniform_p_value(polynomial, 1 << bits) > ALPHA
     assert uniform_p_value(np.tile(slots, 12), 1 << bits) < ALPHA, "the plain slots must be flagged"
-    np.testing.assert_array_equal(key.decrypt(whole(ciphertexts[0], parameters)), slots)
+    np.testing.assert_array_equal(key.decrypt(ciphertexts[0], parameters.degree, 1), slots)
 
 
 def test_the_self_mask_holds_with_key_and_pairwise_masks_given_away(cohort: Cohort) -> None:

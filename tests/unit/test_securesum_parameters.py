@@ -51,26 +51,47 @@ def test_every_context_names_the_same_two_sets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "fresh", "total", "key"),
-    [
-        (BFV_8192, (65700, 65800, 65714), (131150, 131250, 131169), (131125, 131225, 131144)),
-        (BFV_4096, (30700, 31250, 32946), (61400, 62100, 65633), (61400, 62100, 65608)),
-    ],
+    ("parameters", "key", "weight", "width"),
+    [(BFV_8192, (131125, 131225, 131144), 65800, 8), (BFV_4096, (61400, 62100, 65608), 31250, 7)],
 )
 def test_every_party_takes_objects_of_the_same_sizes(
-    parameters: BfvParameters, fresh: tuple[int, ...], total: tuple[int, ...], key: tuple[int, ...]
+    parameters: BfvParameters, key: tuple[int, ...], weight: int, width: int
 ) -> None:
-    """What one release sends another takes, and both choose the same set: that goes by the largest fresh ciphertext."""
-    sizes = (parameters.fresh, parameters.sum, parameters.key)
-    assert [(size.least, size.largest, size.content) for size in sizes] == [fresh, total, key]
+    """What one release sends another takes, and both choose the same set: contexts of earlier versions hang on that."""
+    assert (parameters.key.least, parameters.key.largest, parameters.key.content) == key
+    assert (parameters.weight, parameters.coefficient_bytes) == (weight, width)
+    assert parameters.fresh_bytes(268) == 268 * width + 64
+    assert parameters.sum_bytes(268, 64) == 268 * width + 64 * 64
+    assert parameters.sum_bytes(268, 65) == (268 + parameters.degree) * width
 
 
-@pytest.mark.parametrize(
-    ("summands", "large", "small"), [(2, 5, 5), (15, 4, 4), (16, 4, 4), (17, 3, 3), (64, 3, 3), (65, 2, 2), (1024, 1, 1)]
-)
-def test_a_sum_keeps_the_budget_that_its_noise_leaves(summands: int, large: int, small: int) -> None:
-    """Bits of q / 2t over the smallest whole number above sqrt(96 * 127/12 * summands)."""
-    assert (BFV_8192.least_budget(summands), BFV_4096.least_budget(summands)) == (large, small)
+@pytest.mark.parametrize("parameters", [BFV_8192, BFV_4096])
+def test_the_prime_is_one_of_its_bits_that_splits(parameters: BfvParameters) -> None:
+    prime = parameters.prime
+    assert prime.bit_length() == parameters.prime_bits[0]
+    assert prime % (2 * parameters.degree) == 1
+    assert _is_prime(prime)
+
+
+@pytest.mark.parametrize(("summands", "most"), [(2, 46), (15, 124), (16, 128), (64, 255), (65, 257), (1024, 1020)])
+def test_a_sum_may_show_the_noise_of_its_summands(summands: int, most: int) -> None:
+    """The smallest whole number above sqrt(96 * 127/12 * summands); decryption fails at q / 2t, far beyond."""
+    for parameters in (BFV_8192, BFV_4096):
+        assert parameters.most_noise(summands) == most
+        assert 2 * (most + 2) * parameters.plain_modulus < parameters.prime
+
+
+@given(st.integers(1, 10**6), st.integers(1, 2**20), st.integers(2, MAX_SUMMANDS), SETS)
+def test_no_word_travels_that_the_plan_does_not_use(size: int, bound: int, cohort: int, parameters: BfvParameters) -> None:
+    plan = plan_encoding(size, bound, Fraction(0), cohort, parameters)
+    words = [plan.words(index) for index in range(plan.ciphertexts)]
+    assert sum(words) == plan.slots + plan.ciphertexts
+    assert all(count == parameters.degree - 2 for count in words[:-1])
+    assert 2 <= words[-1] <= parameters.degree - 2
+    width = parameters.coefficient_bytes
+    assert plan.upload_bytes == (plan.slots + 3 * plan.ciphertexts) * width + 64 * plan.ciphertexts
+    second = 64 * cohort if cohort <= 64 else parameters.degree * width
+    assert plan.sum_bytes == (plan.slots + 3 * plan.ciphertexts) * width + second * plan.ciphertexts
 
 
 def test_the_range_holds_twelve_standard_deviations_and_the_cohort_1024() -> None:
@@ -138,7 +159,7 @@ def test_the_cheaper_parameter_set_is_chosen() -> None:
 
 
 def test_of_two_sets_that_cost_the_same_the_larger_is_chosen() -> None:
-    """1316 ciphertexts of at most 31250 bytes and 625 of at most 65800."""
+    """1316 ciphertexts of weight 31250 and 625 of 65800."""
     sums = [(8000, 2**36, Fraction(0))] * 559 + [(10_000, 2**19, Fraction(0))] * 66
     for parameters, count in ((BFV_4096, 1316), (BFV_8192, 625)):
         assert sum(plan_encoding(*item, 4, parameters).ciphertexts for item in sums) == count
@@ -152,7 +173,7 @@ def test_the_choice_costs_no_more_than_the_other_set(sums: list[tuple[int, int, 
 
     def cost(parameters: BfvParameters) -> int:
         plans = (plan_encoding(size, bound, variance, 8, parameters) for size, bound, variance in sums)
-        return sum(plan.ciphertexts * parameters.fresh.largest for plan in plans)
+        return sum(plan.ciphertexts * parameters.weight for plan in plans)
 
     try:
         assert cost(chosen) <= min(cost(BFV_8192), cost(BFV_4096))

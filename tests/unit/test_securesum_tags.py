@@ -28,7 +28,11 @@ def _words(parameters: BfvParameters, seed: int, count: int | None = None) -> Sl
 
 
 def _tagged(words: Slots, name: str, modulus: int, context: bytes = CONTEXT, index: int = 0, key: TagKey = KEY) -> Slots:
-    return np.concatenate([words, key.tags(context, index, name, words, modulus)])
+    return np.concatenate([words, key.tags(context, index, _pad((name,), modulus, context, index, key), words, modulus)])
+
+
+def _pad(names: Sequence[str], modulus: int, context: bytes = CONTEXT, index: int = 0, key: TagKey = KEY) -> Slots:
+    return key.pads(context, names, index + 1, modulus)[index]
 
 
 def _sum(vectors: Sequence[Slots], modulus: int) -> Slots:
@@ -46,19 +50,31 @@ def test_tags_equal_big_integers(seed: int, index: int, parameters: BfvParameter
     t, words = parameters.plain_modulus, _words(parameters, seed, 40)
     at = struct.pack(">Q", index)
     r = struct.unpack("<80I", Keystream(derive(KEY.to_bytes(), "tag-r", CONTEXT, at)).read(320))
-    pad = MaskStream(derive(KEY.to_bytes(), "tag-pad", CONTEXT, at, b"a"), t).take(2).tolist()
+    pads = MaskStream(derive(KEY.to_bytes(), "tag-pad", CONTEXT, b"a"), t).take(2 * index + 4).tolist()
+    pad = pads[2 * index : 2 * index + 2]
     products = [sum((r[40 * row + slot] & 0xFFFFFF) * word for slot, word in enumerate(words.tolist())) for row in (0, 1)]
     expected = [(product + pad[row]) % t for row, product in enumerate(products)]
-    assert KEY.tags(CONTEXT, index, "a", words, t).tolist() == expected
+    assert KEY.tags(CONTEXT, index, KEY.pads(CONTEXT, ("a",), index + 2, t)[index], words, t).tolist() == expected
+
+
+@given(st.integers(1, 70), st.integers(1, 9), st.sampled_from([BFV_8192, BFV_4096]))
+def test_pads_of_a_cohort_are_the_sum_of_its_members(members: int, count: int, parameters: BfvParameters) -> None:
+    """One word is never served twice: not to two ciphertexts, two tags or two members."""
+    t, names = parameters.plain_modulus, [str(index) for index in range(members)]
+    each = [KEY.pads(CONTEXT, (name,), count, t) for name in names]
+    total = sum(pads.astype(object) for pads in each)
+    assert KEY.pads(CONTEXT, names, count, t).tolist() == (total % t).tolist()  # type: ignore[union-attr]
+    words = [word for pads in each for word in pads.ravel().tolist()]
+    assert len(set(words)) == members * count * 2
 
 
 def test_the_largest_words_do_not_overflow(modulus: int) -> None:
     degree = 8192 if modulus == BFV_8192.plain_modulus else 4096
     words = np.full(degree - 2, modulus - 1, dtype=np.uint64)
     # <r, -1> = -<r, 1>, and <r, 1> is small enough for anyone to add up
-    pad = KEY.tags(CONTEXT, 0, "a", np.zeros_like(words), modulus)
-    ones = KEY.tags(CONTEXT, 0, "a", np.ones_like(words), modulus)
-    low = KEY.tags(CONTEXT, 0, "a", words, modulus)
+    pad = KEY.tags(CONTEXT, 0, _pad(("a",), modulus), np.zeros_like(words), modulus)
+    ones = KEY.tags(CONTEXT, 0, _pad(("a",), modulus), np.ones_like(words), modulus)
+    low = KEY.tags(CONTEXT, 0, _pad(("a",), modulus), words, modulus)
     assert [(int(x) + int(y) - 2 * int(z)) % modulus for x, y, z in zip(ones, low, pad, strict=True)] == [0, 0]
 
 
@@ -66,12 +82,12 @@ def test_the_largest_words_do_not_overflow(modulus: int) -> None:
 def test_tags_of_a_sum_are_the_sum_of_tags(members: int, seed: int) -> None:
     modulus, names = BFV_4096.plain_modulus, [f"m{index}" for index in range(members)]
     parts = [_tagged(_words(BFV_4096, seed + index, 60), name, modulus) for index, name in enumerate(names)]
-    KEY.check(CONTEXT, 0, names, _sum(parts, modulus), modulus)
+    KEY.check(CONTEXT, 0, _pad(names, modulus), _sum(parts, modulus), modulus)
 
 
 def _refused(slots: Slots, modulus: int, cohort: Sequence[str] = NAMES, context: bytes = CONTEXT, index: int = 0) -> None:
     with pytest.raises(HostileInput, match="tags of a sum are wrong"):
-        KEY.check(context, index, cohort, slots, modulus)
+        KEY.check(context, index, _pad(cohort, modulus, context, index), slots, modulus)
 
 
 @pytest.fixture
@@ -81,7 +97,7 @@ def total(modulus: int) -> Slots:
 
 
 def test_only_the_exact_cohort_context_and_index_pass(modulus: int, total: Slots) -> None:
-    KEY.check(CONTEXT, 0, NAMES, total, modulus)
+    KEY.check(CONTEXT, 0, _pad(NAMES, modulus), total, modulus)
     for cohort in (NAMES[:2], NAMES[1:], (*NAMES, "d"), (*NAMES, "c"), ("a", "b", "d"), ()):
         _refused(total, modulus, cohort)
     _refused(total, modulus, context=hashlib.sha256(CONTEXT).digest())
@@ -91,7 +107,7 @@ def test_only_the_exact_cohort_context_and_index_pass(modulus: int, total: Slots
 def test_another_key_does_not_pass(modulus: int, total: Slots) -> None:
     other = TagKey(hashlib.sha256(b"other").digest())
     with pytest.raises(HostileInput):
-        other.check(CONTEXT, 0, NAMES, total, modulus)
+        other.check(CONTEXT, 0, _pad(NAMES, modulus, key=other), total, modulus)
 
 
 def test_every_altered_slot_is_found(modulus: int, total: Slots) -> None:
@@ -117,14 +133,14 @@ def test_a_forger_without_the_key_is_refused(modulus: int, total: Slots) -> None
     # what the key's holder would answer to: chosen words with tags of another context, index, sender, or at random
     words = np.zeros(len(total) - 2, dtype=np.uint64)
     for tags in (
-        KEY.tags(bytes(32), 0, "a", words, modulus),
-        KEY.tags(CONTEXT, 1, "a", words, modulus),
-        KEY.tags(CONTEXT, 0, "b", words, modulus),
+        _tagged(words, "a", modulus, bytes(32))[-2:],
+        _tagged(words, "a", modulus, index=1)[-2:],
+        _tagged(words, "b", modulus)[-2:],
         MaskStream(bytes(32), modulus).take(2),
         total[-2:],
     ):
         _refused(np.concatenate([words, tags]), modulus, ("a",))
-    KEY.check(CONTEXT, 0, ("a",), _tagged(words, "a", modulus), modulus)
+    KEY.check(CONTEXT, 0, _pad(("a",), modulus), _tagged(words, "a", modulus), modulus)
 
 
 def test_the_key_has_one_length_and_shows_nothing() -> None:

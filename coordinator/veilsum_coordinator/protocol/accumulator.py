@@ -8,8 +8,8 @@ from typing import Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.bfv import MAX_SEEDS, Adder
-from veilsum_privacy.securesum.parameters import EncodingPlan
+from veilsum_privacy.securesum.bfv import Adder
+from veilsum_privacy.securesum.parameters import TAGS, EncodingPlan
 
 
 class OutOfOrder(HostileInput):
@@ -37,9 +37,8 @@ class Accumulator:
     def __init__(self, plan: EncodingPlan, cohort: tuple[str, ...]) -> None:
         self.plan = plan
         self.uploads = {name: Upload() for name in cohort}
-        self._adder = Adder(plan.parameters)
-        self._sums: list[Any | None] = [None] * plan.ciphertexts
-        self._seeds: list[list[bytes]] = [[] for _ in range(plan.ciphertexts if len(cohort) <= MAX_SEEDS else 0)]
+        slots = [plan.words(index) + TAGS for index in range(plan.ciphertexts)]
+        self._sums = [Adder(plan.parameters, count, len(cohort)) for count in slots]
 
     def add(self, name: str, index: int, ciphertext: bytes) -> None:
         """Add one ciphertext of a member.
@@ -53,10 +52,9 @@ class Accumulator:
             raise HostileInput("An upload holds more ciphertexts than its plan.")
         if index != upload.next:
             raise OutOfOrder(f"Ciphertext {index} came where {upload.next} was expected.")
-        self._sums[index] = self._adder.add(self._sums[index], self._adder.parse(ciphertext))
-        if self._seeds:
-            self._seeds[index].append(self._adder.seed(ciphertext))
-        upload.digest.update(len(ciphertext).to_bytes(4, "big") + ciphertext)
+        self._sums[index].add(ciphertext)
+        upload.digest.update(len(ciphertext).to_bytes(4, "big"))
+        upload.digest.update(ciphertext)
         upload.received += len(ciphertext)
         upload.next += 1
 
@@ -72,9 +70,8 @@ class Accumulator:
 
     def drop(self) -> None:
         """Forget the ciphertexts; what was received stays counted."""
-        self._sums, self._seeds = [], []
+        self._sums = []
 
     def serialise(self) -> list[bytes]:
-        """The sum's ciphertexts."""
-        seeds = self._seeds or [[] for _ in self._sums]
-        return [self._adder.serialise(total, of) for total, of in zip(self._sums, seeds, strict=True) if total is not None]
+        """The sum's ciphertexts; every member's are in."""
+        return [total.to_bytes() for total in self._sums]

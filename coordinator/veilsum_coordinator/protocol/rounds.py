@@ -211,8 +211,8 @@ class Round:
             HostileInput: wrong shape, or the word is not the sender's for this context, under its keys, and these words.
             DecryptionsDiffer: unlike the other decryption; the round must then fail.
         """
-        expected = self.plan.encoding.parameters.data_slots + 1
-        if words and (len(words) != self.plan.encoding.ciphertexts or any(part.shape != (expected,) for part in words)):
+        encoding = self.plan.encoding
+        if words and [part.shape for part in words] != [(encoding.words(index),) for index in range(encoding.ciphertexts)]:
             raise HostileInput("A decryption has the wrong shape.")
         stated = parse_statement(signed.body)
         keys, opened = stated.keys, words_digest(words) if words else stated.words

@@ -75,17 +75,12 @@ def _accuracies(trial: Trial, directory: Path) -> dict[str, Any]:
 
 
 def _bytes_per_value(done: Finished) -> dict[str, Any]:
-    """Ciphertext bytes for one value of one hospital in a study's last sum: as sent, and where ciphertexts are full."""
+    """Ciphertext bytes for one value of one hospital in a study's last sum."""
     declared, round_info = done.study.tasks[-1], done.info.rounds[-1]
     task = AgreedStudy(done.study).task(declared.label)
     plan = task.plan(len(done.info.enrolled), len(round_info.cohort)).encoding
     each = round_info.bytes_received / len(round_info.cohort)
-    capacity = plan.lanes * plan.parameters.data_slots
-    return {
-        "values": plan.size,
-        "bytes_per_value": round(each / plan.size, 1),
-        "bytes_per_value_full": round(each / plan.ciphertexts / capacity, 1),
-    }
+    return {"values": plan.size, "bytes_per_value": round(each / plan.size, 1)}
 
 
 def released(kit: Kit, finished: Sequence[Finished]) -> list[dict[str, Any]]:

@@ -114,10 +114,7 @@ def _print_epsilon(found: Mapping[str, Any]) -> None:
         for name, item in found["epsilon"].items()
     ]
     print_rows(rows, title=f"Privacy by each hospital's own ledger, delta {found['delta']:g}", as_json=False)
-    print_line(
-        f"A contribution of {found['values']} values took {found['bytes_per_value']:g} bytes a value; a full ciphertext takes"
-        f" {found['bytes_per_value_full']:g}.\n"
-    )
+    print_line(f"A contribution of {found['values']} values took {found['bytes_per_value']:g} bytes a value.\n")
 
 
 def _print_coordinator(found: Mapping[str, Any]) -> None:

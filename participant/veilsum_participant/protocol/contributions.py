@@ -368,7 +368,7 @@ class Contributions:
         if not computed.noised:
             values = plan.noised(values, opened.study.participants.index(site.name), site.noise_random)
         words = masked_words(values, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
-        ciphertexts = list(encrypt_contribution(words, context, site.name, secret, tag))
+        ciphertexts = list(encrypt_contribution(words, plan.encoding, context, site.name, secret, tag))
         consent = consent_key(self_seed, context)
 
         def keep() -> SignedReceipt:

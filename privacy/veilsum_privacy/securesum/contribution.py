@@ -16,8 +16,8 @@ from veilsum_node.canonical import digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.masks import MaskStream, derive
-from veilsum_privacy.securesum.parameters import EncodingPlan
-from veilsum_privacy.securesum.tags import TAGS, TagKey
+from veilsum_privacy.securesum.parameters import TAGS, EncodingPlan
+from veilsum_privacy.securesum.tags import TagKey
 
 Slots = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -63,7 +63,7 @@ def masked_words(
     seeds: Mapping[str, bytes],
     self_seed: bytes,
 ) -> Iterator[Slots]:
-    """Yield the masked words (N - 2,) of each ciphertext: count slot, then data slots; the last ciphertext is zero-filled.
+    """Yield the masked words of each ciphertext, (plan.words(index),): the count, then slots.
 
     Args:
         values: (size,) clamped and noised values.
@@ -83,27 +83,36 @@ def masked_words(
 
 
 def _masked(
-    packed: Slots, plan: EncodingPlan, count: int, plus: Sequence[MaskStream], minus: Sequence[MaskStream]
+    packed: Slots,
+    plan: EncodingPlan,
+    count: int,
+    plus: Sequence[MaskStream],
+    minus: Sequence[MaskStream],
+    *,
+    padded: bool = False,
 ) -> Iterator[Slots]:
     modulus, width = plan.parameters.plain_modulus, plan.parameters.data_slots
-    for start in range(0, plan.ciphertexts * width, width):
-        part = packed[start : start + width]
-        words = np.zeros(width + 1, dtype=np.uint64)
+    for index in range(plan.ciphertexts):
+        part = packed[index * width :][:width]
+        words = np.zeros(width + 1 if padded else plan.words(index), dtype=np.uint64)
         words[0] = count
         words[1 : 1 + len(part)] = part
         # at most 1 + 1024 words below 2^48: their sum stays below 2^59
         for stream in plus:
-            words += stream.take(width + 1)
+            words += stream.take(len(words))
         for stream in minus:
-            words += np.uint64(modulus) - stream.take(width + 1)
+            words += np.uint64(modulus) - stream.take(len(words))
         yield words % np.uint64(modulus)
 
 
-def encrypt_contribution(words: Iterable[Slots], context: bytes, own: str, key: SecretKey, tag_key: TagKey) -> Iterator[bytes]:
+def encrypt_contribution(
+    words: Iterable[Slots], plan: EncodingPlan, context: bytes, own: str, key: SecretKey, tag_key: TagKey
+) -> Iterator[bytes]:
     """Tag and encrypt masked words; yields one serialised ciphertext each."""
     modulus = key.parameters.plain_modulus
+    pads = tag_key.pads(context, (own,), plan.ciphertexts, modulus)
     for index, masked in enumerate(words):
-        yield key.encrypt(np.concatenate([masked, tag_key.tags(context, index, own, masked, modulus)]))
+        yield key.encrypt(np.concatenate([masked, tag_key.tags(context, index, pads[index], masked, modulus)]))
 
 
 def payload_digest(ciphertexts: Iterable[bytes]) -> bytes:
@@ -118,28 +127,30 @@ def payload_digest(ciphertexts: Iterable[bytes]) -> bytes:
 def decrypt_sum(
     ciphertexts: Sequence[bytes], plan: EncodingPlan, context: bytes, cohort: Sequence[str], key: SecretKey, tag_key: TagKey
 ) -> list[Slots]:
-    """Decrypt a sum and check noise and tags of all of it before anything is returned; the words (N - 2,) without tags.
+    """Decrypt a sum and check noise and tags of all of it before anything is returned; the words of each ciphertext, untagged.
 
     Raises:
         HostileInput: another number of ciphertexts, a malformed one, more noise than the cohort's, or wrong tags.
     """
     if len(ciphertexts) != plan.ciphertexts:
         raise HostileInput("A sum has a different number of ciphertexts than its plan.")
-    opened = []
+    modulus, opened = plan.parameters.plain_modulus, []
+    pads = tag_key.pads(context, cohort, plan.ciphertexts, modulus)
     for index, ciphertext in enumerate(ciphertexts):
-        slots = key.decrypt_sum(ciphertext, len(cohort))
-        tag_key.check(context, index, cohort, slots, plan.parameters.plain_modulus)
+        slots = key.decrypt_sum(ciphertext, plan.words(index) + TAGS, len(cohort))
+        tag_key.check(context, index, pads[index], slots, modulus)
         opened.append(slots[:-TAGS])
     return opened
 
 
-def masked_sum(values: Integers, plan: EncodingPlan, consents: Sequence[bytes]) -> Iterator[Slots]:
-    """The decrypted words (N - 2,) of each ciphertext that :func:`open_sum` opens to these values, and no other words do.
+def masked_sum(values: Integers, plan: EncodingPlan, consents: Sequence[bytes], *, padded: bool = False) -> Iterator[Slots]:
+    """The decrypted words of each ciphertext that :func:`open_sum` opens to these values, and no other words do.
 
     Args:
         values: (size,) of the opened sum, in grid units.
         plan: the round's encoding.
         consents: the cohort's consents, one for each member.
+        padded: as up to version 3 of the protocol, when the last ciphertext was as long as the others.
 
     Raises:
         HostileInput: no sum of this plan opens to such values.
@@ -151,14 +162,14 @@ def masked_sum(values: Integers, plan: EncodingPlan, consents: Sequence[bytes]) 
     modulus = plan.parameters.plain_modulus
     streams = [MaskStream(consent, modulus) for consent in consents]
     packed = _packed(values, plan, plan.cohort * plan.offset)
-    return _masked(packed, plan, plan.cohort, streams, [])
+    return _masked(packed, plan, plan.cohort, streams, [], padded=padded)
 
 
 def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[bytes]) -> Integers:
     """Take off the self-masks, check the opened vector and unpack it.
 
     Args:
-        words: decrypted words (N - 2,) of each ciphertext.
+        words: decrypted words of each ciphertext, (plan.words(index),).
         plan: the round's encoding.
         consents: the cohort's consents, one for each member.
 
@@ -173,8 +184,8 @@ def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[byte
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its ciphertexts.")
     streams = [MaskStream(consent, modulus) for consent in consents]
     data = []
-    for part in words:
-        if part.shape != (plan.parameters.data_slots + 1,) or (part >= modulus).any():
+    for index, part in enumerate(words):
+        if part.shape != (plan.words(index),) or (part >= modulus).any():
             raise HostileInput("A decrypted sum has the wrong shape or a word beyond the modulus.")
         total = part.copy()
         for stream in streams:
@@ -183,11 +194,8 @@ def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[byte
         if int(total[0]) != plan.cohort:
             raise HostileInput("The count lane is not the size of the cohort: the masks did not cancel.")
         data.append(total[1:])
-    packed = np.concatenate(data)
-    if packed[plan.slots :].any():
-        raise HostileInput("A slot beyond the vector is not empty.")
     lanes = np.empty((plan.slots, plan.lanes), dtype=np.int64)
-    rest = packed[: plan.slots]
+    rest = np.concatenate(data)
     cut = np.uint64((1 << plan.width) - 1)
     for lane in range(plan.lanes):
         lanes[:, lane] = (rest & cut).astype(np.int64)

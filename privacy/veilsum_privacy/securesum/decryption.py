@@ -17,6 +17,7 @@ from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.securesum.contribution import Slots
+from veilsum_privacy.securesum.frames import numbers_from_bytes, numbers_to_bytes
 
 MAX_STATEMENT_BYTES = 1024
 
@@ -83,14 +84,12 @@ WORD_BYTES = 6
 
 def words_to_bytes(words: Slots) -> bytes:
     """Words below 2^48 as they travel, little-endian, :data:`WORD_BYTES` each."""
-    return words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :WORD_BYTES].tobytes()
+    return numbers_to_bytes(words, WORD_BYTES)
 
 
 def words_from_bytes(data: bytes) -> Slots:
     """The words of :func:`words_to_bytes`; of a length that is a multiple of :data:`WORD_BYTES`."""
-    whole = np.zeros((len(data) // WORD_BYTES, 8), dtype=np.uint8)
-    whole[:, :WORD_BYTES] = np.frombuffer(data, dtype=np.uint8).reshape(-1, WORD_BYTES)
-    return whole.view("<u8").reshape(-1).astype(np.uint64, copy=False)
+    return numbers_from_bytes(data, WORD_BYTES)
 
 
 def sign_statement(statement: Statement, key: SigningKey) -> SignedStatement:

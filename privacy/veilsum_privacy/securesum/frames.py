@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from veilsum_node.errors import HostileInput, StateError
 
 _SEAL_MAGIC = b"\x5e\xa1\x10"
@@ -36,6 +39,33 @@ class FrameSize:
     content: int
 
 
+def numbers_to_bytes(numbers: NDArray[np.uint64], width: int) -> bytes:
+    """Numbers below 2^(8 width) as they travel: little-endian, ``width`` bytes each."""
+    return numbers.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
+
+
+def numbers_from_bytes(data: bytes, width: int) -> NDArray[np.uint64]:
+    """The numbers of :func:`numbers_to_bytes`; of a length that is a multiple of ``width``."""
+    if width == 8:
+        return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
+    whole = np.zeros((len(data) // width, 8), dtype=np.uint8)
+    whole[:, :width] = np.frombuffer(data, dtype=np.uint8).reshape(-1, width)
+    return whole.view("<u8").reshape(-1).astype(np.uint64, copy=False)
+
+
+def _stated(data: bytes) -> tuple[int, int]:
+    """The size that a compressed frame states, and where its blocks begin."""
+    start = _SEAL_HEADER + 4
+    width = (1, 2, 4, 8)[data[start] >> 6]
+    content = int.from_bytes(data[start + 1 : start + 1 + width], "little") + (256 if width == 2 else 0)
+    return content, start + 1 + width
+
+
+def stated_size(data: bytes) -> int:
+    """Bytes of an honest object once inflated, as its frame states them."""
+    return _stated(data)[0]
+
+
 def check_frame(data: bytes, size: FrameSize, what: str) -> None:
     """Check length, header and blocks of a serialised object.
 
@@ -51,13 +81,10 @@ def check_frame(data: bytes, size: FrameSize, what: str) -> None:
         or data[_SEAL_HEADER : _SEAL_HEADER + 4] != _ZSTD_MAGIC
     ):
         raise HostileInput(f"A {what} does not start with the header of the study's parameters.")
-    start = _SEAL_HEADER + 4
-    descriptor = data[start]
-    width = (1, 2, 4, 8)[descriptor >> 6]
-    content = int.from_bytes(data[start + 1 : start + 1 + width], "little") + (256 if width == 2 else 0)
+    descriptor = data[_SEAL_HEADER + 4]
+    content, position = _stated(data)
     if not descriptor & 0x20 or descriptor & 3 or content != size.content:
         raise HostileInput(f"A {what}'s compressed frame does not state the size that it must have.")
-    position = start + 1 + width
     for _ in range(_MAX_BLOCKS):
         header = int.from_bytes(data[position : position + 3], "little")
         kind, length = header >> 1 & 3, header >> 3
@@ -113,6 +140,6 @@ class Template:
             raise HostileInput(f"A {what} does not have the layout that the study's parameters give.")
         return self.outside + content
 
-    def fill(self, numbers: bytes, seed: bytes) -> bytes:
-        """An object without compression, of its polynomials' numbers and the seed that follows them."""
+    def fill(self, numbers: bytes, seed: bytes = b"") -> bytes:
+        """An object without compression, of its polynomials' numbers and the seed that follows them, if one does."""
         return self.outside + self.head + numbers + self.middle + seed

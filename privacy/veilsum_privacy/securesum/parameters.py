@@ -1,5 +1,8 @@
 """BFV parameters and the encoding plan: how integers lie in lanes, lanes in slots and slots in ciphertexts.
 
+A slot is one coefficient of the plaintext polynomial: ciphertexts are only added, so it needs no batching, and of the first
+polynomial of a ciphertext only the coefficients of its slots are sent (decision 69).
+
 Everything here is a function of public quantities (dimension, bound, noise, cohort), so every party computes the same plan.
 No floating point decides a layout. Nothing here encrypts.
 """
@@ -11,10 +14,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from veilsum_node.errors import Misuse
-from veilsum_privacy.securesum.frames import FrameSize
+from veilsum_privacy.securesum.frames import SEED_BYTES, FrameSize
 
 RESERVED_SLOTS = 3
-"""Slot 0 counts the cohort; the last two slots hold the tags."""
+"""The first slot of a ciphertext counts the cohort; the last two hold the tags."""
+
+MAX_SEEDS = 64
+"""Most summands whose sum travels with their seeds in place of its second polynomial: a decryptor expands every one."""
+
+TAGS = 2
 
 MAX_SUMMANDS = 1024
 """Largest cohort whose sum of fresh ciphertexts was measured to decrypt without error at both parameter sets."""
@@ -35,32 +43,46 @@ class BfvParameters:
 
     Attributes:
         degree: N, slots of a ciphertext.
-        prime_bits: bits of the coefficient primes.
+        prime_bits: bits of the coefficient primes. The second serves keys alone.
         plain_modulus: t, a prime = 1 mod 2N.
-        fresh: size of a fresh ciphertext: one polynomial and the seed of the other.
-        sum: size of a sum: two polynomials.
+        prime: q, the first coefficient prime: the modulus of every ciphertext.
+        weight: what a ciphertext counts for when a study's parameters are chosen: the bytes of a whole one in version 3 of the
+            protocol, because contexts are made of the choice.
         key: size of a secret key: one polynomial for each prime.
     """
 
     degree: int
     prime_bits: tuple[int, int]
     plain_modulus: int
-    fresh: FrameSize
-    sum: FrameSize
+    prime: int
+    weight: int
     key: FrameSize
+
+    @property
+    def coefficient_bytes(self) -> int:
+        """Bytes of one coefficient of a ciphertext."""
+        return (self.prime_bits[0] + 7) // 8
+
+    def fresh_bytes(self, slots: int) -> int:
+        """Bytes of a fresh ciphertext of so many slots: their coefficients, and the seed of the second polynomial."""
+        return slots * self.coefficient_bytes + SEED_BYTES
+
+    def sum_bytes(self, slots: int, summands: int) -> int:
+        """Bytes of a sum: its coefficients, and the seeds of all or, beyond :data:`MAX_SEEDS`, the second polynomial."""
+        second = self.degree * self.coefficient_bytes if summands > MAX_SEEDS else summands * SEED_BYTES
+        return slots * self.coefficient_bytes + second
 
     @property
     def data_slots(self) -> int:
         """Slots of one ciphertext that carry lanes."""
         return self.degree - RESERVED_SLOTS
 
-    def least_budget(self, summands: int) -> int:
-        """Bits of invariant noise budget that a sum of so many fresh ciphertexts has at least.
+    def most_noise(self, summands: int) -> int:
+        """Largest noise in a coefficient of a sum of so many fresh ciphertexts, far below q/2t where decryption fails.
 
-        A malleated sum may still decrypt, with right tags, at any budget above 0: whether it does would tell about its noise.
+        A malleated sum may still decrypt, with right tags, at any noise below q/2t: whether it does would tell of its noise.
         """
-        noise = math.isqrt(math.floor(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * summands)) + 1
-        return self.prime_bits[0] - (noise * self.plain_modulus).bit_length() - 1
+        return math.isqrt(math.floor(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * summands)) + 1
 
     def to_context(self) -> dict[str, object]:
         """What the round's context binds."""
@@ -71,16 +93,16 @@ BFV_8192 = BfvParameters(
     degree=8192,
     prime_bits=(60, 60),
     plain_modulus=281474976694273,
-    fresh=FrameSize(65700, 65800, 65714),
-    sum=FrameSize(131150, 131250, 131169),
+    prime=1152921504606748673,
+    weight=65800,
     key=FrameSize(131125, 131225, 131144),
 )
 BFV_4096 = BfvParameters(
     degree=4096,
     prime_bits=(54, 55),
     plain_modulus=4398046486529,
-    fresh=FrameSize(30700, 31250, 32946),
-    sum=FrameSize(61400, 62100, 65633),
+    prime=18014398509309953,
+    weight=31250,
     key=FrameSize(61400, 62100, 65608),
 )
 
@@ -118,6 +140,21 @@ class EncodingPlan:
     def ciphertexts(self) -> int:
         """Number of ciphertexts of one contribution."""
         return -(-self.slots // self.parameters.data_slots)
+
+    def words(self, index: int) -> int:
+        """Words of a ciphertext without its tags: the count and the slots that carry values; the last has what is left."""
+        width = self.parameters.data_slots
+        return 1 + min(width, self.slots - index * width)
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes of all ciphertexts of one contribution."""
+        return sum(self.parameters.fresh_bytes(self.words(index) + TAGS) for index in range(self.ciphertexts))
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of all ciphertexts of the cohort's sum."""
+        return sum(self.parameters.sum_bytes(self.words(index) + TAGS, self.cohort) for index in range(self.ciphertexts))
 
     def to_context(self) -> dict[str, object]:
         """What the round's context binds."""
@@ -168,7 +205,7 @@ def plan_encoding(size: int, bound: int, variance: Fraction, cohort: int, parame
 
 
 def choose_parameters(sums: list[tuple[int, int, Fraction]], participants: int) -> BfvParameters:
-    """The parameter set of a study: the one that costs the fewest bytes over its tasks' sums at the full roster.
+    """The parameter set of a study: the one whose ciphertexts weigh least over its tasks' sums at the full roster.
 
     Args:
         sums: (size, bound, variance of the whole noise) of each task.
@@ -180,7 +217,7 @@ def choose_parameters(sums: list[tuple[int, int, Fraction]], participants: int) 
 
     def cost(parameters: BfvParameters) -> int:
         plans = [plan_encoding(size, bound, variance, participants, parameters) for size, bound, variance in sums]
-        return sum(plan.ciphertexts for plan in plans) * parameters.fresh.largest
+        return sum(plan.ciphertexts for plan in plans) * parameters.weight
 
     large = cost(BFV_8192)
     try:

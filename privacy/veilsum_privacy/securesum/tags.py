@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.masks import Keystream, MaskStream, derive
+from veilsum_privacy.securesum.parameters import TAGS
 
 Slots = NDArray[np.uint64]
 
-TAGS = 2
 _WORD = np.uint64((1 << 24) - 1)
 
 
@@ -37,24 +37,26 @@ class TagKey:
         """The key's bytes, for a sealed box or the site's own store."""
         return self._key
 
-    def tags(self, context: bytes, index: int, sender: str, words: Slots, modulus: int) -> Slots:
-        """Tags (2,) of one ciphertext's words (N - 2,)."""
-        pad = self._pad(context, index, sender, modulus)
-        return np.array([(product + int(pad[k])) % modulus for k, product in enumerate(self._products(context, index, words))],
-                        dtype=np.uint64)  # fmt: skip
+    def pads(self, context: bytes, senders: Iterable[str], count: int, modulus: int) -> Slots:
+        """The senders' pads, summed: (count, TAGS) for as many ciphertexts, from one stream for each sender and context."""
+        total = np.zeros(count * TAGS, dtype=np.uint64)  # at most 1024 words below 2^48: their sum stays below 2^58
+        for sender in senders:
+            total += MaskStream(derive(self._key, "tag-pad", context, sender.encode()), modulus).take(count * TAGS)
+        return (total % np.uint64(modulus)).reshape(count, TAGS)
 
-    def check(self, context: bytes, index: int, cohort: Iterable[str], slots: Slots, modulus: int) -> None:
-        """Check a decrypted sum's (N,) slots against the exact cohort.
+    def tags(self, context: bytes, index: int, pad: Slots, words: Slots, modulus: int) -> Slots:
+        """Tags (TAGS,) of one ciphertext's (n,) words; ``pad`` is its row of :meth:`pads`."""
+        products = self._products(context, index, words)
+        return np.array([(of + int(one)) % modulus for of, one in zip(products, pad, strict=True)], dtype=np.uint64)
+
+    def check(self, context: bytes, index: int, pad: Slots, slots: Slots, modulus: int) -> None:
+        """Check a decrypted sum's (n + TAGS,) slots against the exact cohort, of which ``pad`` is.
 
         Raises:
             HostileInput: the tags are wrong; nothing of the slots may be used or shown.
         """
-        pads = [self._pad(context, index, sender, modulus) for sender in cohort]
-        expected = b"".join(
-            ((product + sum(int(pad[k]) for pad in pads)) % modulus).to_bytes(8, "big")
-            for k, product in enumerate(self._products(context, index, slots[:-TAGS]))
-        )
-        found = b"".join(int(word).to_bytes(8, "big") for word in slots[-TAGS:])
+        expected = self.tags(context, index, pad, slots[:-TAGS], modulus).tobytes()
+        found = slots[-TAGS:].astype(np.uint64).tobytes()
         if not compare_digest(expected, found):
             raise HostileInput("The tags of a sum are wrong: it is not the sum of exactly this cohort's contributions.")
 
@@ -64,7 +66,3 @@ class TagKey:
         raw = np.frombuffer(stream.read(4 * TAGS * len(words)), dtype="<u4").astype(np.uint64) & _WORD
         low, high = words & _WORD, words >> np.uint64(24)
         return [(int(r @ high) << 24) + int(r @ low) for r in raw.reshape(TAGS, len(words))]
-
-    def _pad(self, context: bytes, index: int, sender: str, modulus: int) -> Slots:
-        key = derive(self._key, "tag-pad", context, index.to_bytes(8, "big"), sender.encode())
-        return MaskStream(key, modulus).take(TAGS)

@@ -1,9 +1,10 @@
-"""Ciphertexts, sums and dealt keys: SEAL's C++ reads them, so what reaches it is spoilt inside its compressed frame too."""
+"""Ciphertexts, sums and dealt keys: SEAL's C++ reads them, so a key is spoilt inside its compressed frame too."""
 
 from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,10 @@ from fuzzing.mutation import EDGES, mutate_bytes
 from fuzzing.targets.base import Corpus
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.frames import FrameSize
-from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
+from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, BfvParameters
 
 SETS = (BFV_4096, BFV_8192)
+SLOTS = 40
 
 
 def block(size: int, *, last: bool, repeated: bool = False) -> bytes:
@@ -55,29 +57,35 @@ class Ciphertexts(Corpus):
 
     def __init__(self) -> None:
         super().__init__()
-        self.adders, self.keys = [Adder(item) for item in SETS], [SecretKey.generate(item) for item in SETS]
-        self.versions = b""
-        for number, (parameters, adder, key) in enumerate(zip(SETS, self.adders, self.keys, strict=True)):
-            fresh = [key.encrypt(np.full(parameters.degree, value, dtype=np.uint64)) for value in (0, 1)]
-            total = adder.add(adder.parse(fresh[0]), adder.parse(fresh[1]))
-            sums = [adder.serialise(total), adder.serialise(total, [adder.seed(item) for item in fresh])]
+        self.keys = [SecretKey.generate(item) for item in SETS]
+        for number, (parameters, key) in enumerate(zip(SETS, self.keys, strict=True)):
+            fresh = [key.encrypt(np.full(SLOTS, value, dtype=np.uint64)) for value in (0, 1)]
+            sums = [self.added(parameters, fresh), self.added(parameters, fresh * 33)]
             self.seeds[3 * number : 3 * number + 3] = [fresh, sums, [key.to_bytes()]]
-            self.version = fresh[0][3:5]
-        self.sizes = [size for item in SETS for size in (item.fresh, item.sum, item.key)]
-        self.content = [inflate(seeds[0], size) for seeds, size in zip(self.seeds, self.sizes, strict=True)]
+        self.version = self.seeds[2][0][3:5]
+        self.content = [inflate(self.seeds[3 * number + 2][0], item.key) for number, item in enumerate(SETS)]
+
+    @staticmethod
+    def added(parameters: BfvParameters, parts: Sequence[bytes]) -> bytes:
+        """The sum of fresh ciphertexts."""
+        adder = Adder(parameters, SLOTS, len(parts))
+        for part in parts:
+            adder.add(part)
+        return adder.to_bytes()
 
     def build(self, rng: random.Random, reader: int) -> bytes | None:
-        if rng.random() < 0.2:
+        number, kind = divmod(reader, 3)
+        if kind < 2 or rng.random() < 0.2:
             return None
-        content = self.content[reader]
+        content = self.content[number]
         at = content.index(b"\x5e\xa1\x10", 40)
         match rng.randrange(5):
             case 0:
                 spoilt = nested_bomb(content, at, rng.choice((1, 100, 8000, 16000)))
             case 1:  # its own header fields: sizes, degrees, flags
-                place = rng.choice((*range(at + 24), *range(len(content) - 90, len(content))))
-                number = rng.choice(EDGES).to_bytes(8, "little")[: rng.choice((1, 2, 4, 8))]
-                spoilt = content[:place] + number + content[place + len(number) :]
+                place = rng.randrange(at + 24)
+                value = rng.choice(EDGES).to_bytes(8, "little")[: rng.choice((1, 2, 4, 8))]
+                spoilt = content[:place] + value + content[place + len(value) :]
             case 2:
                 spoilt = mutate_bytes(rng, content).ljust(len(content), b"\0")[: len(content)]
             case 3:
@@ -88,13 +96,12 @@ class Ciphertexts(Corpus):
 
     def read(self, reader: int, data: bytes) -> None:
         number, kind = divmod(reader, 3)
-        parameters, adder, key = SETS[number], self.adders[number], self.keys[number]
+        parameters, key = SETS[number], self.keys[number]
         if kind == 0:
-            honest = adder.parse(self.seeds[3 * number][0])
-            adder.serialise(adder.add(honest, adder.parse(data)))
+            self.added(parameters, [self.seeds[3 * number][0], data])
         elif kind == 1:
-            key.decrypt(data)
+            key.decrypt(data, SLOTS, 66 if len(data) > parameters.sum_bytes(SLOTS, 2) else 2)
         else:
             other = SecretKey.parse(data, parameters)
-            other.decrypt(self.seeds[3 * number + 1][0])
-            adder.parse(other.encrypt(np.zeros(parameters.degree, dtype=np.uint64)))
+            other.decrypt(self.seeds[3 * number + 1][0], SLOTS, 2)
+            self.added(parameters, [other.encrypt(np.zeros(SLOTS, dtype=np.uint64))])
