@@ -8,6 +8,7 @@ of usage to its makers are switched off.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 KEY = "veilsum.key"
 """The tag that a run is found by: the study's digest, of a checkpoint with its round."""
+
+CONTENT = "veilsum.manifest"
+"""The tag with the SHA-256 of the result's manifest, which names its arrays'."""
 
 STEPS = ("round", "step")
 """Columns that number a table's rows in time: MLflow's steps."""
@@ -64,7 +68,8 @@ def log_result(
 
     Raises:
         ConfigurationError: mlflow is not installed.
-        Misuse: the result names no study, the dossier's address is none, or the experiment was deleted.
+        Misuse: the result names no study, the dossier's address is none, the experiment was deleted, or it has a run of the
+            study with another result.
         Unavailable: the server cannot be reached, or refuses.
     """
     result, study = load_result(directory), about.get("study")
@@ -73,15 +78,21 @@ def log_result(
     if dossier is not None and urlsplit(dossier).scheme not in ("http", "https"):
         raise Misuse("A dossier is linked to by its address on the web.", "For example https://intranet/dossiers/7.html.")
     key = f"{study}/round-{about['round']}" if "round" in about else str(study)
+    content = hashlib.sha256((directory / MANIFEST).read_bytes()).hexdigest()
     with _client(tracking_uri) as client:
         place = _experiment(client, experiment)
         found = client.search_runs([place], f"tags.`{KEY}` = '{key}'", max_results=1)
+        if found and found[0].data.tags.get(CONTENT) != content:
+            raise Misuse(
+                "The experiment has a run of this study with another result.",
+                "A simulation can make several of one study: name an experiment of its own for each.",
+            )
         if found and found[0].info.status == "FINISHED":
             return str(found[0].info.run_id)
         if found:  # an export that was interrupted is completed
             run, begun = found[0].info.run_id, found[0].info.start_time
         else:
-            tags = {KEY: key, "mlflow.runName": str(about.get("name") or result.method)}
+            tags = {KEY: key, CONTENT: content, "mlflow.runName": str(about.get("name") or result.method)}
             made = client.create_run(place, tags=tags | ({} if dossier is None else {"veilsum.dossier": dossier}))
             run, begun = made.info.run_id, made.info.start_time
         _log(client, run, begun, parameters_of(result, about), metrics_of(result))

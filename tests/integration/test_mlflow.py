@@ -259,6 +259,12 @@ def test_what_cannot_be_tracked_is_refused(
     save_result(tmp_path / "nameless", Result("x", {"a": 1}))
     with pytest.raises(Misuse, match="names no study"):
         veilsum.open_result(tmp_path / "nameless").to_mlflow(server.uri, "refused")
+    for value in (1, 2):
+        save_result(tmp_path / f"run-{value}", Result("x", {"a": value}), study={"name": "x", "digest": "11" * 32})
+    veilsum.open_result(tmp_path / "run-1").to_mlflow(server.uri, "refused")
+    with pytest.raises(Misuse, match="another result"):
+        veilsum.open_result(tmp_path / "run-2").to_mlflow(server.uri, "refused")
+    assert [fields(run, "metrics") for run in server.runs("refused")] == [{"a": 1}]
     MlflowClient(server.uri).delete_experiment(MlflowClient(server.uri).create_experiment("gone"))
     with pytest.raises(Misuse, match="was deleted"):
         result.to_mlflow(server.uri, "gone")

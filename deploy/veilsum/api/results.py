@@ -183,7 +183,7 @@ class StudyResult:
 
         Raises:
             ConfigurationError: MLflow's client is not installed.
-            Misuse: the result names no study, or the experiment was deleted.
+            Misuse: the result names no study, or the experiment was deleted or has a run of the study with another result.
             Unavailable: the server cannot be reached, or refuses.
         """
         from veilsum.tracking import log_result
