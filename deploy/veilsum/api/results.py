@@ -168,6 +168,28 @@ class StudyResult:
         shutil.copytree(self.directory, target)
         return StudyResult(target, self.authority, self.cost)
 
+    def to_mlflow(self, tracking_uri: str, experiment: str, *, dossier: str | None = None, proof: bool = False) -> str:
+        """Write the result to an MLflow tracking server: study, method, epsilon and delta as parameters, the released numbers
+        as metrics, and files. A second export of the same study finds its run and adds nothing.
+
+        Args:
+            tracking_uri: of the server, such as ``http://127.0.0.1:5000``.
+            experiment: its name; made where there is none.
+            dossier: address of a dossier on the study, which the run links to.
+            proof: also send the proof, which names every site of the roster.
+
+        Returns:
+            The run's id.
+
+        Raises:
+            ConfigurationError: MLflow's client is not installed.
+            Misuse: the result names no study, or the experiment was deleted or has a run of the study with another result.
+            Unavailable: the server cannot be reached, or refuses.
+        """
+        from veilsum.tracking import log_result
+
+        return log_result(self.directory, self.about, tracking_uri, experiment, dossier=dossier, proof=proof)
+
     def model(self, *, site: str | None = None, encoder: str | Path | None = None) -> Classifier | Regressor | Encoder:
         """The model that the result holds, with scikit-learn's interface.
 

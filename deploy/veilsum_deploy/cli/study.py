@@ -253,6 +253,28 @@ def export(
 
 
 @app.command()
+def mlflow(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result, or of a checkpoint.")],
+    tracking_uri: Annotated[
+        str, typer.Option("--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="Of the server: http://127.0.0.1:5000.")
+    ],
+    experiment: Annotated[
+        str, typer.Option("--experiment", envvar="MLFLOW_EXPERIMENT_NAME", help="Its name; made where there is none.")
+    ],
+    dossier: Annotated[str | None, typer.Option("--dossier", metavar="URL", help="A dossier that the run links to.")] = None,
+    proof: Annotated[bool, typer.Option("--proof", help="Also send the proof, which names every site of the roster.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a result to an MLflow tracking server, once for each study; needs veilsum[mlflow]."""
+    from veilsum.provenance import stated_cost, stated_study
+    from veilsum.tracking import log_result
+
+    about = {**stated_study(result), **stated_cost(result)}
+    run = log_result(result, about, tracking_uri, experiment, dossier=dossier, proof=proof)
+    print_fields({"result": str(result), "experiment": experiment, "run": run}, title="Tracked", as_json=as_json)
+
+
+@app.command()
 def checkpoint(
     study_id: StudyId,
     out: Annotated[Path, typer.Option("--out", help="Directory for the checkpoint's files.")],
