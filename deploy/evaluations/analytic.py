@@ -13,24 +13,24 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from evaluations.regression import SITES, Floats, Sums
-from evaluations.shrinkage import accuracy
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_aggregation.heads import LinearHead
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.shrinkage import noise_ridge
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedcgs import MOMENTS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.datasets import PACKAGED, packaged_dataset
+from veilsum_deploy.evaluation import accuracy, result_head
 from veilsum_node.randomness import SYSTEM_RANDOM
 
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
 
 
 class Kept(Sums):
-    """It remembers its last release of class moments, and what was broadcast for it."""
+    """It remembers its last release of class moments."""
 
     moments: Release
-    centre: Floats
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
@@ -38,12 +38,12 @@ class Kept(Sums):
         """One round."""
         release = super().sum(label, broadcast, members=members)
         if label == MOMENTS:
-            self.moments, self.centre = release, next(iter((broadcast or {}).values()))
+            self.moments = release
         return release
 
 
-def analytic_head(release: Release, centre: Floats) -> tuple[Floats, Floats]:
-    """Weights (K, d) and bias (K,) of the ridge; features are centred at their mean and indicators at the classes' shares."""
+def analytic_head(release: Release, classes: tuple[str, ...], like: LinearHead) -> LinearHead:
+    """The ridge, of the same features as ``like``; they are centred at their mean and indicators at the classes' shares."""
     values, std = release.values, release.noise_std
     counts, sums = np.maximum(values["counts"], 0.0), values["sums"]
     number, total = float(counts.sum()), sums.sum(axis=0)
@@ -52,7 +52,7 @@ def analytic_head(release: Release, centre: Floats) -> tuple[Floats, Floats]:
     lengths, axes = np.linalg.eigh(gram)
     ridge = noise_ridge(std["squares"], len(gram), 1.0)
     weights = cross @ axes / (np.maximum(lengths, 0.0) + ridge) @ axes.T
-    return weights, counts / number - weights @ (total / number + centre)
+    return LinearHead(weights, counts / number - weights @ (total / number), classes, like.centre, like.clip)
 
 
 def split(name: str, epsilon: float, seed: int) -> tuple[float, float]:
@@ -70,12 +70,11 @@ def split(name: str, epsilon: float, seed: int) -> tuple[float, float]:
     )
     federation = Kept(study, dataset.records.take(used), rng)
     result = METHODS["fedcgs"].run(federation)
-    known = [item["in_head"] for item in result.summary["classes"]]
-    weights, bias = np.zeros((len(known), dataset.schema.width)), np.full(len(known), -np.inf)
-    weights[known], bias[known] = result.arrays["weights"], result.arrays["bias"]
-    test = dataset.records.take(held)
-    own = accuracy(weights, bias, test)
-    return own, accuracy(*analytic_head(federation.moments, federation.centre), test)
+    head, test = result_head(result), dataset.records.take(held)
+    if head is None:
+        raise SystemExit("a study's release told no classes apart")
+    ridge = analytic_head(federation.moments, dataset.schema.classes, head)
+    return 100.0 * accuracy(head, test, dataset.schema), 100.0 * accuracy(ridge, test, dataset.schema)
 
 
 def main() -> None:

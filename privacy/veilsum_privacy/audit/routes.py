@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from veilsum_privacy.securesum.contribution import (
     masked_words,
     open_sum,
 )
+from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.tasks.base import Floats, Records
 
@@ -226,15 +227,16 @@ class _Sealing:
     def through(self, vectors: list[Integers], random: RandomSource) -> Integers:
         """Mask and encrypt every member's vector, add the ciphertexts up, decrypt and open the sum."""
         encoding, context = self.plan.encoding, random.bytes(32)
-        adder = Adder(encoding.parameters)
-        totals: list[Any] = [None] * encoding.ciphertexts
+        counts = [encoding.words(index) + TAGS for index in range(encoding.ciphertexts)]
+        totals = [Adder(encoding.parameters, count, len(self.names)) for count in counts]
         consents = []
         for name, vector in zip(self.names, vectors, strict=True):
             own = random.bytes(SECRET_BYTES)
             seeds = {other: self.pairs[frozenset((name, other))] for other in self.names if other != name}
             words = masked_words(vector, encoding, context, name, self.names, seeds, own)
-            sealed = encrypt_contribution(words, context, name, self.key, self.tag_key)
-            totals = [adder.add(total, adder.parse(data)) for total, data in zip(totals, sealed, strict=True)]
+            sealed = encrypt_contribution(words, encoding, context, name, self.key, self.tag_key)
+            for total, data in zip(totals, sealed, strict=True):
+                total.add(data)
             consents.append(consent_key(own, context))
-        summed = [adder.serialise(total) for total in totals]
+        summed = [total.to_bytes() for total in totals]
         return open_sum(decrypt_sum(summed, encoding, context, self.names, self.key, self.tag_key), encoding, consents)
