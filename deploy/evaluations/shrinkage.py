@@ -13,9 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from evaluations.regression import SITES, Floats, Sums
+from evaluations.regression import SITES, Sums
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import METHODS
+from veilsum_deploy.evaluation import result_head
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -60,9 +62,9 @@ def drawn(spectrum: str, rotated: bool, classes: int, n: int, apart: float, rng:
         yield Records(x.clip(-1.0, 1.0), np.ones(x.shape, dtype=np.bool_), y)
 
 
-def accuracy(weights: Floats, bias: Floats, test: Records) -> float:
+def accuracy(head: LinearHead, test: Records) -> float:
     """Of a head, in percent."""
-    return 100.0 * float(np.mean(np.argmax(test.features @ weights.T + bias, axis=1) == test.labels))
+    return 100.0 * float(np.mean(head.predict(test.features) == test.labels))
 
 
 def main() -> None:
@@ -100,9 +102,8 @@ def main() -> None:
             clear = LinearDiscriminantAnalysis().fit(train.features, train.labels)
             best = 100.0 * float(np.mean(clear.predict(test.features) == test.labels))
             threshold = 100.0 / classes + (best - 100.0 / classes) / 3.0
-            arrays = result.arrays
-            head = None if "weights" not in arrays else accuracy(arrays["weights"], arrays["bias"], test)
-            found[which].append((head, threshold))
+            made = result_head(result)
+            found[which].append((None if made is None else accuracy(made, test), threshold))
         for which, runs in found.items():
             classes, _, epsilon, _ = SETTINGS[which]
             told = np.array([head for head, _ in runs if head is not None])

@@ -155,7 +155,7 @@ class _Statistics(Neighbours):
 
 
 class _Tables(Neighbours):
-    """Four tables of scale 128, whose norm is 256: the worst record is in all of them."""
+    """Four tables of scale 128, whose norm is 256: the worst record is in all of them; and moments of a linear regression."""
 
     def settings(self) -> tuple[Setting, ...]:
         asked = (
@@ -169,11 +169,19 @@ class _Tables(Neighbours):
             "derived": [{"name": "n1-cut", "of": "n1", "edges": (0.3, 0.7)}],
             "sensitivity": 256,
         }
-        return (Setting("four", "tables", schema(2, categories=(2, 3)), parameters),)
+        line = {"name": "line", "kind": "linear", "outcome": "n1", "over": ("n0", "k0"), "scale": 88}
+        linear = {"queries": [line], "derived": [], "sensitivity": 256}
+        return (
+            Setting("four", "tables", schema(2, categories=(2, 3)), parameters),
+            Setting("linear", "tables", schema(2, categories=(2,)), linear),
+        )
 
     def worst(self, setting: Setting) -> Records:
         record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
-        record.features[:] = [[1.0, 0.5, 1.0, 0.0, 0.0, 1.0, 0.0]]
+        if setting.name == "linear":
+            record.features[:] = [[1.0, -1.0, 1.0, 0.0]]
+        else:
+            record.features[:] = [[1.0, 0.5, 1.0, 0.0, 0.0, 1.0, 0.0]]
         return record
 
 
@@ -327,13 +335,15 @@ class _Gradient(Neighbours):
         )
         for name, loss, columns in (
             ("number", {"column": "n2", "loss": "squared"}, ()),
+            ("tails", {"column": "n2", "loss": "huber"}, ()),
             ("count", {"column": "n2", "loss": "poisson"}, ()),
             ("time", {"column": "n2", "loss": "hazard", "event": "k0", "censored": ["a"], "cuts": [0.5]}, (2,)),
         ):
             model = hidden if name == "count" else linear
             arrays = build_architecture(ModelSpec.model_validate(model), 2, 2 if columns else 1).initial(1)
             arrays["head.bias"] = np.full(len(arrays["head.bias"]), 5.0)
-            stated = {**common, "model": model, "outcome": loss}
+            # Huber's loss has a slope of a quarter at most.
+            stated = {**common, "model": model, "outcome": loss, **({"gradient_clip": 0.1} if name == "tails" else {})}
             found.append(Setting(name, "gradient", schema(3, categories=columns), stated, to_broadcast(arrays)))
         return tuple(found)
 
@@ -384,16 +394,18 @@ class _Evaluation(Neighbours):
         common = {"clip": 1e6, "missing": "centre", "score_weight": 0.6, "loss_weight": 0.4}
         linear = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
         hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 4, "scale": 1.0}}
+        clipped = {"name": "discriminant", "inputs": None, "options": {"clip": 0.4}}
         return (
             self._setting("linear", schema(2), linear, ("c0", "c1", "c2"), {**common, "bins": 10, "largest_loss": 3.0}),
             self._setting("counts", schema(2), hidden, ("c1", "c0"), {**common, "missing": "skip"}),
             self._setting("two", two, linear, ("c1", "c0"), {**common, **MAPPED, "bins": 4, "largest_loss": 2.0}),
+            self._setting("clipped", schema(2), clipped, ("c0", "c1", "c2"), {**common, "bins": 10, "largest_loss": 3.0}),
         )
 
     def _setting(
         self, name: str, agreed: DatasetSchema, model: dict[str, Any], classes: tuple[str, ...], parameters: dict[str, object]
     ) -> Setting:
-        architecture = build_architecture(ModelSpec.model_validate(model), 2, len(classes))
+        architecture = build_architecture(ModelSpec.model_validate(model), 2, len(classes), trained=False)
         arrays = architecture.initial(1)
         arrays["head.weight"] = np.random.default_rng(1).normal(size=arrays["head.weight"].shape)
         arrays["head.bias"] = np.where(np.array(classes) == "c0", -20.0, 0.0)

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import statsmodels.api as sm
+from lifelines import CoxPHFitter
 
-from support.studies import agreed
+from support.studies import SITES, agreed, federation, split_records
+from support.studies import compiled as compiled_study
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import MergeParameters
 from veilsum_coordinator.parts.alignment import AlignmentParameters
@@ -30,6 +34,8 @@ from veilsum_node.fields import Frozen
 from veilsum_participant.applying.model import load_model
 from veilsum_privacy.results.result import save_result
 from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import MODELS
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec
 
@@ -199,6 +205,69 @@ def test_a_model_of_ones_own_trains_and_is_applied(tmp_path: Path) -> None:
     second = np.tanh(hidden @ result.arrays["model.features.second.weight"].T + result.arrays["model.features.second.bias"])
     scores = second @ result.arrays["model.head.weight"].T + result.arrays["model.head.bias"]
     np.testing.assert_allclose(model.scores(digits.take(np.arange(50)).records), scores, rtol=1e-9, atol=1e-12)
+
+
+REGISTRY = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=90, unit="years"),
+        CategoryColumn(name="arm", categories=("a", "b")),
+        NumberColumn(name="visits", low=0, high=20),
+        NumberColumn(name="years", low=0, high=5),
+        CategoryColumn(name="end", categories=("alive", "moved", "died")),
+    ),
+    max_records=2000,
+)
+FAMILIES = [tomllib.loads(text) for text in re.findall(r"^```toml family\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+
+
+def registry() -> pd.DataFrame:
+    """Made-up records: `arm` b has exp(0.4) times the visits, and exp(-0.6) times the hazard."""
+    rng = np.random.default_rng(7)
+    age, arm = rng.normal(60, 12, 8000).clip(20, 90), rng.integers(0, 2, 8000)
+    visits = rng.poisson(np.exp(0.7 + 0.01 * (age - 60) + 0.4 * arm)).clip(0, 20)
+    died, moved = rng.exponential(1 / (0.2 * np.exp(0.02 * (age - 60) - 0.6 * arm))), rng.uniform(0, 12, 8000)
+    years = np.minimum(np.minimum(died, moved), 5.0)
+    end = np.where(years >= 5.0, "alive", np.where(died <= moved, "died", "moved"))
+    return pd.DataFrame({"age": age, "arm": arm, "visits": visits, "years": years, "end": end})
+
+
+def pooled(family: str, frame: pd.DataFrame) -> float:
+    """The coefficient of `arm` in the clear, by statsmodels and lifelines."""
+    x = sm.add_constant(frame[["age", "arm"]].to_numpy(dtype=float))
+    if family == "linear":
+        return float(sm.OLS(frame.visits, x).fit().params.iloc[2])
+    if family == "poisson":
+        return float(sm.GLM(frame.visits, x, family=sm.families.Poisson()).fit().params.iloc[2])
+    fitted = CoxPHFitter().fit(frame[["age", "arm", "years"]].assign(died=frame.end == "died"), "years", "died")
+    return float(fitted.params_["arm"])
+
+
+@pytest.mark.parametrize("parameters", FAMILIES, ids=[family["family"] for family in FAMILIES])
+def test_families_of_regressions_run_as_the_page_says(parameters: dict[str, Any]) -> None:
+    frame = registry()
+    ends = np.array([["alive", "moved", "died"].index(end) for end in frame.end])
+    numbers = np.column_stack([(frame.age - 20) / 35 - 1, frame.visits / 10 - 1, frame.years / 2.5 - 1])
+    features = np.hstack([numbers[:, :1], np.eye(2)[frame.arm], numbers[:, 1:], np.eye(3)[ends]])
+    records = Records(features, np.ones(features.shape, dtype=np.bool_), None)
+    sites = dict(zip(SITES, split_records(records, 4).values(), strict=True))
+    study = compiled_study("regression", parameters, schema=REGISTRY, epsilon=3.0, expected=2000)
+    truth, found = pooled(parameters["family"], frame), []
+    for seed in range(8):
+        summary = METHODS["regression"].run(federation(study, sites, seed)).summary
+        row = summary["coefficients"][-1]
+        figure = row.get("log") or row["coefficient"]
+        assert figure["low"] < truth < figure["high"]
+        found.append(figure["value"])
+    assert np.mean(found) == pytest.approx(truth, rel=0.05)
+    said = re.search(rf"{parameters['family']} (-?[\d.]+) and (-?[\d.]+)", section("## regression").replace("`", ""))
+    assert said
+    assert float(said[1]) == pytest.approx(truth, abs=0.005)
+    assert float(said[2]) == pytest.approx(np.mean(found), abs=0.01)
+
+
+def test_all_families_are_on_the_page() -> None:
+    named = [family["family"] for family in FAMILIES] + [BY_NAME["odds"]["parameters"]["family"]]
+    assert sorted(named) == ["cox", "linear", "logistic", "poisson"]
 
 
 def test_parameters_that_methods_share() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, RecordTask, Task, balanced_weights, batches
+from veilsum_privacy.tasks.outcomes import Outcome
 
 
 def total(task: Task, records: Records) -> Floats:
@@ -59,6 +61,27 @@ def test_registry() -> None:
         build_task("class-moments", moments_parameters(1, 1, 1, 1, 1), schema(2, label=False))
     with pytest.raises(HostileInput):
         build_task("statistics", {"anything": 1}, schema(2))
+
+
+def test_every_loss_and_family_has_its_neighbours() -> None:
+    """What is predicted is a branch of a task's vector: each has a setting of its own, for fuzzing and for audits."""
+
+    def stated(task: str, key: str) -> set[object]:
+        return {setting.parameters.get(key) for setting in SETTINGS if setting.task == task}
+
+    def losses(kind: object) -> set[object]:
+        return set(get_args(kind))
+
+    outcomes = [setting.parameters.get("outcome") for setting in SETTINGS if setting.task == "gradient"]
+    assert {outcome["loss"] for outcome in outcomes if outcome} == losses(Outcome.model_fields["loss"].annotation)
+    assert None in outcomes
+    assert stated("tree-gradients", "loss") == losses(TASKS["tree-gradients"].Parameters.model_fields["loss"].annotation)
+    assert stated("newton-step", "family") == losses(TASKS["newton-step"].Parameters.model_fields["family"].annotation)
+    assert any(setting.task == "hazard-step" for setting in SETTINGS)
+    queries = [query for setting in SETTINGS if setting.task == "tables" for query in setting.parameters["queries"]]
+    assert "linear" in {query["kind"] for query in queries}
+    models = [setting.parameters["model"]["name"] for setting in SETTINGS if setting.task == "evaluation"]
+    assert {"linear", "mlp", "discriminant"} <= set(models)
 
 
 def test_statistics_equals_numpy() -> None:
