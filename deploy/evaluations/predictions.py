@@ -1,8 +1,8 @@
 """How often intervals of a prediction's measures cover: ``python -m evaluations.predictions``.
 
 A formula that is a little off (slopes of four fifths of the true ones) is evaluated on records of the heart study of
-:mod:`evaluations.regression`; times are exponential, with the same terms. What is covered are the measures of 2,000,000
-records without noise.
+:mod:`evaluations.regression`; times are exponential, with the same terms. The truth is that of 2,000,000 records without
+noise.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from veilsum_deploy.datasets import PACKAGED
 from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
 from veilsum_deploy.simulation.deal import Setting
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, cores, running
+from veilsum_deploy.simulation.held_out import NAMES
 from veilsum_deploy.simulation.report import save, summarise
 from veilsum_deploy.simulation.run_store import RunStore
 from veilsum_deploy.simulation.runs import simulate
@@ -276,11 +277,13 @@ def _study(
     if summary["epsilon"] is not None:
         summary["epsilon"] = f"{summary['epsilon']:.4g}"
     by_domain = summary.pop("accuracy_by_domain", None)
+    held = [{**(run.held_out or {}), **({} if run.accuracy is None else {"accuracy": run.accuracy})} for run in outcome.runs]
+    told = {words: [f"{own[name]:.4g}" for own in held if name in own] for name, words in NAMES.items()}
+    summary = {key: value for key, value in summary.items() if key not in ("accuracy", "held_out")}
+    summary |= {words: values for words, values in told.items() if values}
     if by_domain is not None:
-        summary["accuracy"] = [f"{share:.4g}" for share in summary["accuracy"]]
-        if len(by_domain[0]) > 1:
-            for domain in by_domain[0]:
-                summary[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
+        for domain in by_domain[0] if len(by_domain[0]) > 1 else ():
+            summary[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
     baselines = summary.pop("baselines", None) or []
     print_fields(summary, title="Simulation", as_json=False)
     for row in rows:

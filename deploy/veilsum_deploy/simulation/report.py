@@ -12,6 +12,7 @@ from typing import Any
 
 from veilsum_deploy.collections import TEST_SHARE
 from veilsum_deploy.simulation.baseline_names import BASELINES
+from veilsum_deploy.simulation.held_out import NAMES
 from veilsum_deploy.simulation.study import Outcome, Simulation
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
@@ -40,6 +41,7 @@ def summarise(simulation: Simulation, outcome: Outcome) -> dict[str, Any]:
         "noise": study.privacy.noise,
         "repeat": len(outcome.runs),
         "holdout": TEST_SHARE if simulation.setting.holdout is None else simulation.setting.holdout,
+        "held_out": [run.held_out for run in outcome.runs if run.held_out] or None,
         "accuracy": accuracies or None,
         "accuracy_by_domain": [run.accuracies for run in outcome.runs if run.accuracies is not None] or None,
         "seconds": [round(run.seconds, 3) for run in outcome.runs],
@@ -66,10 +68,15 @@ def table(outcome: Outcome) -> list[dict[str, Any]]:
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for run in outcome.runs:
+        figures = dict(run.held_out or {})
+        if run.accuracy is not None:
+            figures["accuracy"] = run.accuracy
+        for name, words in NAMES.items():
+            if name in figures:
+                found.setdefault(f"{words} on held-out records", []).append((figures[name], 0.0))
+    for run in outcome.runs:
         for name, value, error in quantities(run.result.summary):
             found.setdefault(name, []).append((value, error))
-        if run.accuracy is not None:
-            found.setdefault("accuracy on held-out records", []).append((run.accuracy, 0.0))
     rows = []
     for name, pairs in found.items():
         values, errors = [value for value, _ in pairs], [error for _, error in pairs]

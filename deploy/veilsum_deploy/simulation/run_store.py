@@ -81,7 +81,8 @@ class RunStore:
         own = self.out / UNFINISHED / f"run-{number}"
         own.mkdir(exist_ok=True)
         replace_file(own / _STUDY, study.to_bytes())
-        note = {"seconds": run.seconds, "accuracies": run.accuracies, "accuracy": run.accuracy, "study": run.study}
+        scores = {"accuracies": run.accuracies, "accuracy": run.accuracy, "held_out": run.held_out}
+        note = {"seconds": run.seconds, "study": run.study, **scores}
         replace_file(own / _DONE, json.dumps(note).encode())
 
     def load(self, number: int) -> tuple[Study, Run] | None:
@@ -91,7 +92,7 @@ class RunStore:
             return None
         note: dict[str, Any] = json.loads((own / _DONE).read_bytes())
         result = load_result(self.out / f"run-{number}")
-        run = Run(result, note["study"], note["seconds"], note["accuracies"], note["accuracy"])
+        run = Run(result, note["study"], note["seconds"], note["accuracies"], note["accuracy"], note["held_out"])
         return parse_study((own / _STUDY).read_bytes()), run
 
 

@@ -22,6 +22,7 @@ from veilsum_coordinator.service.runner import run_study
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, deal, site_names
 from veilsum_deploy.simulation.engines import Engine
+from veilsum_deploy.simulation.held_out import held_out
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.progress import Progress, RoundProgress, WatchedFederation
 from veilsum_deploy.simulation.record import RunRecorder
@@ -107,7 +108,8 @@ def _simulate(
             about = {"name": study.name, "digest": study_digest(study.to_bytes()).hex(), "method": study.method}
             accuracies = accuracies_of(result, dealt, simulation.draft, kept)
             share = None if accuracies is None else overall(accuracies, dealt)
-            runs.append((study, Run(result, about, seconds, accuracies, share)))
+            figures = held_out(result, dealt, simulation.draft.schema, kept, simulation.draft.program)
+            runs.append((study, Run(result, about, seconds, accuracies, share, figures)))
             if store is not None:
                 store.save(number, *runs[-1])
     found: dict[str, Beside] = {}

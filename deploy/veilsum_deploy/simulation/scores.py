@@ -48,8 +48,7 @@ def domain_accuracies(
     """
     if not result.application:
         return None
-    alignment: Mapping[str, Any] | None = result.application.get("alignment")
-    source = None if alignment is None or alignment["kind"] == "maps" else str(alignment["source"])
+    alignment, source = result.application.get("alignment"), source_of(result)
     if source is not None and kept is None:
         return None
     model = Model.from_result(result, program)
@@ -70,6 +69,12 @@ def domain_accuracies(
             shares.append(float(np.mean(predicted == records.labels)))
         found[domain] = statistics.fmean(shares)
     return found
+
+
+def source_of(result: Result) -> str | None:
+    """The task whose kept statistic a site's own alignment is made of; None where it needs none."""
+    alignment: Mapping[str, Any] | None = result.application.get("alignment")
+    return None if alignment is None or alignment["kind"] == "maps" else str(alignment["source"])
 
 
 def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> dict[str, float]:

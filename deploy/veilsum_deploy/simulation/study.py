@@ -113,7 +113,7 @@ class Simulation:
 class Run:
     """One run; ``accuracies`` by domain is None where nothing is tested on or the result's classifier is out of reach.
 
-    Where noise left no classifier every accuracy is 0.
+    Where noise left no classifier every accuracy is 0. ``held_out`` has figures of all test records (:mod:`.held_out`).
     """
 
     result: Result
@@ -121,6 +121,7 @@ class Run:
     seconds: float
     accuracies: dict[str, float] | None
     accuracy: float | None
+    held_out: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,78 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
     return found
 
 
+def headline(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequence[str]) -> dict[str, float]:
+    """What predictions of classes are told by first, on all records that have a class.
+
+    ``auc``, of more classes than two the mean over classes of each against all others, of those that some records have and
+    some have not; absent without any. ``mean_predicted`` and ``observed``: of two classes the mean probability and the
+    share of the second one; of more the mean probability of the predicted class, and how often it is right. ``accuracy``, a
+    record without a prediction being wrong, and that of the constant guess.
+
+    Args:
+        scores: (n, M); NaN of a record without a prediction.
+        truth, names, classes: as of :func:`measure`.
+    """
+    own = np.array([classes.index(name) if name in classes else -1 for name in names], dtype=np.int64)[truth]
+    known: NDArray[np.bool_] = np.asarray(np.isfinite(scores).all(axis=1))
+    found: dict[str, float] = {}
+    if known.any():
+        shares, label = np.exp(_log_softmax(scores[known])), own[known]
+        areas = [
+            auc(shares[:, column], label == column)
+            for column in ((1,) if len(classes) == 2 else range(len(classes)))
+            if 0 < (label == column).sum() < len(label)
+        ]
+        if areas:
+            found["auc"] = float(np.mean(areas))
+        of_event = shares[:, 1] if len(classes) == 2 else shares.max(axis=1)
+        hit = label == (1 if len(classes) == 2 else shares.argmax(axis=1))
+        found |= {"mean_predicted": float(of_event.mean()), "observed": float(hit.mean())}
+    predicted = np.where(known, np.argmax(np.where(known[:, None], scores, 0.0), axis=1), -2)
+    guess = float(np.bincount(truth).max()) / len(truth)
+    return found | {"accuracy": float(np.mean(predicted == own)), "accuracy_of_constant_guess": guess}
+
+
+def outcome_headline(loss: str, predicted: Floats, truth: Floats, events: NDArray[np.bool_] | None = None) -> dict[str, float]:
+    """What predictions of numbers, counts or times are told by first; a figure that is not defined is absent.
+
+    Of a number R squared and the root mean squared error, of a count the share of the Poisson deviance that is explained, of a
+    time Harrell's C; of numbers and counts also the mean prediction and the mean of what was observed.
+
+    Args:
+        loss: of the outcome.
+        predicted: (n,) numbers, mean counts, or risks.
+        truth: (n,) what happened; of a time how long it was.
+        events: (n,) whether a time ended in the event.
+    """
+    if loss == "hazard":
+        found = None if events is None else _concordance(predicted, truth, events)
+        return {} if found is None else {"concordance": found}
+    means = {"mean_predicted": float(predicted.mean()), "observed": float(truth.mean())}
+    if loss == "poisson":
+        constant = _deviance(truth, np.full(len(truth), truth.mean())) if truth.any() else 0.0
+        return ({"deviance_explained": 1.0 - _deviance(truth, predicted) / constant} if constant > 0.0 else {}) | means
+    error, spread = float(np.mean((truth - predicted) ** 2)), float(truth.var())
+    figures = {"r_squared": 1.0 - error / spread} if spread > 0.0 else {}
+    return figures | {"root_mean_squared_error": error**0.5} | means
+
+
+def _deviance(counts: Floats, means: Floats) -> float:
+    """Sum of Poisson deviances."""
+    logs = counts * np.log(np.where(counts > 0.0, counts, 1.0) / np.where(counts > 0.0, means, 1.0))
+    return float(2.0 * (logs - counts + means).sum())
+
+
+def _concordance(risks: Floats, times: Floats, events: NDArray[np.bool_]) -> float | None:
+    """Harrell's C; who leaves at the time of an event outlived it. None without a pair to compare."""
+    pairs = right = 0.0
+    for place in np.flatnonzero(events):
+        later = (times > times[place]) | ((times == times[place]) & ~events)
+        pairs += float(later.sum())
+        right += float((risks[later] < risks[place]).sum()) + 0.5 * float((risks[later] == risks[place]).sum())
+    return right / pairs if pairs else None
+
+
 def _by_class(counts: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Recall, precision and F1 of each class; None where no record has the class, or none was predicted."""
     for row, name in enumerate(names):
