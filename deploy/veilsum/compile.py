@@ -128,7 +128,7 @@ class StudyDraft:
             "assumed_colluders": demand.assumed_colluders,
             "min_cohort": demand.min_cohort if demand.min_cohort is not None else len(self.members),
             "cohort_difference": demand.cohort_difference or ("strict" if demand.noise == "none" or derived else "allowed"),
-            "unit": demand.unit,
+            "unit": self.request.unit(schema),
         }
         study = validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
         _ = AgreedStudy(study).tasks  # what no participant could build is not submitted

@@ -244,6 +244,8 @@ def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[
             " differ in few sites show these sites' own numbers, so a site refuses a sum whose cohort differs from an earlier"
             " one by fewer sites than its policy.min_cohort. Invite the same sites again."
         )
+    if study.data.joined:
+        yield "A person may have several rows (joined = true in the schema): the unit is a person with all of them."
     if private and study.privacy.unit == "subject":
         twice = twofold_epsilon(study)
         cost = "the study costs more" if twice is None else f"epsilon is {twice:.3g}"

@@ -33,7 +33,8 @@ class PrivacyRequest(Frozen):
         error: in its place, the largest 95% half-width of the method's main quantities that noise may cause, as a share of
             their expected size at ``expected_records``; epsilon is then the smallest that reaches it.
         max_epsilon: with an error, the largest epsilon that it may cost.
-        unit: whose presence the guarantee hides, a record's or a subject's with all its records.
+        unit: whose presence the guarantee hides, a record's or a subject's with all its records; by default the subject's
+            where the schema says ``joined``, else the record's.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=LARGEST_EPSILON)
@@ -44,7 +45,7 @@ class PrivacyRequest(Frozen):
     assumed_colluders: int = Field(default=1, ge=1, le=1024)
     min_cohort: int | None = Field(default=None, ge=2, le=1024)
     cohort_difference: Literal["strict", "allowed"] | None = None
-    unit: Unit = "record"
+    unit: Unit | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -125,6 +126,19 @@ class StudyRequest(Frozen):
         if (self.schema_file is None) == (self.data is None):
             raise ValueError('state either schema = "file.toml" or a [data] table')
         return self
+
+    def unit(self, schema: DatasetSchema) -> Unit:
+        """Whose presence the study hides.
+
+        Raises:
+            ConfigurationError: one row's, of a person who may have several.
+        """
+        if schema.joined and self.privacy.unit == "record":
+            raise ConfigurationError(
+                f'study {self.name!r}: unit = "record" hides one row; by the schema (joined = true) a person may have more.',
+                'Leave `unit` out or state "subject". If nobody has two rows, leave `joined` out of the schema.',
+            )
+        return self.privacy.unit or ("subject" if schema.joined else "record")
 
     @property
     def all_parameters(self) -> dict[str, Any]:

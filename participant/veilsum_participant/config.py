@@ -104,6 +104,9 @@ class DatasetConfig(Frozen):
         joined: whether a person may have several of a query's rows, as where tables are joined. Then the dataset needs
             ``subject``, and studies must have the unit "subject". The default of a query is true.
         images: files that the records name, whose pixels are further columns.
+        memory: MiB of records that are held. Where a study's schema admits more, sums over records read the dataset anew for
+            each release, in batches (:mod:`veilsum_participant.data.stream`). That follows from the schema's ``max_records``
+            and columns, never from the records.
     """
 
     source: Literal["file", "sql"] = "file"
@@ -120,6 +123,7 @@ class DatasetConfig(Frozen):
     timeout: StrictInt = Field(default=300, ge=1, le=86400)
     joined: StrictBool | None = None
     images: ImagesConfig | None = None
+    memory: StrictInt = Field(default=512, ge=1, le=1 << 24)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

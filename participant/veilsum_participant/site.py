@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,7 +27,8 @@ from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
-from veilsum_participant.data.snapshot import records_digest
+from veilsum_participant.data.snapshot import RecordsDigest, records_digest
+from veilsum_participant.data.stream import BATCH, comes_in_batches, record_bytes, stream_records
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.store import TAKING_PART, StudyRow
@@ -58,6 +59,29 @@ COMPLETE = (
     "Run `veilsum ledger recover --from` with another site's export; or, to take the coordinator's word for it,"
     " `veilsum ledger recover --trust-coordinator`."
 )
+
+
+class Reading:
+    """A dataset's records in batches, to be read once.
+
+    Attributes:
+        digest: of a query's records (32 bytes), once all were read; None before, and of a file.
+    """
+
+    def __init__(self, batches: Iterable[Records], digest: bytes | RecordsDigest | None) -> None:
+        self._batches = batches
+        self._growing = digest if isinstance(digest, RecordsDigest) else None
+        self.digest = None if isinstance(digest, RecordsDigest) else digest
+
+    def __iter__(self) -> Iterator[Records]:
+        yield from self._batches if self._growing is None else map(self._added, self._batches)
+        if self._growing is not None:
+            self.digest = self._growing.digest()
+
+    def _added(self, batch: Records) -> Records:
+        if self._growing is not None:
+            self._growing.add(batch)
+        return batch
 
 
 class Snapshot(NamedTuple):
@@ -193,6 +217,30 @@ class Site:
                 self._records = {key: found}
             self._latest = (dataset, schema, found)
             return found
+
+    def batches(self, dataset: str, schema: DatasetSchema, *, by_subject: bool) -> Reading:
+        """:meth:`read` in batches, each with all records of its subjects if they are to be ``by_subject``. A dataset that the
+        schema lets be larger than its ``memory`` is read as they are taken, and not kept.
+
+        Raises:
+            DataError, Unavailable: as :func:`veilsum_participant.data.load_records`, here or as they are taken.
+        """
+        offered = self.config.datasets[dataset]
+        subject = offered.subject if by_subject or offered.source == "sql" else None
+        with self._caches:
+            known = self._known(dataset, schema)
+        large = record_bytes(schema) * schema.max_records > offered.memory << 20
+        if known is None and large and comes_in_batches(origin := offered.origin(dataset), subject):
+            rows = max(1, min(BATCH, (offered.memory << 20) // 4) // record_bytes(schema))
+            persons = max(1, (offered.memory << 20) // record_bytes(schema))
+            found = stream_records(origin, schema, subject, header=offered.header, rows=rows, persons=persons)
+            return Reading(found, RecordsDigest() if offered.source == "sql" else None)
+        return self.whole(dataset, schema)
+
+    def whole(self, dataset: str, schema: DatasetSchema) -> Reading:
+        """:meth:`read` in one batch."""
+        found = self.read(dataset, schema)
+        return Reading([found.records], found.digest)
 
     def _known(self, dataset: str, schema: DatasetSchema) -> Snapshot | None:
         latest = self._latest

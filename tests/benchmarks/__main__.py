@@ -13,6 +13,7 @@ from benchmarks import (
     barycenter,
     geometry,
     gradients,
+    large,
     ledger,
     load,
     masked_transport,
@@ -32,6 +33,7 @@ SECTIONS = (
     "simulation",
     "steps",
     "load",
+    "large",
 )
 
 
@@ -60,6 +62,8 @@ def main() -> None:
         results["simulation"] = simulation.measure(quick=options.quick)
     if "load" in wanted:
         results["load"] = load.measure(quick=options.quick)
+    if "large" in wanted:
+        results["large"] = large.measure(quick=options.quick)
     if "masked_transport" in wanted:
         results["masked_transport"] = masked_transport.measure(quick=options.quick)
     if "gradients" in wanted:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from support.randomness import SeededRandom
 from veilsum.compile import StudyRequest, compile_study, load_study_request
+from veilsum.plan import notes
 from veilsum.quantisation import plan_grid, rounding_share
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
@@ -145,6 +146,25 @@ def test_the_unit_is_passed_on(tmp_path: Path) -> None:
     assert compiled(asked.model_copy(update={"parameters": {"person": "first"}})).privacy.unit == "subject"
     with pytest.raises(ConfigurationError, match="how a person's records count"):
         compiled(asked)
+
+
+def test_where_a_person_may_have_several_rows_the_unit_is_the_person(tmp_path: Path) -> None:
+    plain = request(tmp_path)
+    assert plain.data is not None
+    assert "joined" not in plain.data.model_dump(), "studies of other schemas keep their bytes"
+    joined = {"data": plain.data.model_copy(update={"joined": True})}
+    with pytest.raises(ConfigurationError, match=r"the schema says that a person may have several \(joined = true\)"):
+        compiled(plain.model_copy(update=joined))
+    told = joined | {"parameters": {"at_most": 2}}
+    study = compiled(plain.model_copy(update=told))
+    assert study.privacy.unit == "subject"
+    assert parse_study(study.to_bytes()).data.joined
+    assert any("the unit is a person with all of them" in note for note in notes(study, []))
+    assert compiled(request(tmp_path, 'epsilon = 1.0\nunit = "subject"').model_copy(update=told)).privacy.unit == "subject"
+    rows = request(tmp_path, 'epsilon = 1.0\nunit = "record"')
+    assert compiled(rows).privacy.unit == "record"
+    with pytest.raises(ConfigurationError, match=r'unit = "record" hides one row; by the schema'):
+        compiled(rows.model_copy(update=told))
 
 
 def test_study_states_the_reached_epsilon(tmp_path: Path) -> None:

@@ -160,8 +160,9 @@ def check_persons(person: Reduction | None, at_most: int, study: Study) -> None:
     if all(stated):
         raise ConfigurationError("`person` and `at_most` exclude each other.", "Leave one of them out.")
     if any(stated) != (study.privacy.unit == "subject"):
+        joined = " It is, for the schema says that a person may have several (joined = true)." if study.data.joined else ""
         raise ConfigurationError(
-            'A study states how a person\'s records count exactly if unit = "subject".',
+            f'A study states how a person\'s records count exactly if unit = "subject".{joined}',
             'Under [parameters]: person = "first", "last", "max" or "mean"; or at_most = 3, for three times the noise.',
         )
 

@@ -37,7 +37,8 @@ class Options(TypedDict, total=False):
         assumed_colluders: sites that may collude with the coordinator; 1 by default.
         min_cohort: fewest sites of a sum; all by default.
         cohort_difference: whether cohorts of the study may differ.
-        unit: whose presence is hidden: a ``"record"``'s (the default) or a ``"subject"``'s.
+        unit: whose presence is hidden: a ``"record"``'s or a ``"subject"``'s; by default the subject's where the schema says
+            that a person may have several rows (``joined``), else the record's.
         person: with subjects, how a person's records become one: ``"first"``, ``"last"``, ``"max"`` or ``"mean"``.
         at_most: in its place, how many records of a person count.
         derive: columns made of others, by name (docs/statistics.md, "Queries").

@@ -27,7 +27,9 @@ _REMEDIES: Mapping[str, str] = {
     RefusalCode.EPSILON: "Ask for a smaller epsilon: the site's policy.max_epsilon bounds what one study may cost.",
     RefusalCode.BUDGET: "Ask for a smaller epsilon, or ask the site for a larger budget: its ledger allows no more.",
     RefusalCode.TASK: "Ask the site to accept the study's tasks, and to get its encoder's file; its log has the reason.",
-    RefusalCode.UNIT: "Ask for privacy.unit as the site's policy requires, record or subject.",
+    RefusalCode.UNIT: (
+        "State joined = true in the schema where a person may have several rows; else the privacy.unit that the site accepts."
+    ),
     RefusalCode.ATTEMPTS: "Wait until all participants are reachable, then submit it again.",
     RefusalCode.APPROVAL: "Ask the site's operator, who declined it by hand.",
 }

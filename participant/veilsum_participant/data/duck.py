@@ -7,7 +7,9 @@ tables. Nothing is written, fetched or loaded, and nothing spills to a disk.
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,7 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": "false",
     "temp_directory": "",
 }
+_KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
 
 
 def schema(query: Query) -> Any:
@@ -37,7 +40,7 @@ def schema(query: Query) -> Any:
             _add_empty(connection, name, path)
         connection.execute("SET enable_external_access = false")
         try:
-            return _answer(connection, query).schema
+            return _answer(connection, query).to_arrow_table().schema
         except _errors() as error:
             told = str(error).splitlines()[0].rstrip(".")
             raise DataError(f"The {query}: {told}.", "Correct the query, or the files that it reads.") from error
@@ -46,19 +49,62 @@ def schema(query: Query) -> Any:
 def rows(query: Query) -> Any:
     """See :func:`veilsum_participant.data.queries.query_rows`."""
     with _connection() as connection:
-        for name, path in query.files.items():
-            _add(connection, name, path)
-        connection.execute("SET enable_external_access = false")
-        watch = threading.Timer(query.timeout, connection.interrupt)
-        watch.start()
-        try:
-            return _answer(connection, query)
-        except _errors() as error:  # its words may hold a record's
-            if type(error).__name__ == "InterruptException":
-                raise slow(query) from None
-            raise failed(query, type(error).__name__) from None
-        finally:
-            watch.cancel()
+        _open(connection, query)
+        with _watched(connection, query, query.timeout):
+            return _answer(connection, query).to_arrow_table()
+
+
+def batches(query: Query, rows: int) -> Iterator[Any]:
+    """The same as Arrow tables of so many rows, one at least; the query's time runs while it is asked."""
+    left = float(query.timeout)
+    with _connection() as connection:
+        _open(connection, query)
+        reader = None
+        while True:
+            began = time.monotonic()
+            with _watched(connection, query, left):
+                if reader is None:
+                    reader = _answer(connection, query).to_arrow_reader(rows)
+                    yielded = reader.schema.empty_table()
+                else:
+                    batch = next(reader, None)
+                    if batch is None:
+                        return
+                    yielded = pa.Table.from_batches([batch])
+            left -= time.monotonic() - began
+            yield yielded
+
+
+def _open(connection: Any, query: Query) -> None:
+    """Show the query its tables, and nothing else from here on."""
+    for name, path in query.files.items():
+        _add(connection, name, path)
+    connection.execute("SET enable_external_access = false")
+
+
+@contextmanager
+def _watched(connection: Any, query: Query, seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer. A failure is told by its kind alone: what the database says may hold a record's words.
+
+    What fails while Arrow reads batches is an OSError whose text begins with the kind.
+    """
+    ended = threading.Event()
+
+    def stop() -> None:
+        ended.set()
+        connection.interrupt()
+
+    watch = threading.Timer(max(0.0, seconds), stop)
+    watch.start()
+    try:
+        yield
+    except (*_errors(), OSError, pa.ArrowException) as error:
+        if ended.is_set():
+            raise slow(query) from None
+        kind = _KIND.match(str(error)) if isinstance(error, OSError) else None
+        raise failed(query, type(error).__name__ if kind is None else kind[0]) from None
+    finally:
+        watch.cancel()
 
 
 @contextmanager
@@ -81,13 +127,13 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _answer(connection: Any, query: Query) -> Any:
-    """The answer to a query that is one SELECT statement."""
+    """The relation of a query that is one SELECT statement."""
     import duckdb
 
     statements = connection.extract_statements(query.text)
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise DataError(f"The {query} must be one SELECT statement.", "A query reads, and does nothing else.")
-    return connection.sql(statements[0]).to_arrow_table()
+    return connection.sql(statements[0])
 
 
 def _add_empty(connection: Any, name: str, path: Path) -> None:

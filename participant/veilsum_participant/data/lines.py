@@ -124,6 +124,22 @@ def mended(path: Path, start: int, cells: int) -> tuple[bytes | None, dict[int, 
     return b"".join(parts), faults
 
 
+def mended_parts(path: Path, start: int, cells: int, size: int) -> Iterator[bytes]:
+    """The same records in parts of whole lines, of about ``size`` bytes; there is one part at least."""
+    parts, length = [b"\n"], 0
+    with path.open("rb") as file:
+        file.seek(start)
+        for block in _blocks(file):
+            for line in (block,) if _plain(block) else _lines(block):
+                record = block if line is block else _record(line)
+                parts += (b"," * cells if isinstance(record, Fault) else record, b"\n")
+            length += len(block)
+            if length >= size:
+                yield b"".join(parts)
+                parts, length = [b"\n"], 0
+    yield b"".join(parts)
+
+
 def line_numbers(path: Path, rows: Collection[int], *, header: bool) -> dict[int, int]:
     """On which line of a CSV file each of some data rows stands; both are counted from 1, and empty lines are no rows."""
     wanted, found = set(rows), dict[int, int]()

@@ -8,7 +8,7 @@ is the site's and never a study's; it runs in a read-only transaction and for a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +47,17 @@ def query_rows(query: Query) -> Any:
         except Unavailable:
             time.sleep(pause)
     return _plain(rows(query))
+
+
+def query_batches(query: Query, rows: int) -> Iterator[Any]:
+    """What a query on files yields, as Arrow tables of so many rows, one at least.
+
+    Raises:
+        DataError, ConfigurationError: as :func:`query_rows`.
+    """
+    from veilsum_participant.data import duck
+
+    return map(_plain, duck.batches(query, rows))
 
 
 def _engine(url: str) -> tuple[Callable[[Query], Any], Callable[[Query], Any]]:

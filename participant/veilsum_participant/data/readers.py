@@ -23,11 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
+from numpy.typing import NDArray
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError
 from veilsum_participant.data import typed
-from veilsum_participant.data.lines import Fault, first_byte, mended, read_header
+from veilsum_participant.data.lines import Fault, first_byte, mended, mended_parts, read_header
 from veilsum_privacy.study.schema import DatasetSchema
 
 _CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
@@ -37,6 +38,10 @@ _HEADERS = threading.Lock()
 _GLOB = re.compile(r"[*?\[]")
 _BLOCK = 1 << 26
 """Bytes of a CSV file that are parsed at a time; any line that is used is shorter, as Latin-1 too."""
+_PART = 1 << 24
+"""Bytes of a CSV file in one of its batches."""
+_BUFFER = 1 << 16
+"""Bytes of each column of a Parquet file that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,13 @@ class Table:
     subjects: Any = None
     broken: Mapping[int, Fault] = field(default_factory=dict)
     header: bool | None = None
+
+    def filter(self, keep: NDArray[np.bool_]) -> Table:
+        """The rows (rows,) that are True, but for what is told of broken ones."""
+        mask = pa.array(keep)
+        columns = {name: column.filter(mask) for name, column in self.columns.items()}
+        subjects = None if self.subjects is None else self.subjects.filter(mask)
+        return Table(self.path, columns, int(keep.sum()), subjects, header=self.header)
 
 
 _PARQUET = (".parquet", ".pq")
@@ -137,6 +149,40 @@ def read_table(path: Path, schema: DatasetSchema, *, subject: str | None = None,
         return _read_parquet(path, schema, subject)
 
 
+def read_batches(
+    path: Path,
+    schema: DatasetSchema,
+    rows: int,
+    *,
+    subject: str | None = None,
+    header: bool | None = None,
+    identifiers: bool = False,
+    wanted: Callable[[int, int], bool] | None = None,
+) -> Iterator[tuple[int, Table]]:
+    """What :func:`read_table` reads, in the same order, in tables of about so many rows; an npz archive in one.
+
+    Args:
+        path, schema, subject, header: as in :func:`read_table`.
+        rows: of a table. Of CSV the file's bytes decide.
+        identifiers: whether the column ``subject`` alone is read.
+        wanted: of a Parquet file, whether any row from one place to before another is asked for; others may be left out.
+
+    Yields:
+        The place of a table's first row among all, and the table; one at least, unless none is wanted.
+
+    Raises:
+        DataError: as :func:`read_table`.
+    """
+    names = [] if identifiers else _named(schema)
+    with _readable(path):
+        if path.suffix.lower() == ".npz":
+            yield 0, _read_npz(path, schema, subject)
+        elif is_csv(path):
+            yield from _csv_batches(path, schema, subject, header, names)
+        else:
+            yield from _parquet_batches(path, schema, subject, names, rows, wanted)
+
+
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """Turn what reading may raise into a DataError."""
@@ -176,6 +222,18 @@ def _read_csv(path: Path, schema: DatasetSchema, subject: str | None, header: bo
     return Table(path, columns, rows, None if subject is None else read[subject], broken, schema.header)
 
 
+def _csv_batches(
+    path: Path, schema: DatasetSchema, subject: str | None, header: bool | None, names: list[str]
+) -> Iterator[tuple[int, Table]]:
+    order, start = _csv_layout(path, schema, subject, header)
+    place = 0
+    for text in mended_parts(path, start, len(order), _PART):
+        read, rows, _ = _parse(lambda text=text: pa.BufferReader(text), order, _and(names, subject), {})  # type: ignore[misc]
+        columns = {name: read[name] for name in names}
+        yield place, Table(path, columns, rows, None if subject is None else read[subject], header=schema.header)
+        place += rows
+
+
 def csv_names(path: Path) -> list[str]:
     """The columns that a CSV file's first line names; no record is read.
 
@@ -202,8 +260,23 @@ def read_csv_texts(path: Path) -> Any:
 
 def _parse_csv(path: Path, start: int, names: list[str], wanted: list[str]) -> tuple[dict[str, Any], int, dict[int, Fault]]:
     """The wanted columns of a CSV file's records, from the byte ``start`` on, as trimmed texts; how many; which are broken."""
-    positions = {name: str(names.index(name)) for name in wanted}
     content, faults = mended(path, start, len(names))
+
+    def opened() -> Any:
+        if content is not None:
+            return pa.BufferReader(content)
+        raw = pa.OSFile(str(path), "rb")
+        raw.seek(start)
+        return raw
+
+    return _parse(opened, names, wanted, faults)
+
+
+def _parse(
+    opened: Callable[[], Any], names: list[str], wanted: list[str], faults: Mapping[int, Fault]
+) -> tuple[dict[str, Any], int, dict[int, Fault]]:
+    """:func:`_parse_csv` of mended lines, of which some are known for faulty."""
+    positions = {name: str(names.index(name)) for name in wanted}
     broken: dict[int, Fault] = {}
 
     def skip(row: Any) -> str:
@@ -211,9 +284,7 @@ def _parse_csv(path: Path, start: int, names: list[str], wanted: list[str]) -> t
         return "skip"
 
     def parse(threads: bool, skip: Callable[[Any], str] | None) -> Any:
-        with pa.OSFile(str(path), "rb") if content is None else pa.BufferReader(content) as raw:
-            if content is None:
-                raw.seek(start)
+        with opened() as raw:
             return pacsv.read_csv(
                 raw,
                 read_options=pacsv.ReadOptions(
@@ -249,7 +320,7 @@ def _open_parquet(path: Path) -> Any:
         file.seek(end - length)
         footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0cunused:key..")
     metadata = parquet.read_metadata(pa.BufferReader(b"PAR1" + footer))
-    return parquet.ParquetFile(path, metadata=metadata)
+    return parquet.ParquetFile(path, metadata=metadata, buffer_size=_BUFFER, pre_buffer=False)
 
 
 def parquet_schema(path: Path) -> tuple[list[Path], Any]:
@@ -316,6 +387,36 @@ def _read_parquet(path: Path, schema: DatasetSchema, subject: str | None) -> Tab
     columns = {name: typed.joined([part.columns[name] for part in read], common[name]) for name in _named(schema)}
     subjects = None if subject is None else typed.joined([part.subjects for part in read], common[subject])
     return Table(path, columns, sum(part.rows for part in read), subjects)
+
+
+def _parquet_batches(
+    path: Path,
+    schema: DatasetSchema,
+    subject: str | None,
+    names: list[str],
+    rows: int,
+    wanted: Callable[[int, int], bool] | None,
+) -> Iterator[tuple[int, Table]]:
+    parts, _, common = _parquet_layout(path, schema, subject)
+    place, read = 0, _and(names, subject)
+
+    def typed_batch(table: Any) -> Table:
+        columns = {name: typed.values(table[name]).cast(common[name]) for name in names}
+        subjects = None if subject is None else typed.identifiers(table[subject]).cast(common[subject])
+        return Table(path, columns, table.num_rows, subjects)
+
+    for part in parts:
+        with _open_parquet(part) as file:
+            for group in range(file.num_row_groups):
+                end = place + file.metadata.row_group(group).num_rows
+                if wanted is None or wanted(place, end):
+                    for batch in file.iter_batches(rows, row_groups=[group], columns=read):
+                        yield place, typed_batch(pa.Table.from_batches([batch]))
+                        place += batch.num_rows
+                place = end
+            empty = file.schema_arrow.empty_table()
+    if not place:
+        yield 0, typed_batch(empty)
 
 
 def _npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[str, tuple[str, int | None]]:
@@ -402,7 +503,11 @@ def _named(schema: DatasetSchema) -> list[str]:
 
 def _wanted(schema: DatasetSchema, subject: str | None) -> list[str]:
     """The names of all columns to read, once each."""
-    return list(dict.fromkeys([*_named(schema), subject] if subject is not None else _named(schema)))
+    return _and(_named(schema), subject)
+
+
+def _and(names: list[str], subject: str | None) -> list[str]:
+    return list(dict.fromkeys([*names, subject] if subject is not None else names))
 
 
 def _require(path: object, names: Sequence[str], present: Sequence[str]) -> None:

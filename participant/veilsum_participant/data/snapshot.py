@@ -17,19 +17,38 @@ from veilsum_privacy.tasks.base import Records
 KEY_PURPOSE = "snapshot"
 
 
-def records_digest(records: Records) -> bytes:
-    """SHA-256 of the records as the study's schema reads them (32 bytes), whatever order a database gives them in.
+class RecordsDigest:
+    """SHA-256 of records as the study's schema reads them, whatever order a source gives them in; 32 bytes are held a person.
 
     Each record is hashed, a person's hashes are sorted and hashed, and so are all persons'; without subjects each record is a
     person's.
     """
-    singles = [hashlib.sha256(row).digest() for row in _rows(records)]
-    if records.subjects is not None:
-        parts: dict[int, list[bytes]] = {}
-        for subject, single in zip(records.subjects.tolist(), singles, strict=True):
-            parts.setdefault(subject, []).append(single)
-        singles = [hashlib.sha256(b"".join(sorted(part))).digest() for part in parts.values()]
-    return hashlib.sha256(b"".join(sorted(singles))).digest()
+
+    def __init__(self) -> None:
+        self._persons = bytearray()
+
+    def add(self, records: Records) -> None:
+        """Take some of the records; a person's must come together."""
+        singles = [hashlib.sha256(row).digest() for row in _rows(records)]
+        if records.subjects is not None:
+            parts: dict[int, list[bytes]] = {}
+            for subject, single in zip(records.subjects.tolist(), singles, strict=True):
+                parts.setdefault(subject, []).append(single)
+            singles = [hashlib.sha256(b"".join(sorted(part))).digest() for part in parts.values()]
+        self._persons += b"".join(singles)
+
+    def digest(self) -> bytes:
+        """Of all that was added (32 bytes)."""
+        words = np.frombuffer(self._persons, dtype=">u8").reshape(-1, 4)
+        order = np.lexsort(words.T[::-1])  # as bytes are sorted
+        return hashlib.sha256(words[order].tobytes()).digest()
+
+
+def records_digest(records: Records) -> bytes:
+    """See :class:`RecordsDigest`."""
+    found = RecordsDigest()
+    found.add(records)
+    return found.digest()
 
 
 def snapshot(digest: bytes, key: bytes, context: bytes) -> bytes:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.data import readers
 from veilsum_participant.data.images import check_packages, pixel_columns
-from veilsum_participant.data.queries import query_rows, query_schema
+from veilsum_participant.data.queries import query_batches, query_rows, query_schema
 from veilsum_participant.data.readers import Table, check_types, typed_table
-from veilsum_participant.query import Images, Source, pixel_names
+from veilsum_participant.query import Images, Query, Source, pixel_names
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 
@@ -53,6 +59,69 @@ def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = N
     return typed_table(None, schema, subject, found)
 
 
+def read_batches(
+    source: Source,
+    schema: DatasetSchema,
+    rows: int,
+    *,
+    subject: str | None = None,
+    header: bool | None = None,
+    keep: NDArray[np.bool_] | None = None,
+) -> Iterator[Table]:
+    """What :func:`read_table` reads, in the same order, in tables of about so many rows, one at least.
+
+    Args:
+        source, schema, subject, header: as in :func:`check_structure`; a query is one on files.
+        rows: of a table.
+        keep: (n,) of a source without a query, which of its rows are read; some are.
+
+    Raises:
+        DataError, ConfigurationError: as :func:`read_table`; or a source that has been changed has other rows than ``keep``.
+    """
+    if isinstance(source, Query):
+        for found in query_batches(source, rows):
+            check_types(f"The {source}", found.schema, schema, subject)
+            yield typed_table(None, schema, subject, found)
+        return
+    if isinstance(source, Images):
+        for table in read_batches(
+            source.table, _beside_pixels(source, schema), rows, subject=subject, header=header, keep=keep
+        ):
+            yield _with_pixels(source, table, schema)
+        return
+
+    def wanted(start: int, end: int) -> bool:
+        return keep is None or bool(keep[start:end].any())
+
+    for place, table in readers.read_batches(source, schema, rows, subject=subject, header=header, wanted=wanted):
+        if keep is None:
+            yield table
+        elif len(kept := keep[place : place + table.rows]) != table.rows:
+            raise changed(source)
+        elif kept.any():
+            yield table if kept.all() else table.filter(kept)
+
+
+def changed(source: Source) -> DataError:
+    """The error where a source has other rows than a moment ago."""
+    return DataError(f"{source}: was changed while it was read.", "Write it under another name, then rename it.")
+
+
+def read_identifiers(source: Source, schema: DatasetSchema, subject: str, rows: int, *, header: bool | None) -> Iterator[Any]:
+    """The column ``subject`` of a source without a query, in arrays of about so many rows, one at least.
+
+    Raises:
+        DataError: as :func:`read_table`.
+    """
+    if isinstance(source, Images):
+        yield from read_identifiers(source.table, _beside_pixels(source, schema), subject, rows, header=header)
+        return
+    if isinstance(source, Query):
+        raise Misuse("A query is not asked for identifiers alone.")
+    for _, table in readers.read_batches(source, schema, rows, subject=subject, header=header, identifiers=True):
+        yield table.subjects
+
+
 def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:
     """The schema of what is read from the table itself: no pixels, and the column that names files."""
     pixels = set(pixel_names(images.shape))
@@ -64,7 +133,12 @@ def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:
 
 def _read_images(images: Images, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
     """The table's columns, and the pixels of the image that each record names."""
-    table = read_table(images.table, _beside_pixels(images, schema), subject=subject, header=header)
+    return _with_pixels(
+        images, read_table(images.table, _beside_pixels(images, schema), subject=subject, header=header), schema
+    )
+
+
+def _with_pixels(images: Images, table: Table, schema: DatasetSchema) -> Table:
     wanted = [name for name in schema.file_columns if name not in table.columns]
     columns = table.columns | pixel_columns(images, table.columns[images.column], wanted)
     return replace(table, columns={name: columns[name] for name in schema.file_columns})

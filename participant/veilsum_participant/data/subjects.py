@@ -6,6 +6,7 @@ it: a study that could declare one person's identifier missing would make each o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -29,15 +30,28 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
     Returns:
         The number of each record's subject (n,), and (n,) bool, True where the identifier is missing.
     """
+    return number_parts([identifiers])
+
+
+def number_parts(parts: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """:func:`number_subjects` of identifiers that come in parts, of one type, of which there is one at least."""
+    chunks = pa.chunked_array([_told(part) for part in parts]).dictionary_encode().unify_dictionaries().chunks
+    if not chunks:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
+    indices = pa.chunked_array([chunk.indices for chunk in chunks])
+    missing = np.asarray(pc.is_null(indices).to_numpy(), dtype=np.bool_)
+    numbers = pc.fill_null(indices, 0).to_numpy().astype(np.int64)
+    numbers[missing] = len(chunks[0].dictionary) + np.arange(int(missing.sum()))
+    return cast(NDArray[np.int64], numbers), missing
+
+
+def _told(identifiers: Any) -> Any:
+    """Identifiers as they are compared, null where there is none."""
     if _is_text(identifiers.type):
         identifiers = pc.utf8_normalize(pc.cast(identifiers, pa.large_string()), form="NFC")
     elif pa.types.is_float32(identifiers.type) or pa.types.is_float64(identifiers.type):
         identifiers = pc.add(identifiers, pa.scalar(0.0, identifiers.type))  # -0.0 is 0.0
-    encoded = pc.if_else(_missing(identifiers), pa.scalar(None, identifiers.type), identifiers).dictionary_encode()
-    missing = np.asarray(pc.is_null(encoded.indices).to_numpy(zero_copy_only=False), dtype=np.bool_)
-    numbers = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    numbers[missing] = len(encoded.dictionary) + np.arange(int(missing.sum()))
-    return cast(NDArray[np.int64], numbers), missing
+    return pc.if_else(_missing(identifiers), pa.scalar(None, identifiers.type), identifiers)
 
 
 def _is_text(kind: Any) -> bool:

@@ -27,7 +27,7 @@ from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.patience import patiently
-from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
+from veilsum_participant.site import LOG, OpenStudy, Reading, Site, check_certificates, load_open_study
 from veilsum_participant.store import AttemptRow, AttemptState, Kept, StudyState
 from veilsum_privacy.computation.contribution import SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
@@ -52,7 +52,7 @@ from veilsum_privacy.securesum.contribution import (
     payload_digest,
 )
 from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Floats, RecordTask
 
 
 @dataclass(frozen=True)
@@ -294,12 +294,15 @@ class Contributions:
         if ready.kept is not None:
             return _Computed(ready.kept, True)
         place = ready.place
-        digests: list[bytes | None] = []
+        readings: list[Reading] = []
 
-        def load() -> Records:
-            read = site.read(study.dataset, study.data)
-            digests.append(read.digest)
-            return read.records
+        def load() -> Reading:
+            if isinstance(plan.task.task, RecordTask):
+                reading = site.batches(study.dataset, study.data, by_subject=study.privacy.unit == "subject")
+            else:
+                reading = site.whole(study.dataset, study.data)
+            readings.append(reading)
+            return reading
 
         part = contribute(plan, load, ready.arrays, place)
         trained = place.state if part.fault is not None and not part.state else part.state
@@ -321,7 +324,7 @@ class Contributions:
         LOG.info("study %s: round %d (%s) is computed", study.name, task.round, task.label, extra=fields)
         # how many records there are is the site's own business: only who asks for it finds it in the log
         LOG.debug("task %s: %d clipped, %d invalid", task.label, part.clipped, part.invalid, extra=fields)
-        return _Computed(part.total, False, state, part.fault, digests[0] if digests else None)
+        return _Computed(part.total, False, state, part.fault, readings[-1].digest if readings else None)
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment

@@ -7,7 +7,7 @@ participant calls it by way of :func:`contribute`, which gives a vector whatever
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
+from veilsum_privacy.mechanism.clipping import MAX_BOUND, MAX_VALUES, SiteSum, scattered_sum, site_sum
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, RecordTask, SiteTask, TrainingTask
+from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, RecordTask, SiteTask, TrainingTask, join_batches
 from veilsum_privacy.tasks.feature_maps import Encode, map_records
 
 Integers = NDArray[np.int64]
@@ -73,7 +73,25 @@ class SitePart(NamedTuple):
     fault: Exception | None = None
 
 
-def contribute(plan: RoundPlan, load: Callable[[], Records], broadcast: Mapping[str, Floats], place: SitePlace) -> SitePart:
+class _Batches:
+    """A site's records in batches, read once; remembers whether it was the reading that failed."""
+
+    def __init__(self, load: Callable[[], Records | Iterable[Records]]) -> None:
+        self._load = load
+        self.failed = False
+
+    def __iter__(self) -> Iterator[Records]:
+        try:
+            loaded = self._load()
+            yield from [loaded] if isinstance(loaded, Records) else loaded
+        except Exception:
+            self.failed = True
+            raise
+
+
+def contribute(
+    plan: RoundPlan, load: Callable[[], Records | Iterable[Records]], broadcast: Mapping[str, Floats], place: SitePlace
+) -> SitePart:
     """:func:`compute_sum` as a total function: a site whose records cannot be read, or computed on, takes part all the same.
 
     That a site takes part, and what it sends in which size, must not depend on its records: who chooses the task could ask
@@ -82,23 +100,19 @@ def contribute(plan: RoundPlan, load: Callable[[], Records], broadcast: Mapping[
     records would.
 
     Args:
-        load: reads the records.
+        load: reads the records, whole or in batches as :func:`compute_sum` takes them.
         plan, broadcast, place: as for :func:`compute_sum`; what can fail without records was tried before
             (:mod:`veilsum_privacy.computation.rehearsal`).
     """
+    batches = _Batches(load)
     fault: Exception
     try:
-        records = load()
+        return compute_sum(plan, batches, broadcast, place)
     except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
         fault = error
-    else:
+    if isinstance(plan.task.task, RecordTask) and not batches.failed:
         try:
-            return compute_sum(plan, records, broadcast, place)
-        except Exception as error:  # noqa: BLE001
-            fault = error
-        try:
-            if isinstance(plan.task.task, RecordTask):
-                return compute_sum(plan, records, broadcast, place, singly=True)._replace(fault=fault)
+            return compute_sum(plan, _Batches(load), broadcast, place, singly=True)._replace(fault=fault)
         except Exception:
             LOG.debug("the records cannot be computed on one by one either", exc_info=True)
     try:
@@ -116,12 +130,19 @@ def no_records(study: Study) -> Records:
 
 
 def compute_sum(
-    plan: RoundPlan, records: Records, broadcast: Mapping[str, Floats], place: SitePlace | None = None, *, singly: bool = False
+    plan: RoundPlan,
+    records: Records | Iterable[Records],
+    broadcast: Mapping[str, Floats],
+    place: SitePlace | None = None,
+    *,
+    singly: bool = False,
 ) -> SitePart:
     """Run a round's task at a site: sampled and bounded by the study's unit, on the grid, clamped; before noise is added.
 
     Args:
-        plan, records, broadcast, place: of the round and the site.
+        plan, broadcast, place: of the round and the site.
+        records: all of them; or in batches, each with all records of its subjects. A :class:`RecordTask` takes one batch
+            after the other, and gives the same integers whatever the batches are; other tasks take them joined.
         singly: compute on each record by itself, and take it for invalid if that fails; only of a :class:`RecordTask`.
 
     Returns:
@@ -135,19 +156,18 @@ def compute_sum(
     agreed, task = plan.task, plan.task.task
     factor = _factor(agreed.study, broadcast, place) if task.weighted() else 1.0
     broadcast = _own_rows(agreed, broadcast, place.index)
+    batches = [records] if isinstance(records, Records) else records
     if isinstance(task, DerivedTask):
         found = _derive(agreed, task, broadcast, place)
     elif isinstance(task, TrainingTask):
-        found = _train(plan, task, _mapped(agreed, records, broadcast, place), broadcast, place, factor)
+        found = _train(plan, task, _mapped(agreed, join_batches(batches), broadcast, place), broadcast, place, factor)
+    elif isinstance(task, RecordTask):
+        found = _add_up(plan, task, _sampled(agreed, batches, place.random), broadcast, place, singly=singly)
+    elif isinstance(task, SiteTask):
+        taken = join_batches(_sampled(agreed, batches, place.random))
+        found = _site_vector(plan, task, _mapped(agreed, taken, broadcast, place), broadcast, factor)
     else:
-        if plan.declaration.sampling_rate < 1:
-            records = _sampled(agreed, records, place.random)
-        if isinstance(task, RecordTask):
-            found = _add_up(plan, task, records, broadcast, place, singly=singly)
-        elif isinstance(task, SiteTask):
-            found = _site_vector(plan, task, _mapped(agreed, records, broadcast, place), broadcast, factor)
-        else:
-            raise Misuse(f"The task {task.name} is of no known kind.")
+        raise Misuse(f"The task {task.name} is of no known kind.")
     if not agreed.per_site:
         return found
     whole = np.zeros((agreed.study.sites, task.layout().size), dtype=np.int64)
@@ -181,10 +201,14 @@ def _unit_subjects(study: Study, records: Records) -> Integers | None:
     return records.subjects
 
 
-def _sampled(agreed: AgreedTask, records: Records, random: RandomSource) -> Records:
-    """A Poisson sample of the records, drawn by the study's unit."""
-    taken = poisson_sample(agreed.declaration.sampling_rate, len(records), random, _unit_subjects(agreed.study, records))
-    return records.take(taken)
+def _sampled(agreed: AgreedTask, batches: Iterable[Records], random: RandomSource) -> Iterable[Records]:
+    """A Poisson sample of each batch, drawn by the study's unit; the batches themselves where all records take part."""
+    rate = agreed.declaration.sampling_rate
+
+    def sample(records: Records) -> Records:
+        return records.take(poisson_sample(rate, len(records), random, _unit_subjects(agreed.study, records)))
+
+    return batches if rate == 1 else map(sample, batches)
 
 
 def _train(
@@ -229,23 +253,45 @@ def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:
 def _add_up(
     plan: RoundPlan,
     task: RecordTask[Any],
-    records: Records,
+    batches: Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace,
     *,
     singly: bool,
 ) -> SitePart:
-    """The clipped vectors of all records, added up exactly."""
-    limits = task.layout().size, task.clip(), plan.declaration.grid, plan.encoding.bound
+    """The clipped vectors of all records, added up exactly, so that the batches' borders change nothing; then clamped."""
+    whole = np.zeros(task.layout().size, dtype=np.int64)
+    count = clipped = invalid = 0
+    for records in batches:
+        count += len(records)
+        if count > MAX_VALUES:
+            raise Misuse("A site's sum takes at most 2^36 records.")
+        found = _batch_sum(plan, task, records, broadcast, place, singly=singly)
+        whole += found.total
+        clipped, invalid = clipped + found.clipped, invalid + found.invalid
+        del records  # before the next ones are read
+    return SitePart(np.clip(whole, -plan.encoding.bound, plan.encoding.bound), clipped, invalid)
+
+
+def _batch_sum(
+    plan: RoundPlan,
+    task: RecordTask[Any],
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    place: SitePlace,
+    *,
+    singly: bool,
+) -> SiteSum:
+    limits = task.layout().size, task.clip(), plan.declaration.grid, MAX_BOUND
     if singly:
         rows = _one_by_one(plan.task, task, records, broadcast, place)
-        return SitePart(*site_sum(rows, *limits, _unit_subjects(plan.task.study, records)))
+        return site_sum(rows, *limits, _unit_subjects(plan.task.study, records))
     records = _mapped(plan.task, records, broadcast, place)
     subjects = _unit_subjects(plan.task.study, records)
     pieces = None if subjects is not None else task.pieces(records, broadcast)
     if pieces is not None:
-        return SitePart(*scattered_sum(pieces, *limits))
-    return SitePart(*site_sum(task.vectors(records, broadcast), *limits, subjects))
+        return scattered_sum(pieces, *limits)
+    return site_sum(task.vectors(records, broadcast), *limits, subjects)
 
 
 def _one_by_one(

@@ -141,6 +141,7 @@ class DatasetSchema(Frozen):
         order: all columns of a file without a header, unused ones included.
         missing: texts that mean "no value" (an empty cell and NaN always do).
         max_records: public bound on the records of one site; a larger site uses all, its sums clamped to this bound.
+        joined: whether a person may have several records, as where a query joins tables. Studies then protect the subject.
     """
 
     columns: tuple[Column, ...] = Field(min_length=1, max_length=4096)
@@ -149,6 +150,7 @@ class DatasetSchema(Frozen):
     order: tuple[ColumnName, ...] = ()
     missing: tuple[str, ...] = ("", "?", "NA", "nan")
     max_records: int = Field(default=100_000, ge=1, le=2**24)
+    joined: bool = Field(default=False, exclude_if=lambda joined: not joined)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
@@ -61,6 +61,33 @@ class Records:
         labels = None if self.labels is None else self.labels[rows]
         subjects = None if self.subjects is None else self.subjects[rows]
         return Records(self.features[rows], self.present[rows], labels, subjects)
+
+
+def join_batches(batches: Iterable[Records], places: NDArray[np.intp] | None = None) -> Records:
+    """All records of some batches, of which there is one at least; a list is emptied, to let go what is copied.
+
+    Args:
+        batches: the records.
+        places: (n,) where each of them goes; one after another without it.
+    """
+    parts = batches if isinstance(batches, list) else list(batches)
+    if len(parts) == 1 and places is None:
+        return parts[0]
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    first, rows = parts[0], ends[-1]
+    features, present = np.empty((rows, first.features.shape[1])), np.empty((rows, first.features.shape[1]), dtype=np.bool_)
+    labels = None if first.labels is None else np.empty(rows, dtype=np.int64)
+    subjects = None if first.subjects is None else np.empty(rows, dtype=np.int64)
+    del first
+    while parts:
+        part, end = parts.pop(), ends.pop()
+        own = slice(end - len(part), end) if places is None else places[end - len(part) : end]
+        features[own], present[own] = part.features, part.present
+        if labels is not None:
+            labels[own] = part.labels
+        if subjects is not None:
+            subjects[own] = part.subjects
+    return Records(features, present, labels, subjects)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""Sums over 10 million records of 50 columns, read from Parquet in batches: time and peak memory, a process for each task."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from benchmarks.memory import peak
+from support.neighbours import Setting, moments_parameters
+from veilsum_participant.config import DatasetConfig
+from veilsum_participant.data.stream import BATCH, record_bytes, stream_records
+from veilsum_privacy.computation.contribution import compute_sum
+from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
+
+COLUMNS = 50
+RECORDS, QUICK = 10_000_000, 200_000
+VISITS = 4
+"""Records of a person in the mean."""
+
+LABEL = LabelColumn(column="y", classes=tuple(ClassValues(name=name, values=(str(i),)) for i, name in enumerate("ab")))
+SCHEMA = DatasetSchema(
+    columns=tuple(NumberColumn(name=f"x{i}", low=-4, high=4) for i in range(COLUMNS)), label=LABEL, max_records=RECORDS
+)
+HISTOGRAMS = tuple(
+    {"name": f"h{i}", "kind": "histogram", "over": (f"x{i}",), "edges": tuple(range(-3, 4)), "scale": 64} for i in range(4)
+)
+TASKS = {
+    "statistics": Setting("", "statistics", SCHEMA),
+    "four histograms": Setting("", "tables", SCHEMA, {"queries": HISTOGRAMS, "sensitivity": 128}),
+    "gaussian-moments": Setting("", "gaussian-moments", SCHEMA, moments_parameters(3.0, 1, 1, 1, 1)),
+}
+RUNS = (
+    ("statistics", None),
+    ("four histograms", None),
+    ("gaussian-moments", None),
+    ("statistics", "sorted"),
+    ("statistics", "anywhere"),
+)
+"""A task, and the column of subjects if these are the unit."""
+
+
+def write(path: Path, records: int) -> int:
+    """Write made-up records in groups of a million rows, as Arrow does by default; return the file's bytes."""
+    rng = np.random.default_rng(0)
+    writer = None
+    for start in range(0, records, 1 << 20):
+        rows = min(1 << 20, records - start)
+        columns: dict[str, Any] = {f"x{i}": rng.normal(size=rows).astype(np.float32) for i in range(COLUMNS)}
+        columns |= {"y": rng.integers(0, 2, rows, dtype=np.int8), "sorted": np.arange(start, start + rows) // VISITS}
+        table = pa.table(columns | {"anywhere": rng.integers(0, records // VISITS, rows)})
+        writer = writer or parquet.ParquetWriter(path, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+    return path.stat().st_size
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """Every run's seconds, processor seconds and peak MiB."""
+    records = QUICK if quick else RECORDS
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "records.parquet")
+        found: dict[str, Any] = {"records": records, "columns": COLUMNS, "file, MB": write(path, records) / 1e6}
+        for task, subject in RUNS:
+            command = [sys.executable, "-m", "benchmarks.large", str(path), task, *([subject] if subject else [])]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            name = task if subject is None else f"{task} by subject, {subject}"
+            found[name] = json.loads(done.stdout)
+    return found
+
+
+def main(path: Path, task: str, subject: str | None = None) -> None:
+    """One run, in the default memory of a dataset."""
+    setting = TASKS[task]
+    study = setting.study("record" if subject is None else "subject", grid=2**20, variance=10**9)
+    memory = DatasetConfig(path=path).memory << 20
+    persons, rows = memory // record_bytes(SCHEMA), BATCH // record_bytes(SCHEMA)
+    start, processor = time.perf_counter(), time.process_time()
+    batches = stream_records(path, SCHEMA, subject, rows=rows, persons=persons)
+    total = compute_sum(setting.plan(study), batches, {}).total
+    assert total.any()
+    seconds = {"elapsed, s": time.perf_counter() - start, "processor, s": time.process_time() - processor}
+    print(json.dumps(seconds | {"peak, MiB": peak() / 2**20}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,308 @@
+"""Data larger than memory: batches are together what one reading gives, and sums do not show how records came in batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from support.neighbours import SETTINGS, Setting, random_records, spoil, with_subjects
+from support.randomness import SeededRandom
+from support.tables import SCHEMA
+from veilsum_node.errors import DataError
+from veilsum_participant.data import load_records, readers
+from veilsum_participant.data.sources import read_batches
+from veilsum_participant.data.stream import comes_in_batches, stream_records
+from veilsum_participant.query import Images, Query, Source, pixel_names
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
+from veilsum_privacy.study.study import Study, Unit
+from veilsum_privacy.tasks.base import Records, join_batches
+
+ADDED = [setting for setting in SETTINGS if setting.additive]
+CUTS = st.lists(st.integers(0, 90), max_size=12).map(sorted)
+
+
+def cut(records: Records, places: list[int]) -> Iterator[Records]:
+    """The records in batches; a cut within a subject moves to its end."""
+    ends = [min(place, len(records)) for place in places]
+    if records.subjects is not None:
+        ends = [int(np.searchsorted(records.subjects, records.subjects[end - 1], side="right")) if end else 0 for end in ends]
+    for begin, end in zip([0, *ends], [*ends, len(records)], strict=True):
+        yield records.take(slice(begin, end))
+
+
+def sampled(study: Study, rate: float) -> Study:
+    tasks = tuple(task.model_copy(update={"sampling_rate": rate}) for task in study.tasks)
+    return study.model_copy(update={"tasks": tasks})
+
+
+@pytest.mark.parametrize("unit", ["record", "subject"])
+@pytest.mark.parametrize("setting", ADDED, ids=lambda setting: f"{setting.task}-{setting.name}")
+@given(places=CUTS, seed=st.integers(0, 2**32 - 1), rate=st.sampled_from([1.0, 0.3]))
+def test_sums_are_the_same_integers_however_records_come_in_batches(
+    setting: Setting, unit: Unit, places: list[int], seed: int, rate: float
+) -> None:
+    """Every task that sums over records, with values no reader gives."""
+    setting, rng = few(setting), np.random.default_rng(seed)
+    records = spoil(random_records(rng, 90, setting.schema), rng)
+    if unit == "subject":
+        records = with_subjects(records, rng)
+    study = sampled(setting.study(unit, grid=2**16, variance=10**9), rate)
+    rows = {name: np.stack([row] * study.sites) for name, row in setting.given.items()}
+    broadcast, plan = {**setting.broadcast, **rows}, setting.plan(study)
+    want = compute_sum(plan, records, broadcast, SitePlace(random=SeededRandom(seed)))
+    found = compute_sum(plan, cut(records, places), broadcast, SitePlace(random=SeededRandom(seed)))
+    np.testing.assert_array_equal(found.total, want.total)
+    assert (found.clipped, found.invalid) == (want.clipped, want.invalid)
+    singly = compute_sum(plan, cut(records, places), broadcast, SitePlace(random=SeededRandom(seed)), singly=True)
+    if not setting.task.startswith("tables") and unit == "record":
+        np.testing.assert_array_equal(singly.total, want.total)
+
+
+def few(setting: Setting) -> Setting:
+    """The setting with a schema whose records a site's sum is clamped to soon."""
+    return replace(setting, schema=setting.schema.model_copy(update={"max_records": 8}))
+
+
+def statistics() -> Setting:
+    return few(next(setting for setting in SETTINGS if setting.task == "statistics"))
+
+
+def test_clamping_is_of_the_whole_sum() -> None:
+    """Were each batch clamped to 8 records, those of another sign could not make up for those beyond."""
+    setting = statistics()
+    study = setting.study("record", grid=2**16, variance=0, noise="none")
+    high = random_records(np.random.default_rng(0), 100, setting.schema, complete=True)
+    high.features[:, 0] = 1.0
+    low = replace(high, features=-high.features)
+    whole = join_batches([high, low])
+    plan = setting.plan(study)
+    found = compute_sum(plan, [high, low], {}).total
+    np.testing.assert_array_equal(found, compute_sum(plan, whole, {}).total)
+    assert np.abs(compute_sum(plan, high, {}).total).max() == plan.encoding.bound
+
+
+@pytest.mark.parametrize("where", ["at first", "in the midst"])
+def test_what_fails_in_reading_counts_as_no_records_and_is_read_once(where: str) -> None:
+    setting = statistics()
+    plan = setting.plan(setting.study("record", grid=2**16, variance=0, noise="none"))
+    some = random_records(np.random.default_rng(0), 9, setting.schema, complete=True)
+    reads = []
+
+    def load() -> Iterator[Records]:
+        reads.append(1)
+        if where == "in the midst":
+            yield some
+        raise OSError(5, "Input/output error")
+
+    part = contribute(plan, load, {}, SitePlace())
+    assert not part.total.any()
+    assert isinstance(part.fault, OSError)
+    assert reads == [1]
+
+
+def test_a_record_that_a_task_fails_on_is_left_out_of_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = statistics()
+    study = setting.study("record", grid=2**16, variance=0, noise="none")
+    plan = AgreedStudy(study).task(study.tasks[0].label).plan(4, 4)
+    some = random_records(np.random.default_rng(0), 9, setting.schema, complete=True)
+    task = plan.task.task
+    real = task.vectors  # type: ignore[attr-defined]
+
+    def vectors(records: Records, broadcast: Any) -> Any:
+        if (records.features == some.features[4]).all(axis=1).any():
+            raise ArithmeticError
+        return real(records, broadcast)
+
+    want = compute_sum(plan, join_batches([some.take(slice(4)), some.take(slice(5, 9))]), {}).total
+    monkeypatch.setattr(task, "vectors", vectors)
+    part = contribute(plan, lambda: cut(some, [3, 6]), {}, SitePlace())
+    np.testing.assert_array_equal(part.total, want)
+    assert part.invalid == 1
+    assert isinstance(part.fault, ArithmeticError)
+
+
+# -- sources ----------------------------------------------------------------------------------------------------------------
+
+ODD = [
+    b"p1,60,K\xc3\xb6ln,0", b"p2,61.5,Ulm,1", b"p1,1e400,?,2", b",,,", b"p3,x,Ulm", b'"p,4","7",Ulm,1', b'p5,"8,Ulm,1', b"",
+    b"p1,200,K\xf6ln,0", b"p2,-1,Ulm,1", b"NA,3,Ulm,0", b"p6,5,Ulm,0,9", b"n/a,4,Ulm,0", b"p7,nan,Ulm,1", b"p2,9, Ulm ,1 ",
+]  # fmt: skip
+
+
+def csv_file(directory: Path) -> Source:
+    (directory / "odd.csv").write_bytes(b"\n".join([b"who,age,town,ill", *ODD * 9]))
+    return directory / "odd.csv"
+
+
+def plain_csv(directory: Path) -> Source:
+    lines = [f"p{row % 5},{row},Ulm,{row % 2}" for row in range(70)]
+    (directory / "plain.csv").write_text("\n".join(["who,age,town,ill", *lines, ""]))
+    return directory / "plain.csv"
+
+
+def people(rows: int, seed: int, who: Any = None) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    persons = [f"p{number}" if number else None for number in rng.integers(0, 7, rows)] if who is None else who
+    age = [None if value < 20 else float(value) for value in rng.uniform(0, 130, rows)]
+    town = [("Köln", "Ulm", "Bonn", None)[place] for place in rng.integers(0, 4, rows)]
+    ill = [str(value) for value in rng.integers(0, 3, rows)]
+    return pa.table({"who": pa.array(persons), "age": age, "town": town, "ill": ill})
+
+
+def parts(directory: Path) -> Source:
+    """Parts of several groups of rows, with numbers stored as other types, and one without rows."""
+    folder = directory / "parts"
+    folder.mkdir()
+    parquet.write_table(people(50, 1), folder / "1.parquet", row_group_size=7)
+    whole = people(20, 2)
+    parquet.write_table(whole.set_column(1, "age", whole["age"].cast(pa.int32(), safe=False)), folder / "2.parquet")
+    parquet.write_table(whole.slice(0, 0), folder / "3.parquet")
+    parquet.write_table(whole.set_column(2, "town", pa.nulls(20)), folder / "4.parquet", row_group_size=3)
+    return folder
+
+
+def sorted_parts(directory: Path) -> Source:
+    parquet.write_table(people(60, 3).sort_by("who"), directory / "sorted.parquet", row_group_size=6)
+    return directory / "sorted.parquet"
+
+
+def no_rows(directory: Path) -> Source:
+    parquet.write_table(people(0, 0), directory / "none.parquet")
+    return directory / "none.parquet"
+
+
+def query(directory: Path) -> Source:
+    return Query("records", "SELECT * FROM t", files={"t": Path(str(parts_alike(directory)))})
+
+
+def parts_alike(directory: Path) -> Path:
+    folder = directory / "alike"
+    folder.mkdir()
+    for number in (1, 2, 3):
+        parquet.write_table(people(30, number), folder / f"{number}.parquet", row_group_size=8)
+    return folder
+
+
+FILES = {"csv": csv_file, "plain csv": plain_csv, "parts": parts, "sorted": sorted_parts, "empty": no_rows}
+
+
+def assert_same(batches: list[Records], whole: Records) -> None:
+    found = join_batches(list(batches))
+    np.testing.assert_array_equal(found.features, whole.features)
+    np.testing.assert_array_equal(found.present, whole.present)
+    np.testing.assert_array_equal(found.labels, whole.labels)
+    assert (found.subjects is None) == (whole.subjects is None)
+    if whole.subjects is not None:
+        np.testing.assert_array_equal(found.subjects, whole.subjects)
+        owners = [set(batch.subjects.tolist()) for batch in batches if batch.subjects is not None]
+        assert sum(map(len, owners)) == len(set(whole.subjects.tolist())), "a subject's records stand in one batch"
+
+
+@pytest.mark.parametrize("subject", [None, "who"])
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize(("rows", "persons"), [(1, 1), (3, 20), (8, 5), (1000, 1000)])
+def test_batches_are_together_what_one_reading_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, subject: str | None, rows: int, persons: int
+) -> None:
+    monkeypatch.setattr(readers, "_PART", 40 * rows)
+    source = FILES[kind](tmp_path)
+    whole, counts = load_records(source, SCHEMA, subject)
+    batches = list(stream_records(source, SCHEMA, subject, rows=rows, persons=persons))
+    assert_same(batches, whole)
+    assert comes_in_batches(source, subject)
+    if rows == 1 and kind in ("parts", "sorted") and subject is None:
+        assert max(map(len, batches)) == 1
+    if subject is not None and counts.subjects:
+        largest = int(np.bincount(whole.subjects).max())  # type: ignore[arg-type]
+        assert max(map(len, batches)) <= max(persons, largest)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 2048, 10_000])
+def test_a_query_on_files_comes_in_batches(tmp_path: Path, rows: int) -> None:
+    source = query(tmp_path)
+    whole, _ = load_records(source, SCHEMA)
+    assert_same(list(stream_records(source, SCHEMA, None, rows=rows)), whole)
+    assert comes_in_batches(source, None)
+    assert not comes_in_batches(source, "who")
+    assert not comes_in_batches(Query("records", "SELECT 1"), None)
+    assert not comes_in_batches(tmp_path / "x.npz", None)
+
+
+def test_a_file_in_the_order_of_its_subjects_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    persons = [f"p{row // 3}" for row in range(60)]
+    parquet.write_table(people(60, 3, persons), tmp_path / "sorted.parquet", row_group_size=6)
+    read: list[int] = []
+    real = parquet.ParquetFile.iter_batches
+
+    def counted(file: Any, *given: Any, **named: Any) -> Any:
+        if "age" in named["columns"]:
+            read.extend(named["row_groups"])
+        return real(file, *given, **named)
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", counted)
+    batches = list(stream_records(tmp_path / "sorted.parquet", SCHEMA, "who", rows=4, persons=12))
+    assert [len(batch) for batch in batches] == [12] * 5
+    assert read == list(range(10))
+
+
+@pytest.mark.parametrize("subject", [None, "who"])
+def test_images_come_in_batches(tmp_path: Path, subject: str | None) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(12):
+        Image.fromarray(rng.integers(0, 255, (2, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+    files = [f"{number}.png" for number in (*range(12), 99)]
+    table = pa.table({"file": files, "who": [f"p{number % 4}" for number in range(13)]})
+    parquet.write_table(table, tmp_path / "labels.parquet", row_group_size=5)
+    images = Images(tmp_path / "labels.parquet", tmp_path, "file", (1, 2, 3))
+    agreed = DatasetSchema(columns=tuple(NumberColumn(name=name, low=0, high=255) for name in pixel_names((1, 2, 3))))
+    whole, _ = load_records(images, agreed, subject)
+    assert whole.present[:, 0].sum() == 12
+    batches = list(stream_records(images, agreed, subject, rows=2, persons=3))
+    joined = join_batches(list(batches))
+    np.testing.assert_array_equal(joined.features, whole.features)
+    np.testing.assert_array_equal(joined.present, whole.present)
+
+
+def test_a_query_in_batches_fails_without_its_words_and_ends_in_time(tmp_path: Path) -> None:
+    lines = [json.dumps({"age": row}) for row in range(3000)] + [json.dumps({"age": "secret"})]
+    (tmp_path / "lines.ndjson").write_text("\n".join(lines))
+    text = "SELECT CAST(json->>'$.age' AS DOUBLE) AS age, 'Ulm' AS town, '0' AS ill FROM t"
+    source = Query("records", text, files={"t": tmp_path / "lines.ndjson"})
+    with pytest.raises(DataError, match=r"failed \(Conversion\)") as caught:
+        list(stream_records(source, SCHEMA, None, rows=100))
+    assert caught.value.__suppress_context__
+    assert "secret" not in repr(caught.value)
+    slow = replace(source, text="SELECT sum(a.range) AS age, 'x' AS town, '0' AS ill FROM range(10000000000) a", timeout=1)
+    with pytest.raises(DataError, match="did not end within 1 s"):
+        list(stream_records(slow, SCHEMA, None, rows=100))
+
+
+@pytest.mark.parametrize("rows", [3, 9, 30])
+def test_a_file_that_changes_between_readings_is_a_fault(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "t.parquet"
+    parquet.write_table(people(20, 1, ["p1", "p2"] * 10), path)
+    batches = stream_records(path, SCHEMA, "who", rows=5, persons=10)
+    next(batches)
+    parquet.write_table(people(rows, 1, ["p"] * rows), path)
+    with pytest.raises(DataError, match="was changed while it was read"):
+        list(batches)
+
+
+def test_a_table_of_the_kept_rows_alone(tmp_path: Path) -> None:
+    keep = np.zeros(110, dtype=np.bool_)
+    keep[[0, 6, 7, 60, 109]] = True
+    tables = list(read_batches(parts(tmp_path), SCHEMA, 4, keep=keep[:90]))
+    assert sum(table.rows for table in tables) == 4
