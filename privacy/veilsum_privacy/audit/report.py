@@ -166,7 +166,9 @@ def run_references(
     for kind in kinds:
         for unit in units:
             for rate in kind.rates if "joint" in disclosures else ():
-                subjects += [Subject(kind.study(unit=unit, noise=noise, rate=rate).tasks[0]) for noise in noises]
+                tried = [kind.study(unit=unit, noise=noise, rate=rate).tasks[0] for noise in noises]
+                steps = tried[0].declaration.local_steps > 0  # whose noise is the site's own, of whatever kind the study's is
+                subjects += [Subject(task) for task in (tried[:1] if steps else tried)]
             if "per-site" in disclosures and "per-site" in kind.disclosures:
                 subjects.append(Subject(kind.study(unit=unit, noise="local", disclosure="per-site").tasks[0]))
     return _run(subjects, random, lambda _: None, trials, tell)

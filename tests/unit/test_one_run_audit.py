@@ -1,0 +1,419 @@
+"""One-run audits of every release path: ours pass, planted faults of the product's own code do not, bounds are exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from support.neighbours import NEIGHBOURS, SETTINGS, Setting, random_records
+from support.randomness import SeededRandom
+from veilsum_node.errors import Misuse
+from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
+from veilsum_privacy.audit.audit import Finding, NoCanary, audit
+from veilsum_privacy.audit.bounds import (
+    above_t,
+    best_threshold,
+    gaussian_epsilon,
+    guessing_bound,
+    noise_bound,
+    release_bound,
+    sampled_bound,
+)
+from veilsum_privacy.audit.canaries import MOST, as_unit, candidates, join
+from veilsum_privacy.audit.references import GRID, MU, Reference, references
+from veilsum_privacy.audit.routes import Route, StepRoute, SumRoute, Way
+from veilsum_privacy.computation import contribution
+from veilsum_privacy.computation.contribution import SitePart, SitePlace, no_records
+from veilsum_privacy.computation.rehearsal import made_up_broadcast
+from veilsum_privacy.mechanism import clipping, noise, steps
+from veilsum_privacy.securesum.agreed import RoundPlan
+from veilsum_privacy.study.study import Unit
+from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.base import DerivedTask, Floats, Records
+
+LEVEL = 1e-6
+REFERENCES = {reference.task: reference for reference in references()}
+
+
+class Audited(NamedTuple):
+    route: Route
+    base: Records
+    units: list[Records]
+
+
+def of_reference(
+    task: str, *, unit: Unit = "record", way: Way = "own share", per_site: bool = False, rate: float = 1.0, sealed: int = 0
+) -> Audited:
+    """A reference's release, seeded."""
+    reference = REFERENCES[task]
+    disclosure = "per-site" if per_site else "joint"
+    agreed = reference.study(unit=unit, noise="local" if per_site else "distributed", disclosure=disclosure, rate=rate)  # type: ignore[arg-type]
+    tried, arrays = made_up_broadcast(agreed.tasks[0])
+    plan, place = tried.plan(3, 3), SitePlace(0, random=SeededRandom(f"{task} {unit} {way} {rate}".encode()))
+    training = plan.noise.kind == "training"
+    route = StepRoute(plan, arrays, place) if training else SumRoute(plan, arrays, place, way, sealed)
+    made_up = candidates(tried.study.data, np.random.default_rng(1))
+    return Audited(route, no_records(tried.study), [as_unit(record, unit, number) for number, record in enumerate(made_up)])
+
+
+def of_setting(setting: Setting, *, way: Way = "shared noise", unit: Unit = "record", unrounded: bool = False) -> Audited:
+    """A setting of the sensitivity tests beside its worst record: shared noise of two honest sites of three, at mu = 2."""
+    study = setting.study(unit, grid=GRID, variance=int(GRID / MU) ** 2, noise="distributed", participants=3)
+    if unrounded:
+        study = study.model_copy(update={"tasks": (study.tasks[0].model_copy(update={"unrounded": True}),)})
+    plan = setting.plan(study)
+    neighbours = NEIGHBOURS[setting.task]
+    rows = {name: np.stack([row] * 3) for name, row in setting.given.items()}
+    place = SitePlace(0, random=SeededRandom(f"{setting.task} {setting.name}".encode()))
+    route = SumRoute(plan, {**setting.broadcast, **rows}, place, way)
+    base = no_records(study)
+    if not setting.additive and setting.task == "local-head":
+        company = neighbours.company(setting, np.random.default_rng(0), 0)
+        base = replace(company, subjects=np.arange(len(company), dtype=np.int64))
+    units = [as_unit(neighbours.worst(setting), unit, 0)]
+    return Audited(route, base, units)
+
+
+def run(audited: Audited, *, trials: int = 600, level: float = LEVEL) -> Finding:
+    return audit(
+        audited.route, audited.units, audited.base, SeededRandom(b"coins"), delta=1e-5, level=level, trials=trials
+    )
+
+
+# Every release path passes.
+
+
+def test_every_task_that_reads_records_has_a_reference() -> None:
+    assert set(REFERENCES) == {name for name, task in TASKS.items() if not issubclass(task, DerivedTask)}
+    assert set(NEIGHBOURS) == set(REFERENCES) - {"local-training"}
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.task}-{setting.name}")
+def test_the_worst_record_of_every_task_is_seen_at_what_is_booked(setting: Setting) -> None:
+    found = run(of_setting(setting))
+    assert not found.flagged
+    assert 0.75 * MU < found.lower and found.limit <= MU
+    assert 0.94 <= found.longest <= 1 + 1e-9
+    assert abs(found.noise - 1) < 0.15
+
+
+@pytest.mark.parametrize("task", sorted(REFERENCES))
+@pytest.mark.parametrize("unit", ["record", "subject"])
+def test_references_pass_and_find_canaries(task: str, unit: Unit) -> None:
+    found = run(of_reference(task, unit=unit), trials=200)
+    assert not found.flagged
+    assert found.booked == pytest.approx(MU, rel=1e-3)
+    assert found.longest > (0.2 if task == "local-head" else 0.7)
+    assert found.sees_noise > 0.75
+
+
+@pytest.mark.parametrize("task", ["gradient", "local-training"])
+def test_sampled_releases_pass(task: str) -> None:
+    found = run(of_reference(task, rate=0.5), trials=4000)
+    assert not found.flagged and found.sees_shift is None
+    assert found.lower_epsilon > 0.8 * found.booked_epsilon
+    assert found.booked_epsilon < 0.95 * gaussian_epsilon(found.booked, 1.0, 1e-5)
+
+
+def test_per_site_sums_with_noise_in_the_own_block_pass() -> None:
+    audited = of_reference("class-moments", per_site=True)
+    assert audited.route.plan.declaration.own_noise and audited.route.plan.task.per_site
+    found = run(audited)
+    assert not found.flagged
+    assert found.values == audited.route.plan.encoding.size // 3
+
+
+def test_unrounded_vectors_pass_as_rounded_ones_do() -> None:
+    for setting in SETTINGS:
+        if setting.task in ("gradient", "grams"):
+            audited = of_setting(setting, unrounded=True)
+            assert audited.route.plan.declaration.unrounded
+            assert not run(audited).flagged
+
+
+def test_a_thousand_canaries_in_one_encrypted_release() -> None:
+    """The case that the audit is named after, all of it through masks, encryption and opening."""
+    found = run(of_reference("tables", way="shared noise", sealed=1), trials=1)
+    assert found.releases == 1 and 900 < found.canaries <= MOST
+    assert not found.flagged
+    assert found.booked == pytest.approx(MU / math.sqrt(2), rel=1e-3)
+    assert found.lower > 0.85 * found.booked
+    assert 0 < found.general_epsilon < found.lower_epsilon
+
+
+# Planted faults: each in the product's own code, found by the audit, and by nothing before it.
+
+
+def halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every site draws noise of half the standard deviation."""
+    drawn, around = noise.discrete_gaussian, noise.gaussian_around
+
+    def less(variance: Fraction, size: int, source: Any) -> Any:
+        return drawn(variance / 4, size, source)
+
+    monkeypatch.setattr("veilsum_privacy.mechanism.noise.discrete_gaussian", less)
+    monkeypatch.setattr(steps, "discrete_gaussian", less)
+    monkeypatch.setattr(
+        "veilsum_privacy.securesum.agreed.gaussian_around", lambda centres, variance, source: around(centres, variance / 4, source)
+    )
+
+
+def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the site adds to a sum is added twice, noise apart; the sum before noise that the audit measures hides it."""
+    plain = RoundPlan.noised
+
+    def twice(self: RoundPlan, total: Any, index: int, source: Any) -> Any:
+        return plain(self, 2 * total, index, source)
+
+    monkeypatch.setattr(RoundPlan, "noised", twice)
+
+
+def counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are read twice."""
+    plain = contribution.contribute
+
+    def twice(plan: RoundPlan, load: Callable[[], Records], broadcast: Mapping[str, Floats], place: SitePlace) -> SitePart:
+        def reread() -> Records:
+            records = load()
+            return records.take(np.repeat(np.arange(len(records)), 2))
+
+        return plain(plan, reread, broadcast, place)
+
+    monkeypatch.setattr("veilsum_privacy.audit.routes.contribute", twice)
+
+
+def unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither features nor vectors are scaled down to their norms."""
+
+    def onto_grid(vectors: Any, clip: float, grid: int) -> Any:
+        rows = np.trunc(np.asarray(vectors, dtype=np.float64) / clip * grid).astype(np.int64)
+        none = np.zeros(len(rows), dtype=np.bool_)
+        return rows, none, none
+
+    monkeypatch.setattr(clipping, "truncate_to_grid", onto_grid)
+    monkeypatch.setattr("veilsum_privacy.tasks.feature_means.clipped", lambda parameters, records, part, used: records.features[part])
+
+
+RELEASES: Mapping[str, Callable[[], Audited]] = {
+    "record sums": lambda: of_reference("feature-means"),
+    "shared noise": lambda: of_reference("feature-means", way="shared noise"),
+    "encrypted": lambda: of_reference("tables", way="shared noise", sealed=2),
+    "subjects": lambda: of_reference("statistics", unit="subject"),
+    "unrounded": lambda: of_reference("gradient"),
+    "sampled": lambda: of_reference("gradient", rate=0.5),
+    "per site": lambda: of_reference("feature-means", per_site=True),
+    "steps": lambda: of_reference("local-training"),
+    "sampled steps": lambda: of_reference("local-training", rate=0.5),
+}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_halved_noise_is_found(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not run(RELEASES[release]()).flagged
+    halved(monkeypatch)
+    found = run(RELEASES[release]())
+    assert found.flagged and found.limit > found.booked
+    assert found.noise == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("release", [name for name in RELEASES if "steps" not in name and name != "sampled"])
+def test_a_sum_added_twice_is_found_from_the_release_alone(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    doubled(monkeypatch)
+    found = run(RELEASES[release](), trials=1000)
+    assert found.longest <= 1 + 1e-9, "nothing before the noise shows it"
+    assert found.flagged and found.limit > found.booked
+
+
+@pytest.mark.parametrize("release", [name for name in RELEASES if name != "subjects"])
+def test_records_counted_twice_are_found(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted_twice(monkeypatch)
+    found = run(RELEASES[release](), trials=1000)
+    assert found.flagged
+    assert found.longest == pytest.approx(2, rel=0.05)
+
+
+def test_a_subject_whose_records_are_read_twice_is_still_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted_twice(monkeypatch)
+    assert not run(RELEASES["subjects"]()).flagged
+
+
+def test_a_clip_that_is_not_applied_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features of norm 2 under a clip of 1, in a task that clips them and whose vectors are clipped again."""
+    assert not run(RELEASES["record sums"]()).flagged
+    unclipped(monkeypatch)
+    found = run(RELEASES["record sums"](), trials=1000)
+    assert found.flagged
+    assert found.longest > 1.4
+    assert any("sensitivity" in fault for fault in found.faults) and any("mu" in fault for fault in found.faults)
+
+
+def test_a_missing_share_of_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two honest sites adds none: half the variance."""
+    release = RELEASES["shared noise"]
+    whole = run(release(), trials=1000)
+    assert not whole.flagged
+    monkeypatch.setattr(SumRoute, "_empty", lambda self, index: np.zeros(self.plan.encoding.size, dtype=np.int64))
+    found = run(release(), trials=1000)
+    assert found.flagged
+    assert found.noise == pytest.approx(math.sqrt(0.5), abs=0.05)
+
+
+def test_a_step_that_always_samples_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Booked at q = 1/2; the noise is as declared, so only the scores tell."""
+    audited = of_reference("local-training", rate=0.5)
+    monkeypatch.setattr(steps, "poisson_sample", lambda rate, count, source, subjects=None: np.ones(count, dtype=np.bool_))
+    found = run(audited, trials=4000)
+    assert found.noise == pytest.approx(1, abs=0.05)
+    assert found.flagged
+
+
+def test_an_encrypted_sum_that_opens_to_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veilsum_privacy.audit.routes.open_sum", lambda *given: np.zeros(1000, dtype=np.int64))
+    with pytest.raises(Misuse, match="did not open"):
+        run(RELEASES["encrypted"]())
+
+
+def test_a_value_outside_the_own_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RoundPlan, "noised", lambda self, total, index, source: total + 1)
+    with pytest.raises(Misuse, match="where it has no noise"):
+        run(RELEASES["per site"]())
+
+
+def test_nothing_is_said_of_a_release_that_no_canary_moves() -> None:
+    audited = of_reference("feature-means")
+    with pytest.raises(NoCanary):
+        run(audited._replace(units=[no_records(audited.route.plan.task.study)]))
+
+
+# The instrument, against closed forms and other libraries.
+
+
+@pytest.mark.parametrize(("t", "freedom", "shift"), [(10.0, 998, 4.24), (9.0, 20_000, 3.0), (5.3, 1998, 0.5), (30.0, 20, 10.0), (5.0, 8, 1.0)])
+def test_noncentral_t_is_mpmaths_integral(t: float, freedom: int, shift: float) -> None:
+    with mpmath.workdps(40):
+        n = mpmath.mpf(freedom)
+        scale = 2 * (n / 2) ** (n / 2) / mpmath.gamma(n / 2)
+        width = 1 / mpmath.sqrt(2 * n)
+        grid = [max(mpmath.mpf(0), 1 + k * width) for k in (-12, -6, -3, 0, 3, 6, 14)]
+        points = sorted(set(grid))
+        exact = mpmath.quad(lambda s: mpmath.ncdf(shift - t * s) * scale * s ** (n - 1) * mpmath.exp(-n * s * s / 2), points)
+    assert above_t(t, freedom, shift) == pytest.approx(float(exact), rel=1e-6, abs=1e-14)
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.27, 1.0, 5.0])
+def test_epsilon_of_a_release_is_the_closed_form_and_the_libraries(mu: float) -> None:
+    assert gaussian_epsilon(mu, 1.0, 1e-5) == pytest.approx(analytic_gaussian_epsilon(mu**2, 1e-5), rel=1e-9)
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1 / mu))
+    adding = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(1e-5)
+    assert gaussian_epsilon(mu, 0.1, 1e-5) <= adding + 1e-9, "adding alone costs no more than both directions together"
+    curve = dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(1 / mu, sampling_prob=0.1, value_discretization_interval=1e-4)
+    assert gaussian_epsilon(mu, 0.1, 1e-5) == pytest.approx(curve._pmf_add.get_epsilon_for_delta(1e-5) if False else curve.get_epsilon_for_delta(1e-5), rel=2e-2, abs=2e-3)
+
+
+def test_the_release_bound_holds_exactly_as_often_as_stated() -> None:
+    rng = np.random.default_rng(5)
+    for mu in (0.3, 2.0):
+        over = 0
+        for _ in range(2000):
+            inside, outside = rng.standard_normal(40) + mu, rng.standard_normal(50)
+            over += release_bound(3 * inside, 3 * outside, 0.1) > mu  # of any unit
+        assert stats.binomtest(over, 2000, 0.1).pvalue > 1e-6
+
+
+def test_unequal_canaries_only_lower_the_bound() -> None:
+    rng = np.random.default_rng(6)
+    over = 0
+    for _ in range(1000):
+        shifts = rng.uniform(0, 1, 50)
+        over += release_bound(rng.standard_normal(50) + shifts, rng.standard_normal(50), 0.1) > 1.0
+    assert over < 20
+
+
+def test_the_noise_bound_holds_exactly_as_often_as_stated() -> None:
+    rng = np.random.default_rng(7)
+    over = sum(noise_bound(float((rng.standard_normal(60) ** 2).sum()), 60, 0.1) > 1 for _ in range(4000))
+    assert stats.binomtest(over, 4000, 0.1).pvalue > 1e-6
+
+
+def test_the_sampled_bound_holds_and_comes_near() -> None:
+    rng = np.random.default_rng(8)
+    mu, rate, n = 1.5, 0.4, 5000
+    threshold = best_threshold(mu, rate, n, n, 0.05)
+    bounds = []
+    for _ in range(300):
+        taken = rng.random(n) < rate
+        bounds.append(sampled_bound(rng.standard_normal(n) + mu * taken, rng.standard_normal(n), rate, threshold, 0.05))
+    assert sum(bound > mu for bound in bounds) <= 300 * 0.05 + 4 * math.sqrt(300 * 0.05)
+    assert float(np.median(bounds)) > 0.75 * mu
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.28), (1.0, 0.7)])
+def test_power_is_what_design_measured_of_the_release_alone(epsilon: float, share: float) -> None:
+    """A thousand canaries, noise 20% low, 95%: the bound exceeds the booked mu as often as the noncentral t says."""
+    mu = 0.268 if epsilon == 0.5 else 0.73
+    factor = 0.8
+    n = 500
+    scale = math.sqrt(2 / n)
+    least = stats.nct.isf(0.05, 2 * n - 2, mu / scale)
+    exact = float(stats.nct.sf(least, 2 * n - 2, mu / factor / scale))
+    rng = np.random.default_rng(9)
+    over = sum(release_bound(factor * rng.standard_normal(n) + mu, factor * rng.standard_normal(n), 0.05) > mu for _ in range(400))
+    assert stats.binomtest(over, 400, exact).pvalue > 1e-6
+    assert exact > share
+
+
+def test_guessing_is_theorem_5_2() -> None:
+    """Without delta it is the binomial; with it, the p-value is the paper's own sum, written out here again."""
+    bound = guessing_bound(100, 80, 1000, 0.0, 0.05)
+    assert stats.binom.sf(79, 100, 1 / (1 + math.exp(-bound))) == pytest.approx(0.05, rel=1e-6)
+    delta, m, r, v = 1e-4, 1000, 100, 80
+    bound = guessing_bound(r, v, m, delta, 0.05)
+    q = 1 / (1 + math.exp(-bound))
+    best = total = 0.0
+    for i in range(1, v + 1):
+        total += float(stats.binom.pmf(v - i, r, q))
+        best = max(best, total / i)
+    assert stats.binom.sf(v - 1, r, q) + 2 * m * delta * best == pytest.approx(0.05, rel=1e-6)
+    assert guessing_bound(100, 50, 1000, 1e-5, 0.05) == 0.0
+
+
+def test_guessing_holds_of_randomised_response() -> None:
+    rng, epsilon = np.random.default_rng(10), 1.0
+    truth = 1 / (1 + math.exp(-epsilon))
+    over = sum(guessing_bound(400, int(rng.binomial(400, truth)), 400, 0.0, 0.05) > epsilon for _ in range(1000))
+    assert stats.binomtest(over, 1000, 0.05, alternative="greater").pvalue > 1e-6
+
+
+def test_canaries_stand_at_right_angles() -> None:
+    audited = of_reference("class-moments")
+    start = audited.route.before(audited.base)
+    vectors = np.array([audited.route.before(join([audited.base, unit])) - start for unit in audited.units[:40]])
+    gram = vectors @ vectors.T
+    np.testing.assert_array_equal(gram - np.diag(np.diag(gram)), 0)
+
+
+def test_what_a_correct_release_is_flagged_with_is_the_level() -> None:
+    """At a level that can be counted, on the statistic as the audit composes it: never more often than stated."""
+    audited = of_reference("feature-means")
+    flagged = 0
+    for seed in range(60):
+        random = SeededRandom(b"%d" % seed)
+        audited.route._place = replace(audited.route._place, random=random)
+        flagged += audit(audited.route, audited.units[:4], audited.base, random, delta=1e-5, level=0.3, trials=100).flagged
+    assert stats.binomtest(flagged, 60, 0.3, alternative="greater").pvalue > 1e-6
+
+
+def test_references_are_of_every_kind() -> None:
+    kinds = {reference.rates for reference in references()}
+    assert (1.0, 0.5) in kinds
+    assert all(isinstance(reference, Reference) for reference in references())
+    assert random_records(np.random.default_rng(0), 3, REFERENCES["statistics"].schema) is not None
