@@ -75,14 +75,17 @@ class Watch:
     def follow(self) -> None:
         """Watch the ends of steps, and what a participant's channel carries."""
         from veilsum_coordinator.storage.journal import SqlJournal
+        from veilsum_participant.protocol.core import ParticipantCore
         from veilsum_participant.protocol.openings import Openings
         from veilsum_participant.session.channel import GrpcChannel
+        from veilsum_privacy.securesum.decryption import words_to_bytes
 
         after(SqlJournal, "release", lambda *_: self._mark())
         after(Openings, "on_released", lambda *_: self._mark())
         after(GrpcChannel, "fetch", lambda found, *_: self._count("fetched", found))
+        after(ParticipantCore, "handle", lambda _, directive, *__: self._count("fetched", directive.SerializeToString()))
         after(GrpcChannel, "upload", lambda _, __, payload: self._count("sent", *payload.ciphertexts))
-        after(GrpcChannel, "decrypted", lambda _, *sent: self._count("sent", *(part.tobytes() for part in sent[-2])))
+        after(GrpcChannel, "decrypted", lambda _, *sent: self._count("sent", *map(words_to_bytes, sent[-2])))
 
     def profile(self) -> None:
         """Profile this thread and every later one."""

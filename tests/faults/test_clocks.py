@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
-from support.federation import make_data, make_request, schema_of
+from support.federation import make_request, make_wide_data, wide_schema
 from support.network import wait_for
 from support.processes import open_contexts
 from veilsum_coordinator.protocol.settings import Waits
@@ -39,7 +39,7 @@ BEFORE_UPLOAD = 20_000
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultedProcesses]:
     directory = tmp_path_factory.mktemp("federation")
-    with faulted_processes(directory, make_data(NAMES, width=3), waits=WAITS, clocks=AHEAD) as processes:
+    with faulted_processes(directory, make_wide_data(NAMES), waits=WAITS, clocks=AHEAD) as processes:
         yield processes
 
 
@@ -59,7 +59,7 @@ def _hurry(network: FaultedProcesses, shorter: dict[str, int]) -> None:
 
 
 def _submit(network: FaultedProcesses, **privacy: Any) -> bytes:
-    request = make_request(schema_of(3), **privacy)  # with noise: without it no cohort may differ by one from an earlier one
+    request = make_request(wide_schema(), **privacy)  # with noise: without it no cohort may differ by one from an earlier one
     key: bytes = network.submit(network.compile(request.model_copy(update={"expires_hours": 24 * 60})))
     return key
 

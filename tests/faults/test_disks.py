@@ -16,7 +16,7 @@ import pytest
 
 from support.disks import limit_files
 from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
-from support.federation import make_data, make_request, schema_of
+from support.federation import make_request, make_wide_data, wide_schema
 from support.network import PATIENCE, wait_for
 from support.processes import count, open_contexts
 from veilsum_coordinator.protocol.settings import Waits
@@ -33,7 +33,7 @@ BEFORE_UPLOAD = 20_000
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultedProcesses]:
     directory = tmp_path_factory.mktemp("federation")
-    with faulted_processes(directory, make_data(NAMES, width=3), waits=WAITS, on_disks=("c", COORDINATOR)) as processes:
+    with faulted_processes(directory, make_wide_data(NAMES), waits=WAITS, on_disks=("c", COORDINATOR)) as processes:
         yield processes
 
 
@@ -48,7 +48,7 @@ def healthy(request: pytest.FixtureRequest) -> None:
 
 def _submit(network: FaultedProcesses, **privacy: Any) -> bytes:
     """With noise: without it no cohort may differ by one from an earlier one."""
-    return network.submit(network.compile(make_request(schema_of(3), **privacy)))
+    return network.submit(network.compile(make_request(wide_schema(), **privacy)))
 
 
 def _check_finished(network: FaultedProcesses, key: bytes) -> None:
@@ -187,7 +187,7 @@ def test_full_for_longer_than_the_others_wait(network: FaultedProcesses) -> None
 def test_the_coordinators_disk_is_full_at_every_step(network: FaultedProcesses) -> None:
     """Submission, sum, consents, release and result wait for room; what is decided is written before anyone acts on it."""
     disk, start = network.disks[COORDINATOR], len(network.log(COORDINATOR))
-    study = network.compile(make_request(schema_of(3), epsilon=None))
+    study = network.compile(make_request(wide_schema(), epsilon=None))
     keys: list[bytes] = []
     network.fill(COORDINATOR)
     sender = threading.Thread(target=lambda: keys.append(network.submit(study)))
@@ -298,7 +298,7 @@ def test_started_on_a_disk_that_can_only_be_read(network: FaultedProcesses, name
 @pytest.mark.parametrize("name", ["c", COORDINATOR])
 def test_started_on_a_full_disk_for_the_first_time(tmp_path: Path, name: str) -> None:
     """A typed error that says what to do; with room it starts as if nothing had been."""
-    with faulted_processes(tmp_path, make_data(NAMES, width=3), waits=WAITS, on_disks=(name,)) as network:
+    with faulted_processes(tmp_path, make_wide_data(NAMES), waits=WAITS, on_disks=(name,)) as network:
         for process in (network.coordinator, *network.participants.values()):
             assert process is not None
             process.stop()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.federation import make_data, make_request, schema_of
+from support.federation import make_request, make_wide_data, wide_schema
 from support.network import PATIENCE, wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
@@ -31,7 +31,7 @@ BEFORE_WORDS = 6_000
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    data = make_data(NAMES, width=3)
+    data = make_wide_data(NAMES)
     with running_processes(tmp_path_factory.mktemp("federation"), data, waits=WAITS) as processes:
         yield processes
 
@@ -44,9 +44,9 @@ def healthy(network: Processes) -> None:
 def _begin(network: Processes) -> bytes:
     """Submit a study that stands still with two uploads in and the third at its first bytes."""
     network.proxies["c"].limit(BEFORE_UPLOAD)
-    study = network.compile(make_request(schema_of(3), epsilon=None))
+    study = network.compile(make_request(wide_schema(), epsilon=None))
     encoding = AgreedStudy(study).task("statistics").plan(3, 3).encoding
-    assert encoding.parameters.fresh.least > BEFORE_UPLOAD
+    assert encoding.upload_bytes > 1.2 * BEFORE_UPLOAD
     key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, "the third participant at its limit")
     wait_for(lambda: _states(network, key) == ["payload"] * 3, "three payloads")
@@ -133,7 +133,7 @@ def test_killed_while_the_result_is_written(network: Processes) -> None:
 @pytest.mark.system
 def test_killed_twice_while_keys_are_exchanged(network: Processes) -> None:
     network.participants["b"].pause()
-    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    key = network.submit(network.compile(make_request(wide_schema(), epsilon=None)))
     network.await_status(key, lambda shown: len(shown.enrolled) == 2, "two enrolments")
     _kill(network)
     network.start_coordinator()
@@ -180,7 +180,7 @@ def test_a_coordinator_that_vanishes_leaves_no_reservation_behind(network: Proce
 
 @pytest.mark.system
 def test_a_study_after_all_that(network: Processes) -> None:
-    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    key = network.submit(network.compile(make_request(wide_schema(), epsilon=None)))
     assert network.await_end(key).phase == "finished"
     network.audit(key, charged=NAMES, released=NAMES)
 

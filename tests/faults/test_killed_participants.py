@@ -17,6 +17,7 @@ from support.network import wait_for
 from support.processes import Processes, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
@@ -91,9 +92,9 @@ def _begin(network: Processes, epsilon: float | None = None, **limits: int) -> t
         network.proxies[name].limit(limit)
     study = _study(network, epsilon)
     encoding = AgreedStudy(study).task("statistics").plan(4, 4).encoding
-    fresh = encoding.parameters.fresh
+    fresh = encoding.parameters.fresh_bytes(encoding.words(0) + TAGS)
     assert encoding.ciphertexts >= 3
-    assert BEFORE_UPLOAD < fresh.least < fresh.largest < MID_UPLOAD < 2 * fresh.least, "the limits lie elsewhere than they say"
+    assert BEFORE_UPLOAD < fresh < MID_UPLOAD < 2 * fresh, "the limits lie elsewhere than they say"
     return study, network.submit(study)
 
 
@@ -126,7 +127,7 @@ def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> Non
 def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: int) -> None:
     study, key = _begin(network, c=limit)
     _stalled(network, "c")
-    largest = AgreedStudy(study).task("statistics").plan(4, 4).encoding.parameters.fresh.largest
+    encoding = AgreedStudy(study).task("statistics").plan(4, 4).encoding
     assert network.proxies["c"].stalled.is_set()
     assert _state(network, "c", key) == "payload"
     network.await_contributions(3)
@@ -134,9 +135,8 @@ def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: i
     status = network.await_end(key)
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 2
-    least = AgreedStudy(study).task("statistics").plan(4, 4).encoding.parameters.fresh.least
-    whole = 6 * AgreedStudy(study).task("statistics").plan(4, 4).encoding.ciphertexts  # three survivors, two attempts
-    assert (whole + ciphertexts) * least <= status.rounds[0].bytes_received <= (whole + ciphertexts) * largest
+    own = ciphertexts * encoding.parameters.fresh_bytes(encoding.words(0) + TAGS)
+    assert status.rounds[0].bytes_received == 6 * encoding.upload_bytes + own  # three survivors, two attempts
     _check_sum(network, study, key, "abd")
     network.audit(key, charged="abd", released="abd")
 
@@ -234,8 +234,8 @@ def test_an_upload_that_is_cut_goes_on_at_the_next_ciphertext(network: Processes
     assert network.proxies["b"].stalled.is_set(), "the connection was not cut"
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 1
-    largest = (encoding := AgreedStudy(study).task("statistics").plan(4, 4).encoding).parameters.fresh.largest
-    assert status.rounds[0].bytes_received <= 4 * encoding.ciphertexts * largest  # nothing was counted twice
+    encoding = AgreedStudy(study).task("statistics").plan(4, 4).encoding
+    assert status.rounds[0].bytes_received == 4 * encoding.upload_bytes  # nothing was counted twice
     _check_sum(network, study, key, "abcd")
     network.audit(key, charged="abcd", released="abcd")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,8 @@ from veilsum.remote import connect
 from veilsum.verification import verify_result
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
+from veilsum_coordinator.service.coordination import Coordination
+from veilsum_coordinator.service.hub import Hub
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_node.transport.channel import open_channel
@@ -200,3 +203,45 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
     hold.set()
     assert workers.wait(PATIENCE)
     assert len(seen) <= MOST_WORKERS
+
+
+CALLS = ("Fetch", "UploadStatus", "Upload", "Consent", "Decrypted", "Confirm")
+
+
+def test_a_round_of_few_values_takes_three_calls_of_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for comes with what it takes; a release that was seen is told of with the next upload."""
+    bed, calls, confirmed = make_bed(tmp_path, make_data("abc", 40, 3)), Counter[str](), []
+    for method in CALLS:
+        served = getattr(Coordination, method)
+
+        def counted(self: Coordination, *rest: Any, _served: Any = served, _name: str = method) -> Any:
+            calls[_name] += 1
+            return _served(self, *rest)
+
+        monkeypatch.setattr(Coordination, method, counted)
+    confirm = Hub.confirm
+
+    def noted(self: Hub, name: str, key: bytes, kind: Any, number: int, attempt: int) -> None:
+        confirmed.append((name, kind, number))
+        confirm(self, name, key, kind, number, attempt)
+
+    monkeypatch.setattr(Hub, "confirm", noted)
+    rounds = 4
+    with ExitStack() as stack:
+        server, _, stub = stack.enter_context(wired(bed))
+        request = make_request(schema_of(3), "fedsgd", epsilon=3.0)
+        study = bed.compile(request.model_copy(update={"parameters": {"steps": rounds, "centre": False}}))
+        key = submit(bed, stub, study.to_bytes())
+        *_, last = stub.Watch(pb.ShowRequest(study=key), timeout=60)
+        assert last.phase == "finished", last.reason
+        seats = server.hub.studies[key].machine.seats.values()
+        wait_for(lambda: all(seat.done for seat in seats), "the end everywhere")
+        assert len(last.rounds) == rounds
+        assert {name: calls[name] for name in ("Upload", "Consent", "Decrypted")} == {
+            "Upload": 3 * rounds, "Consent": 3 * rounds, "Decrypted": 2 * rounds,
+        }  # fmt: skip
+        assert calls["UploadStatus"] == 0
+        assert calls["Fetch"] == 3 * 4, "the mirror, the study, the roster and the boxes of each"
+        assert calls["Confirm"] <= 3 * 2 + 3, "the end, and releases after which no upload came soon"
+        told = {(name, number) for name, kind, number in confirmed if kind == pb.DIRECTIVE_KIND_RELEASED}
+        assert told == {(name, number) for name in "abc" for number in range(1, rounds + 1)}

@@ -136,6 +136,23 @@ def test_an_attempt_named_twice_another_attempt_another_study(standing: Standing
     assert standing.next() == 0
 
 
+def test_more_releases_seen_than_can_be_open(standing: Standing) -> None:
+    """They come with the first chunk and no other; those that are not open change nothing."""
+    before = {name: set(seat.released) for name, seat in standing.machine.seats.items()}
+    many, late = standing.chunk(0, first=True), standing.chunk(1)
+    many.seen.extend([pb.Seen(round=1, attempt=1)] * 65)
+    late.seen.add(round=1, attempt=1)
+    assert standing.refused(many) is grpc.StatusCode.INVALID_ARGUMENT
+    assert standing.next() == 0
+    ahead = standing.chunk(1, first=True)
+    ahead.seen.extend(pb.Seen(round=number, attempt=2**64 - 1) for number in range(64))
+    assert standing.refused(ahead) is grpc.StatusCode.OUT_OF_RANGE
+    empty = standing.named(pb.UploadChunk(index=7, ciphertext=b""))
+    assert standing.refused(empty, late) is grpc.StatusCode.INVALID_ARGUMENT
+    assert standing.next() == 0
+    assert before == {name: set(seat.released) for name, seat in standing.machine.seats.items()}
+
+
 def test_a_receipt_before_its_ciphertexts(standing: Standing) -> None:
     assert standing.refused(standing.named(standing.receipt(standing.payload.receipt))) is grpc.StatusCode.INVALID_ARGUMENT
 

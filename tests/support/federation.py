@@ -25,7 +25,7 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_ledger
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 
@@ -68,6 +68,25 @@ def make_data(names: Iterable[str] = "abcd", rows: int = 20, width: int = 2) -> 
     """Records of each site, of two classes."""
     rng = np.random.default_rng(0)
     return {name: (rng.uniform(-1, 1, (rows, width)), rng.integers(0, 2, rows)) for name in names}
+
+
+WIDE_COLUMNS, WIDE_CATEGORIES = 48, 256
+
+
+def wide_schema() -> DatasetSchema:
+    """A schema of few columns whose statistics fill ciphertexts of more than 20 kB, in lanes of any width."""
+    numbers, values = schema_of(3), tuple(str(value) for value in range(WIDE_CATEGORIES))
+    columns = tuple(CategoryColumn(name=f"k{index}", categories=values) for index in range(WIDE_COLUMNS))
+    return DatasetSchema(columns=(*numbers.columns, *columns), label=numbers.label, max_records=1000)
+
+
+def make_wide_data(names: Iterable[str]) -> Data:
+    """Records of each site for :func:`wide_schema`."""
+    rng = np.random.default_rng(1)
+    return {
+        name: (np.hstack([features, rng.integers(0, WIDE_CATEGORIES, (len(features), WIDE_COLUMNS))]), labels)
+        for name, (features, labels) in make_data(names, width=3).items()
+    }
 
 
 def make_clusters(

@@ -70,6 +70,16 @@ class Said:
         return tuple(self.values[1])
 
 
+ENCLOSED = ("a", "c")
+"""Sites to which what a directive is answered by comes with it; the others fetch it. Attacks must fail on either way."""
+
+OBJECTS = {
+    pb.DIRECTIVE_KIND_CONTRIBUTE: pb.OBJECT_KIND_BROADCAST,
+    pb.DIRECTIVE_KIND_CONSENT: pb.OBJECT_KIND_RECEIPTS,
+    pb.DIRECTIVE_KIND_DECRYPT: pb.OBJECT_KIND_SUM,
+}
+
+
 class HostileChannel:
     """Hands out the objects that the adversary chose and keeps what the participant says."""
 
@@ -176,6 +186,8 @@ class Adversary:
         channel.objects = dict(objects or {})
         before = len(channel.said)
         directive = pb.Directive(kind=kind, study=self.key, round=number, attempt=attempt, **fields)
+        if name in ENCLOSED and kind in OBJECTS and OBJECTS[kind] in channel.objects:
+            directive.object = channel.objects.pop(OBJECTS[kind])
         self.cores[name].handle(directive, channel)
         assert len(channel.said) == before + 1, "a directive has one answer"
         return channel.said[-1]

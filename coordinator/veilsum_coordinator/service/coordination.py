@@ -26,6 +26,9 @@ MAX_KEYS_BOX_BYTES = 1 << 18
 """Largest sealed boxes: of a share, and of the study's keys, which are the largest BFV key and little more. What a stream of
 them brings is held until it ends."""
 
+MOST_SEEN = 64
+"""Most releases that an upload tells of."""
+
 ROLES = (Role.PARTICIPANT,)
 
 REST = 4.0
@@ -142,7 +145,7 @@ class Coordination(CoordinationServicer):
             while self._sessions.get(name) is session and not self._closing:
                 session.waker.clear()
                 for directive in session.news(self._hub.directives(name)):
-                    yield directive
+                    yield self._hub.enclose(name, directive)
                 try:
                     async with asyncio.timeout(PING_SECONDS):
                         await session.waker.wait()
@@ -219,7 +222,11 @@ class Coordination(CoordinationServicer):
         async for chunk in request_iterator:
             if not key:
                 key, attempt = _check_key(chunk.study), chunk.attempt
-            elif chunk.study or chunk.attempt:
+                if len(chunk.seen) > MOST_SEEN:
+                    raise HostileInput("An upload tells of more releases than can be open.")
+                for seen in chunk.seen:
+                    self._hub.confirm(name, key, pb.DIRECTIVE_KIND_RELEASED, seen.round, seen.attempt)
+            elif chunk.study or chunk.attempt or chunk.seen:
                 raise HostileInput("Only the first chunk of an upload names its attempt.")
             if chunk.HasField("receipt"):
                 signed = SignedReceipt(_bounded(chunk.receipt.body, 2048, "receipt"), chunk.receipt.signature)

@@ -31,9 +31,16 @@ from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study, parse_study, study_digest
+from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
 LOG = logging.getLogger("veilsum.coordinator")
+
+_ENCLOSED = {
+    pb.DIRECTIVE_KIND_CONTRIBUTE: pb.OBJECT_KIND_BROADCAST,
+    pb.DIRECTIVE_KIND_CONSENT: pb.OBJECT_KIND_RECEIPTS,
+    pb.DIRECTIVE_KIND_DECRYPT: pb.OBJECT_KIND_SUM,
+}
 
 
 HEARD_SECONDS = 10
@@ -201,6 +208,23 @@ class Hub:
                 if kind == pb.OBJECT_KIND_SUM and len(current.consents) == len(current.cohort):
                     return pb.SumObject(ciphertexts=current.sum).SerializeToString()
         raise HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
+
+    def enclose(self, name: str, directive: pb.Directive) -> pb.Directive:
+        """A directive with what its answer needs, if that is small enough to come along: it saves the participant a call."""
+        kind = _ENCLOSED.get(directive.kind)
+        if kind is None:
+            return directive
+        with self.changed:
+            try:
+                current = self._attempt(name, directive.study, directive.attempt)
+                if kind == pb.OBJECT_KIND_SUM and current.plan.encoding.sum_bytes > CHUNK_BYTES:
+                    return directive
+                found = self.fetch(name, kind, directive.study, directive.round, directive.attempt)
+            except HostileInput:  # it is not open any more
+                return directive
+        if len(found) <= CHUNK_BYTES:
+            directive.object = found
+        return directive
 
     def _once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes]) -> bytes:
         """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""

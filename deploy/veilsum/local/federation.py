@@ -60,9 +60,11 @@ class LocalChannel:
         self._hub.ready(self._name, study)
 
     def upload(self, study: bytes, payload: Payload) -> None:
-        start, complete = self._hub.upload_status(self._name, study, payload.attempt)
-        if complete:
-            return
+        start = 0
+        if payload.resumed:
+            start, complete = self._hub.upload_status(self._name, study, payload.attempt)
+            if complete:
+                return
         for index in range(start, len(payload.ciphertexts)):
             self._hub.upload(self._name, study, payload.attempt, index, payload.ciphertexts[index])
         self._hub.receipt(self._name, study, payload.attempt, payload.receipt)

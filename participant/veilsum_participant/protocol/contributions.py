@@ -63,12 +63,14 @@ class Payload:
         round, attempt: what it answers.
         ciphertexts: in order.
         receipt: signed; goes last.
+        resumed: whether some of it may have been uploaded before.
     """
 
     round: int
     attempt: int
     ciphertexts: list[bytes] = field(repr=False)
     receipt: SignedReceipt
+    resumed: bool = field(default=False, compare=False)
 
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
@@ -437,4 +439,4 @@ def _resume(row: AttemptRow, checked: _Checked) -> Payload:
         raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
     if row.state != AttemptState.PAYLOAD:
         raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row.state}.")
-    return Payload(row.round, row.attempt, row.ciphertexts, row.signed_receipt)
+    return Payload(row.round, row.attempt, row.ciphertexts, row.signed_receipt, resumed=True)

@@ -187,7 +187,7 @@ class ParticipantCore:
             case pb.DIRECTIVE_KIND_CONTRIBUTE:
                 self._contribute(directive, key, channel)
             case pb.DIRECTIVE_KIND_CONSENT:
-                channel.consent(key, number, attempt, self._consent(key, number, attempt, channel))
+                channel.consent(key, number, attempt, self._consent(directive, key, channel))
             case pb.DIRECTIVE_KIND_DECRYPT:
                 self._decrypt(directive, key, channel)
             case pb.DIRECTIVE_KIND_GIVE_UP:
@@ -202,14 +202,17 @@ class ParticipantCore:
             case _:
                 raise HostileInput("A directive has an unknown kind.")
 
-    def _consent(self, key: bytes, number: int, attempt: int, channel: Channel) -> bytes:
+    def _consent(self, directive: pb.Directive, key: bytes, channel: Channel) -> bytes:
+        number, attempt = directive.round, directive.attempt
         try:
-            return self.openings.on_receipts(key, number, attempt, _shown(key, number, attempt, channel))
+            shown = _shown(_needed(directive, pb.OBJECT_KIND_RECEIPTS, channel), channel)
+            return self.openings.on_receipts(key, number, attempt, shown)
         except Refusal as refusal:
             # its certificate or key may have been renewed since it proved its name: nothing but that is asked for again
             if refusal.code is not RefusalCode.RECEIPT or not _greeted_again(channel):
                 raise
-        return self.openings.on_receipts(key, number, attempt, _shown(key, number, attempt, channel))
+        again = channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt)
+        return self.openings.on_receipts(key, number, attempt, _shown(again, channel))
 
     def _contribute(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
         # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
@@ -220,7 +223,7 @@ class ParticipantCore:
         number, attempt = assignment.round, assignment.attempt
         if (number, attempt) != (directive.round, directive.attempt):
             raise Refusal(RefusalCode.CONTEXT, "A directive and its assignment name different rounds or attempts.")
-        broadcast = channel.fetch(pb.OBJECT_KIND_BROADCAST, key, number, attempt)
+        broadcast = _needed(directive, pb.OBJECT_KIND_BROADCAST, channel)
         payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
@@ -228,7 +231,7 @@ class ParticipantCore:
 
     def _decrypt(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
         number, attempt = directive.round, directive.attempt
-        total = pb.SumObject.FromString(channel.fetch(pb.OBJECT_KIND_SUM, key, number, attempt))
+        total = pb.SumObject.FromString(_needed(directive, pb.OBJECT_KIND_SUM, channel))
         try:
             opened = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
         except Refusal as refusal:
@@ -238,8 +241,15 @@ class ParticipantCore:
         channel.decrypted(key, number, attempt, opened.words if directive.words else [], opened.signed)
 
 
-def _shown(key: bytes, number: int, attempt: int, channel: Channel) -> Shown:
-    sent = pb.ReceiptsObject.FromString(channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt))
+def _needed(directive: pb.Directive, kind: pb.ObjectKind.ValueType, channel: Channel) -> bytes:
+    """What a directive is answered by: it came with it, or is fetched. Neither is trusted more than the other."""
+    if directive.HasField("object"):
+        return directive.object
+    return channel.fetch(kind, directive.study, directive.round, directive.attempt)
+
+
+def _shown(data: bytes, channel: Channel) -> Shown:
+    sent = pb.ReceiptsObject.FromString(data)
     return Shown(
         [SignedReceipt(item.body, item.signature) for item in sent.receipts],
         SignedReceipt(sent.countersigned.body, sent.countersigned.signature),

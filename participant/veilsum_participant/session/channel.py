@@ -6,6 +6,7 @@ client's loop reconnects.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -28,6 +29,12 @@ CALL_SECONDS = 60.0
 STREAM_SECONDS = 3600.0
 REPORT_SECONDS = 10.0
 UPLOAD_TRIES = 5
+MOST_SEEN = 64
+"""Most releases that one upload tells of."""
+
+STALE = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE)
+"""Codes by which a coordinator does not want an answer any more."""
+
 OWED_PAUSES = (0.2, 0.4, 0.8, *[1.5] * 20)
 """Seconds between two tries to deliver boxes or a consent, half a minute in all; then the session begins anew."""
 
@@ -42,6 +49,8 @@ class GrpcChannel:
         self.stub = CoordinationStub(channel)
         self.coordinator, self.coordinator_certificate, self.coordinator_end = "", b"", 0
         self.version = 0
+        self._seen: dict[bytes, list[tuple[int, int]]] = {}  # releases that are still to be confirmed, by study
+        self._lock = threading.Lock()
 
     def hello(self, challenge: bytes, at: int) -> pb.HelloReply:
         """Negotiate the protocol version and let the coordinator prove its name; see :func:`greet`."""
@@ -121,15 +130,21 @@ class GrpcChannel:
     def upload(self, study: bytes, payload: Payload) -> None:
         """Upload a payload; a broken stream goes on at the ciphertext that the coordinator wants next."""
         request = pb.UploadStatusRequest(study=study, round=payload.round, attempt=payload.attempt)
+        asks = payload.resumed
         for attempt in range(UPLOAD_TRIES):
-            status = self.stub.UploadStatus(request, timeout=CALL_SECONDS)
-            if status.complete:
-                return
-            if status.next > len(payload.ciphertexts):
-                raise HostileInput("The coordinator asks for a ciphertext beyond the payload.")
+            start = 0
+            if asks:
+                status = self.stub.UploadStatus(request, timeout=CALL_SECONDS)
+                if status.complete:
+                    return
+                if status.next > len(payload.ciphertexts):
+                    raise HostileInput("The coordinator asks for a ciphertext beyond the payload.")
+                start = status.next
+            asks, seen = True, self._take_seen(study)
             try:
-                self.stub.Upload(_chunks(study, payload, status.next), timeout=STREAM_SECONDS)
+                self.stub.Upload(_chunks(study, payload, start, seen), timeout=STREAM_SECONDS)
             except grpc.RpcError as error:
+                self._keep_seen(study, seen)
                 again = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.CANCELLED)
                 if not isinstance(error, grpc.Call) or error.code() not in again or attempt == UPLOAD_TRIES - 1:
                     raise
@@ -173,8 +188,40 @@ class GrpcChannel:
         self.stub.Decrypted(chunks(), timeout=STREAM_SECONDS)
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
-        """Confirm a given-up attempt, a seen release or an ended study."""
-        self._call(self.stub.Confirm, pb.ConfirmRequest(study=study, kind=kind, round=number, attempt=attempt))
+        """Confirm a given-up attempt, a seen release or an ended study.
+
+        That a release was seen keeps nobody waiting: it goes with the study's next upload, or with :meth:`flush`. If neither
+        comes, the next session is told of the release again.
+        """
+        if kind == pb.DIRECTIVE_KIND_RELEASED:
+            self._keep_seen(study, [(number, attempt)])
+        else:
+            self.flush(study)
+            self._call(self.stub.Confirm, pb.ConfirmRequest(study=study, kind=kind, round=number, attempt=attempt))
+
+    def flush(self, study: bytes | None = None) -> None:
+        """Confirm what releases were seen, of one study or all."""
+        with self._lock:
+            studies = list(self._seen) if study is None else [study]
+        for each in studies:
+            for number, attempt in self._take_seen(each):
+                request = pb.ConfirmRequest(study=each, kind=pb.DIRECTIVE_KIND_RELEASED, round=number, attempt=attempt)
+                try:
+                    self._call(self.stub.Confirm, request)
+                except grpc.RpcError as error:
+                    if not isinstance(error, grpc.Call) or error.code() not in STALE:
+                        raise
+
+    def _keep_seen(self, study: bytes, seen: Sequence[tuple[int, int]]) -> None:
+        with self._lock:
+            self._seen.setdefault(study, []).extend(seen)
+
+    def _take_seen(self, study: bytes) -> list[tuple[int, int]]:
+        with self._lock:
+            waiting = self._seen.pop(study, [])
+            if waiting[MOST_SEEN:]:
+                self._seen[study] = waiting[MOST_SEEN:]
+            return waiting[:MOST_SEEN]
 
     def report(self, samples: Sequence[pb.SharedSample]) -> None:
         """Report metrics that the site's policy shares."""
@@ -188,11 +235,12 @@ class GrpcChannel:
         method(request, timeout=CALL_SECONDS)
 
 
-def _chunks(study: bytes, payload: Payload, start: int) -> Iterator[pb.UploadChunk]:
+def _chunks(study: bytes, payload: Payload, start: int, seen: Sequence[tuple[int, int]]) -> Iterator[pb.UploadChunk]:
     receipt = pb.SignedReceipt(body=payload.receipt.body, signature=payload.receipt.signature)
     for index in range(start, len(payload.ciphertexts) + 1):
         last = index == len(payload.ciphertexts)
         chunk = pb.UploadChunk(receipt=receipt) if last else pb.UploadChunk(index=index, ciphertext=payload.ciphertexts[index])
         if index == start:
             chunk.study, chunk.round, chunk.attempt = study, payload.round, payload.attempt
+            chunk.seen.extend(pb.Seen(round=number, attempt=attempt) for number, attempt in seen)
         yield chunk

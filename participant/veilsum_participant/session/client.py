@@ -27,7 +27,7 @@ from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.directory import with_pins
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
-from veilsum_participant.session.channel import GrpcChannel
+from veilsum_participant.session.channel import STALE, GrpcChannel
 from veilsum_participant.session.renewal import OwnCertificate
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
@@ -239,6 +239,7 @@ class Client:
                 self._act_on_decisions(workers)
                 self._certificate.look()
                 self._certificate.check(channel)
+                channel.flush()
                 left = TICK_SECONDS
                 due = time.monotonic() + left
             if self._certificate.waiting and workers.idle:  # what has come meanwhile is sent again in the new session
@@ -280,8 +281,7 @@ class Client:
                 if not over.is_set():
                     self.core.unable(directive, error, channel)
         except grpc.RpcError as error:
-            stale = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.OUT_OF_RANGE)
-            if not isinstance(error, grpc.Call) or error.code() not in stale:
+            if not isinstance(error, grpc.Call) or error.code() not in STALE:
                 raise
             fields = about(digest=directive.study, round=directive.round or None, attempt=directive.attempt or None)
             LOG.info("the coordinator no longer wants that answer: %s", error.details(), extra=fields)
