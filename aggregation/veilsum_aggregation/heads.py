@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
@@ -77,21 +77,6 @@ def lda_head(means: Floats, covariance: Floats, priors: Floats, classes: tuple[s
         raise ValueError("the covariance is not positive definite") from error
     bias = -0.5 * np.einsum("kd,kd->k", means, weights) + np.log(priors / priors.sum())
     return LinearHead(weights, bias, classes)
-
-
-def unbiased_intercepts(head: LinearHead, counts: Floats, covariance: Floats, sums_std: float) -> LinearHead:
-    """A head of :func:`lda_head` whose intercepts do not know the noise of its class means.
-
-    Noise of t_c = sums_std / n_c a coordinate makes mu_c . S^-1 mu_c larger by t_c^2 tr S^-1 in expectation, most where a
-    class is rarest; half of that is given back.
-
-    Args:
-        counts: (K,) positive released counts.
-        covariance: (d, d) positive definite S of the head.
-        sums_std: noise of one entry of the class sums.
-    """
-    excess = (sums_std / counts) ** 2 * float(np.trace(np.linalg.inv(covariance)))
-    return replace(head, bias=head.bias + 0.5 * excess)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.heads import LinearHead, average_heads, lda_head, noise_in_weights, unbiased_intercepts
+from veilsum_aggregation.heads import LinearHead, average_heads, lda_head, noise_in_weights
 
 RNG = np.random.default_rng(11)
 
@@ -148,17 +148,21 @@ def test_a_clipped_head_scores_shortened_features() -> None:
             LinearHead(weights, bias, ("a", "b", "c"), **wrong)  # type: ignore[arg-type]
 
 
-def test_intercepts_do_not_know_the_noise_of_the_class_means() -> None:
-    counts, std, d = np.array([20.0, 200.0, 60.0]), 6.0, 5
-    sums, spread = RNG.standard_normal((3, d)) * counts[:, None], RNG.standard_normal((d, d))
+def test_means_shrunk_by_the_share_of_noise_lie_nearer_to_the_true_ones() -> None:
+    """What :func:`veilsum_coordinator.methods.fedcgs.discriminant` makes of them: in the metric in which scores are."""
+    counts, d = np.array([20.0, 200.0, 60.0]), 12
+    means, spread = 0.5 * RNG.standard_normal((3, d)), RNG.standard_normal((d, d))
     covariance = spread @ spread.T + np.eye(d)
-    clean = lda_head(sums / counts[:, None], covariance, counts, ("a", "b", "c"))
-    biases, raw = np.zeros((4000, 3)), np.zeros((4000, 3))
-    for draw in range(4000):
-        noised = sums + std * RNG.standard_normal((3, d))
-        head = lda_head(noised / counts[:, None], covariance, counts, ("a", "b", "c"))
-        raw[draw] = head.bias
-        biases[draw] = unbiased_intercepts(head, counts, covariance, std).bias
-    errors = biases.std(axis=0) / np.sqrt(len(biases))
-    assert (np.abs(biases.mean(axis=0) - clean.bias) < 4.5 * errors).all()
-    assert raw.mean(axis=0)[0] < clean.bias[0] - 4.5 * errors[0]
+    inverse = np.linalg.inv(covariance)
+    means -= counts @ means / counts.sum()
+    for std in (1.0, 20.0, 60.0):
+        gains = np.zeros(400)
+        for draw in range(len(gains)):
+            noised = means * counts[:, None] + std * RNG.standard_normal((3, d))
+            kept = 1.0 - noise_in_weights(counts, noised, covariance, std).share
+            raw, shrunk = noised / counts[:, None] - means, kept * noised / counts[:, None] - means
+            precision = (counts / std) ** 2
+            gains[draw] = precision @ (
+                np.einsum("kd,de,ke->k", raw, inverse, raw) - np.einsum("kd,de,ke->k", shrunk, inverse, shrunk)
+            )
+        assert gains.mean() > 3.0 * gains.std() / np.sqrt(len(gains))

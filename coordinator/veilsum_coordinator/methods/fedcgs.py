@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights, unbiased_intercepts
+from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
 from veilsum_coordinator.parts.alignment import (
     LABEL,
@@ -302,7 +302,8 @@ def discriminant(
 
     Without noise the covariance is shrunk by OAS; with noise as the parameters say. Second
     moments are pooled over all classes, so those that a left-out class put in stay in, as a little extra spread. Where records
-    are scored clipped, scores are no longer than noise in the intercepts, which is given back.
+    are scored clipped, noise in the intercepts outweighs their scores: the class means are shrunk towards the centre by the
+    share of noise in the weights (James and Stein 1961).
     """
     values, std = release.values, release.noise_std
     counts, sums = values["counts"][known], values["sums"][known]
@@ -318,10 +319,10 @@ def discriminant(
         covariance = _regular(moments.shrink_oas(within, number))
     priors = counts if parameters.priors == "released" else np.ones(len(known))
     classes = tuple(schema.classes[index] for index in known)
-    head = lda_head(sums / counts[:, None], covariance, priors, classes)
+    means, noise = sums / counts[:, None], noise_in_weights(counts, sums, covariance, std["sums"])
     if parameters.scored == "clipped":
-        head = unbiased_intercepts(head, counts, covariance, std["sums"])
-    return head, noise_in_weights(counts, sums, covariance, std["sums"])
+        means = (1.0 - noise.share) * means
+    return lda_head(means, covariance, priors, classes), noise
 
 
 def _regular(covariance: Floats) -> Floats:
