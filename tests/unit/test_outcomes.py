@@ -328,6 +328,20 @@ def test_fedavg_trains_on_outcomes() -> None:
         assert np.mean(error**2) < 1.05 * np.mean(least**2)
 
 
+def test_without_a_stated_model_fedavg_learns_under_noise() -> None:
+    """By the linear model, which is the default of outcomes; a perceptron's would still be near its random start."""
+    records = drawn("number", 3000, 71)
+    result = trained(NUMBER, records, "fedavg", epsilon=8.0)
+    assert result.summary["model"] == "linear"
+    truth, x = (records.features[:, 3] + 1.0) * 20.0, features_of("number", records)
+    found, exact = Model.from_result(result).estimates(x), in_one_place("number", records)
+    explained = [1.0 - float(np.mean((truth - each) ** 2)) / float(truth.var()) for each in (found, exact)]
+    assert explained[0] > explained[1] - 0.1
+    assert (
+        compiled("fedavg", {"outcome": NUMBER, "model": {"name": "mlp"}}, schema=SCHEMA).parameters["model"]["name"] == "mlp"
+    )
+
+
 # -- what a result says ------------------------------------------------------------------------------------------------------
 
 

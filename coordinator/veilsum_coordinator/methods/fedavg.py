@@ -67,7 +67,7 @@ class FedAvgParameters(TrainingParameters):
     """Parameters, all public; those of training stand beside these.
 
     Attributes:
-        model: what is trained; by default a perceptron with one hidden layer.
+        model: what is trained; by default a perceptron with one hidden layer, of an outcome a linear model.
         clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         moments: alignment of the sites' features by their moments in front (FedAlign); None for none.
@@ -114,6 +114,8 @@ class FedAvg(Method):
             )
         clip = parameters.clip or feature_clip(inputs)
         model = parameters.model
+        if outcome is not None and "model" not in parameters.model_fields_set:
+            model = ModelSpec(name="linear")  # a perceptron needs far more steps for an outcome (decision 55)
         if model == ModelSpec(name="linear"):
             model = default_model(inputs, clip, centred=False)
         convex = model.name == "linear"
