@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.sources import changed, read_batches, read_identifiers
 from veilsum_participant.data.subjects import number_parts
-from veilsum_participant.query import Images, Query, Source
+from veilsum_participant.query import Bucket, Images, Query, Source
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 
@@ -36,7 +36,7 @@ def comes_in_batches(source: Source, subject: str | None) -> bool:
         return comes_in_batches(source.table, subject)
     if isinstance(source, Query):
         return subject is None and bool(source.files)
-    return source.suffix.lower() != ".npz"
+    return isinstance(source, Bucket) or source.suffix.lower() != ".npz"
 
 
 def stream_records(
