@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for processes and disks half of the time, so there are more workers than cores.
 WORKERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools tools-debian tools-helm tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
+.PHONY: help venv tools tools-debian tools-helm tools-s3 tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
 
 help:
 	@echo "Try it"
@@ -30,7 +30,7 @@ help:
 	@echo "  make mutants       plant faults in the code that guards records and let its tests find them (ARGS=\"--sample 300\")"
 	@echo "  make audit         known advisories on every pinned version, bills of materials, into audit/ (needs the network)"
 	@echo "Maintain it"
-	@echo "  make venv tools    only install: Python packages into .venv; Prometheus, Alertmanager and Helm into .tools"
+	@echo "  make venv tools    only install: Python packages into .venv; Prometheus, Alertmanager, Helm and a server of S3 into .tools"
 	@echo "  make proto         write the code generated from proto/; make proto-check compares"
 	@echo "  make constraints   pin what is installed now, after an upgrade"
 	@echo "  make clean         remove everything that make made"
@@ -53,13 +53,18 @@ help:
 
 venv: .venv/.installed
 
-tools: tools-debian tools-helm
+tools: tools-debian tools-helm tools-s3
 
 tools-debian:
 	@deploy/tools/fetch.sh
 
 tools-helm:
 	@"$(PYTHON)" deploy/helm/fetch.py
+
+tools-s3:
+	@cmp -s deploy/tools/s3.txt .tools/s3/installed.txt || { "$(PYTHON)" -m venv .tools/s3 && mkdir -p .tools/bin && \
+		.tools/s3/bin/python -m pip install --quiet --disable-pip-version-check -r deploy/tools/s3.txt && \
+		ln -sf ../s3/bin/moto_server .tools/bin/moto_server && cp deploy/tools/s3.txt .tools/s3/installed.txt; }
 
 # Tests that need a program which cannot be fetched are skipped, and say so in the end; VEILSUM_REQUIRE_TOOLS=1 demands it.
 tools-if-possible: .venv/.installed

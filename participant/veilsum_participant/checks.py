@@ -362,7 +362,7 @@ class SiteCheck:
         if isinstance(source, Query):
             names = query_schema(source).names
             return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {', '.join(names)}")
-        if source.is_file() or file_parts(source):
+        if file_parts(source):
             return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
         return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -31,7 +32,7 @@ from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.route import Route
 from veilsum_node.transport.route_settings import RouteSettings
-from veilsum_participant.query import Images, Query, Source
+from veilsum_participant.query import Bucket, Images, Query, Source
 from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Disclosure, Unit
 
@@ -84,12 +85,41 @@ class ImagesConfig(Frozen):
         return value
 
 
+class BucketConfig(Frozen):
+    """Parquet in S3, or in a store that speaks its protocol; see :class:`veilsum_participant.query.Bucket`.
+
+    Attributes:
+        url: ``s3://bucket/key``: an object, all Parquet objects below it, or a glob.
+        endpoint: ``https://host:port`` of a store other than AWS; without TLS on this machine only.
+        region: of the bucket.
+        key_file: private file of access key, secret key and, if there is one, session token, one a line. Without it AWS's own
+            environment variables and files are asked.
+        ca_file: certificates that the store's is held against, in place of the system's.
+    """
+
+    url: Annotated[str, StringConstraints(pattern=r"^s3://[^/*?\[\s]+/\S+$")]
+    endpoint: StrictStr = ""
+    region: StrictStr = ""
+    key_file: Path | None = None
+    ca_file: Path | None = None
+
+    @field_validator("endpoint")
+    @classmethod
+    def _with_tls(cls, value: str) -> str:
+        parts = urlsplit(value)
+        here = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
+        if value and (not parts.netloc or parts.path or "@" in value or not (here or parts.scheme == "https")):
+            raise ValueError("must be https://host:port; http:// only of this machine")
+        return value
+
+
 class DatasetConfig(Frozen):
     """A dataset that the site offers: a file, or what a query of the site's own yields.
 
     Attributes:
         source: "file", or "sql" for a query.
         path: the file (CSV, Parquet or npz), or a folder or glob of Parquet files, relative to the configuration file.
+        s3: in its place, Parquet in S3 or a store like it.
         population: whose records they are; all datasets of one population share one budget. Defaults to the dataset's name.
         subject: the column that tells which person a record is of; it never leaves the site. Studies with the unit "subject"
             need it.
@@ -111,6 +141,7 @@ class DatasetConfig(Frozen):
 
     source: Literal["file", "sql"] = "file"
     path: Path | None = None
+    s3: BucketConfig | None = None
     population: Name | None = None
     subject: ColumnName | None = None
     header: StrictBool = True
@@ -128,13 +159,13 @@ class DatasetConfig(Frozen):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.source == "file":
-            if self.path is None:
-                raise ValueError('needs a path, or source = "sql" and a query')
+            if (self.path is None) == (self.s3 is None):
+                raise ValueError('needs a path, or s3, or source = "sql" and a query; and one of them')
             if given := [name for name in _OF_QUERIES if getattr(self, name) not in (None, (), {})]:
                 raise ValueError(f'{given[0]} is for source = "sql"')
             return self
-        if self.path is not None or not self.header:
-            raise ValueError('path and header are for source = "file"; a query names its tables under files')
+        if self.path is not None or self.s3 is not None or not self.header:
+            raise ValueError('s3, path and header are for source = "file"; a query names its tables under files')
         if (self.query is None) == (self.query_file is None):
             raise ValueError("needs query or query_file, one of them")
         if (self.dsn is not None) + (self.dsn_file is not None) + bool(self.files) != 1:
@@ -157,9 +188,11 @@ class DatasetConfig(Frozen):
         table = self._table(name)
         return table if self.images is None else Images(table, self.images.folder, self.images.column, self.images.shape)
 
-    def _table(self, name: str) -> Path | Query:
+    def _table(self, name: str) -> Path | Bucket | Query:
         if self.path is not None:
             return self.path
+        if self.s3 is not None:
+            return Bucket(**dict(self.s3))
         text = self.query or ""
         if self.query_file is not None:
             try:
@@ -369,6 +402,9 @@ def load_participant_config(path: Path) -> ParticipantConfig:
 def _resolved(dataset: DatasetConfig, base: Path) -> DatasetConfig:
     named = {name: getattr(dataset, name) for name in ("path", "dsn_file", "query_file")}
     paths: dict[str, object] = {name: base / path for name, path in named.items() if path is not None}
+    if dataset.s3 is not None:
+        given = {name: base / path for name in ("key_file", "ca_file") if (path := getattr(dataset.s3, name)) is not None}
+        paths["s3"] = dataset.s3.model_copy(update=given)
     if dataset.images is not None:
         paths["images"] = dataset.images.model_copy(update={"folder": base / dataset.images.folder})
     return dataset.model_copy(update=paths | {"files": {name: base / path for name, path in dataset.files.items()}})

@@ -56,6 +56,28 @@ class Query:
 
 
 @dataclass(frozen=True)
+class Bucket:
+    """Parquet in S3, or in a store that speaks its protocol.
+
+    Attributes:
+        url: ``s3://bucket/key``: of an object, of all Parquet objects below it, or a glob.
+        endpoint: the store's https://host:port; empty for AWS.
+        region: of the bucket; empty for what AWS's own settings say.
+        key_file: private file of access key and secret key, one a line; None for AWS's environment variables and files.
+        ca_file: certificates in PEM that the store's is held against; None for the system's.
+    """
+
+    url: str
+    endpoint: str = ""
+    region: str = ""
+    key_file: Path | None = None
+    ca_file: Path | None = None
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True)
 class Images:
     """Images that a table names, one a record.
 
@@ -66,7 +88,7 @@ class Images:
         shape: channels or slices, rows and columns that every image is brought to.
     """
 
-    table: Path | Query
+    table: Path | Bucket | Query
     folder: Path
     column: str
     shape: tuple[int, int, int]
@@ -80,5 +102,5 @@ def pixel_names(shape: tuple[int, int, int]) -> list[str]:
     return [f"pixel{place}" for place in range(math.prod(shape))]
 
 
-Source: TypeAlias = Path | Query | Images
-"""A file, a folder or a glob of Parquet files; a query; or either with images."""
+Source: TypeAlias = Path | Bucket | Query | Images
+"""A file, a folder or a glob of Parquet files; the same in S3; a query; or one of these with images."""

@@ -149,7 +149,10 @@ def _add_empty(connection: Any, name: str, path: Path) -> None:
 
 def _add(connection: Any, name: str, path: Path) -> None:
     if _is_lines(path):
-        lines = [as_text(line) for part in file_parts(path) for line in part.read_bytes().split(b"\n")]
+        lines: list[str] = []
+        for part in file_parts(path):
+            with part.open("rb") as file:
+                lines += map(as_text, file.read().split(b"\n"))
         _add_lines(connection, name, lines)
     elif is_csv(path):
         connection.register(name, read_csv_texts(path))

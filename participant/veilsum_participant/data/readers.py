@@ -26,9 +26,11 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import DataError
+from veilsum_node.errors import DataError, VeilsumError
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault, first_byte, mended, mended_parts, read_header
+from veilsum_participant.data.objects import StoredFile, reachable, stored_files
+from veilsum_participant.query import Bucket
 from veilsum_privacy.study.schema import DatasetSchema
 
 _CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
@@ -41,7 +43,8 @@ _BLOCK = 1 << 26
 _PART = 1 << 24
 """Bytes of a CSV file in one of its batches."""
 _BUFFER = 1 << 16
-"""Bytes of each column of a Parquet file that are read at a time."""
+_FETCH = 1 << 22
+"""Bytes of each column of a Parquet file that are read at a time, from a disk and from S3."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +79,30 @@ class Table:
 _PARQUET = (".parquet", ".pq")
 
 
-def is_csv(path: Path) -> bool:
-    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix; a folder holds Parquet."""
+def is_csv(path: Path | Bucket) -> bool:
+    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix; a folder and S3 hold Parquet."""
+    if isinstance(path, Bucket):
+        return False
     return path.suffix.lower() not in (*_PARQUET, ".npz") and not path.is_dir()
 
 
-def file_parts(path: Path) -> list[Path]:
+def _is_npz(path: Path) -> bool:
+    return path.suffix.lower() == ".npz"
+
+
+def _local(path: Path | Bucket) -> Path | None:
+    """The path of a file on this machine."""
+    return None if isinstance(path, Bucket) else path
+
+
+def file_parts(path: Path | Bucket) -> Sequence[Path | StoredFile]:
     """The files that a path means, in the order of their names: itself, all Parquet files in a folder, or all of a glob.
 
     Raises:
         DataError: there is none.
     """
+    if isinstance(path, Bucket):
+        return stored_files(path)
     if path.is_file():
         return [path]
     if path.is_dir():
@@ -103,7 +119,9 @@ def file_parts(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def check_structure(path: Path, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> None:
+def check_structure(
+    path: Path | Bucket, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None
+) -> None:
     """Check that a file can be read under a schema, by its structure alone; no record is read, and none changes the outcome.
 
     That is, of a CSV file its first line if it names the columns, else nothing but that the file is there; of a Parquet file
@@ -121,15 +139,15 @@ def check_structure(path: Path, schema: DatasetSchema, *, subject: str | None = 
             schema and owner differ about a CSV file's first line. The message names file and column.
     """
     with _readable(path):
-        if path.suffix.lower() == ".npz":
+        if isinstance(path, Path) and _is_npz(path):
             _npz_layout(path, schema, subject)
-        elif is_csv(path):
+        elif isinstance(path, Path) and is_csv(path):
             _csv_layout(path, schema, subject, header)
         else:
             _parquet_layout(path, schema, subject)
 
 
-def read_table(path: Path, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:
+def read_table(path: Path | Bucket, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:
     """Read the schema's columns, and the column ``subject``, from a file; the suffix says which format it has.
 
     Args:
@@ -142,15 +160,15 @@ def read_table(path: Path, schema: DatasetSchema, *, subject: str | None = None,
         DataError: as :func:`check_structure`, or the file is damaged.
     """
     with _readable(path):
-        if path.suffix.lower() == ".npz":
+        if isinstance(path, Path) and _is_npz(path):
             return _read_npz(path, schema, subject)
-        if is_csv(path):
+        if isinstance(path, Path) and is_csv(path):
             return _read_csv(path, schema, subject, header)
         return _read_parquet(path, schema, subject)
 
 
 def read_batches(
-    path: Path,
+    path: Path | Bucket,
     schema: DatasetSchema,
     rows: int,
     *,
@@ -175,27 +193,31 @@ def read_batches(
     """
     names = [] if identifiers else _named(schema)
     with _readable(path):
-        if path.suffix.lower() == ".npz":
+        if isinstance(path, Path) and _is_npz(path):
             yield 0, _read_npz(path, schema, subject)
-        elif is_csv(path):
+        elif isinstance(path, Path) and is_csv(path):
             yield from _csv_batches(path, schema, subject, header, names)
         else:
             yield from _parquet_batches(path, schema, subject, names, rows, wanted)
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn what reading may raise into a DataError."""
+def _readable(path: Path | Bucket) -> Iterator[None]:
+    """Turn what reading may raise into a DataError; or into Unavailable where a store is away."""
     try:
-        if (path.suffix.lower() == ".npz" or is_csv(path)) and not path.is_file():
+        if isinstance(path, Bucket):
+            with reachable(path):
+                yield
+            return
+        if (_is_npz(path) or is_csv(path)) and not path.is_file():
             raise DataError(f"{path}: there is no such file.", "Check the path.")
         yield
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or 'damaged'}).", _CHECK_FORMAT) from error
-    except DataError:
+    except VeilsumError:
         raise
     except Exception as error:  # what the formats' libraries raise is many things and undocumented
-        form = path.suffix.lower() or "CSV"
+        form = "Parquet" if isinstance(path, Bucket) else path.suffix.lower() or "CSV"
         raise DataError(f"{path}: cannot be read as {form} ({type(error).__name__}).", _CHECK_FORMAT) from error
 
 
@@ -307,7 +329,7 @@ def _parse(
     return read, table.num_rows, broken
 
 
-def _open_parquet(path: Path) -> Any:
+def _open_parquet(path: Path | StoredFile) -> Any:
     """Open a Parquet file by what Parquet itself says of its columns.
 
     What Arrow says beside it is left aside: it would make Arrow refuse all texts of a column for one that is not UTF-8.
@@ -320,10 +342,12 @@ def _open_parquet(path: Path) -> Any:
         file.seek(end - length)
         footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0cunused:key..")
     metadata = parquet.read_metadata(pa.BufferReader(b"PAR1" + footer))
+    if isinstance(path, StoredFile):
+        return parquet.ParquetFile(path.open(), metadata=metadata, buffer_size=_FETCH, pre_buffer=False)
     return parquet.ParquetFile(path, metadata=metadata, buffer_size=_BUFFER, pre_buffer=False)
 
 
-def parquet_schema(path: Path) -> tuple[list[Path], Any]:
+def parquet_schema(path: Path) -> tuple[Sequence[Path | StoredFile], Any]:
     """The files that a path of Parquet means, and the columns and types that each of them has; no record is read.
 
     Raises:
@@ -355,7 +379,9 @@ def check_types(source: object, found: Any, schema: DatasetSchema, subject: str 
             raise _unreadable(source, name, kind, subject)
 
 
-def _parquet_layout(path: Path, schema: DatasetSchema, subject: str | None) -> tuple[list[Path], list[str], dict[str, Any]]:
+def _parquet_layout(
+    path: Path | Bucket, schema: DatasetSchema, subject: str | None
+) -> tuple[Sequence[Path | StoredFile], list[str], dict[str, Any]]:
     """The files to read, the columns, and what all files hold in each: a type of :func:`typed.common`."""
     parts = file_parts(path)
     found = []
@@ -375,22 +401,22 @@ def _parquet_layout(path: Path, schema: DatasetSchema, subject: str | None) -> t
     return parts, names, common
 
 
-def _read_parquet(path: Path, schema: DatasetSchema, subject: str | None) -> Table:
+def _read_parquet(path: Path | Bucket, schema: DatasetSchema, subject: str | None) -> Table:
     parts, wanted, common = _parquet_layout(path, schema, subject)
     read: list[Table] = []
     for part in parts:
         with _open_parquet(part) as file:
             table = file.read(columns=wanted)
-        read.append(typed_table(path, schema, subject, table))
+        read.append(typed_table(_local(path), schema, subject, table))
     if len(read) == 1:
         return read[0]
     columns = {name: typed.joined([part.columns[name] for part in read], common[name]) for name in _named(schema)}
     subjects = None if subject is None else typed.joined([part.subjects for part in read], common[subject])
-    return Table(path, columns, sum(part.rows for part in read), subjects)
+    return Table(_local(path), columns, sum(part.rows for part in read), subjects)
 
 
 def _parquet_batches(
-    path: Path,
+    path: Path | Bucket,
     schema: DatasetSchema,
     subject: str | None,
     names: list[str],
@@ -403,7 +429,7 @@ def _parquet_batches(
     def typed_batch(table: Any) -> Table:
         columns = {name: typed.values(table[name]).cast(common[name]) for name in names}
         subjects = None if subject is None else typed.identifiers(table[subject]).cast(common[subject])
-        return Table(path, columns, table.num_rows, subjects)
+        return Table(_local(path), columns, table.num_rows, subjects)
 
     for part in parts:
         with _open_parquet(part) as file:

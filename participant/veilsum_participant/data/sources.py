@@ -15,7 +15,7 @@ from veilsum_participant.data import readers
 from veilsum_participant.data.images import check_packages, pixel_columns
 from veilsum_participant.data.queries import query_batches, query_rows, query_schema
 from veilsum_participant.data.readers import Table, check_types, typed_table
-from veilsum_participant.query import Images, Query, Source, pixel_names
+from veilsum_participant.query import Bucket, Images, Query, Source, pixel_names
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 
@@ -35,7 +35,7 @@ def check_structure(source: Source, schema: DatasetSchema, *, subject: str | Non
     if isinstance(source, Images):
         check_packages()
         check_structure(source.table, _beside_pixels(source, schema), subject=subject, header=header)
-    elif isinstance(source, Path):
+    elif isinstance(source, Path | Bucket):
         readers.check_structure(source, schema, subject=subject, header=header)
     else:
         check_types(f"The {source}", query_schema(source), schema, subject)
@@ -52,7 +52,7 @@ def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = N
     """
     if isinstance(source, Images):
         return _read_images(source, schema, subject, header)
-    if isinstance(source, Path):
+    if isinstance(source, Path | Bucket):
         return readers.read_table(source, schema, subject=subject, header=header)
     found = query_rows(source)
     check_types(f"The {source}", found.schema, schema, subject)

@@ -9,7 +9,6 @@ order of its subjects is read once in all. Nothing is written to a disk.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,9 @@ from numpy.typing import NDArray
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.sources import changed, read_batches, read_identifiers
 from veilsum_participant.data.subjects import number_parts
-from veilsum_participant.query import Images, Query, Source
+from veilsum_participant.query import Bucket, Images, Query, Source
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, join_batches
+from veilsum_privacy.tasks.base import Records
 
 BATCH = 1 << 24
 """Bytes of records that are read at a time."""
@@ -37,7 +36,7 @@ def comes_in_batches(source: Source, subject: str | None) -> bool:
         return comes_in_batches(source.table, subject)
     if isinstance(source, Query):
         return subject is None and bool(source.files)
-    return source.suffix.lower() != ".npz"
+    return isinstance(source, Bucket) or source.suffix.lower() != ".npz"
 
 
 def stream_records(
@@ -55,7 +54,7 @@ def stream_records(
         source, schema, subject, header: as in :func:`veilsum_participant.data.encode.load_records`; without a subject, records
             are in the source's order.
         rows: records that are read at a time; about :data:`BATCH` without it.
-        persons: records of a batch where subjects count; a person with more makes a batch alone. As ``rows`` without it.
+        persons: records that are held where subjects count, if no person has more. As ``rows`` without it.
 
     Raises:
         DataError, ConfigurationError: as there; or a file is changed while it is read.
@@ -67,23 +66,44 @@ def stream_records(
         return
     numbers, _ = number_parts(read_identifiers(source, schema, subject, rows, header=header))
     for first, last in _ranges(numbers, persons or rows):
-        yield _persons(source, schema, header, rows, numbers, (numbers >= first) & (numbers <= last))
+        held = _persons(source, schema, header, rows, numbers, (numbers >= first) & (numbers <= last))
+        yield from _slices(held, rows)
+        del held  # before the next ones are read
 
 
 def _persons(
     source: Source, schema: DatasetSchema, header: bool | None, rows: int, numbers: NDArray[np.int64], keep: NDArray[np.bool_]
 ) -> Records:
     """The records of some of the subjects, sorted by subject; those of one keep their order."""
-    tables = read_batches(source, schema, rows, header=header, keep=keep if len(keep) else None)
-    parts, own = [encode_table(table, schema)[0] for table in tables], numbers[keep]
-    if sum(map(len, parts)) != len(own):
-        raise changed(source)
-    if not (own[1:] < own[:-1]).any():
-        return replace(join_batches(parts), subjects=own)
+    own = numbers[keep]
     order = np.argsort(own, kind="stable")
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
-    return replace(join_batches(parts, places), subjects=own[order])
+    features, present = np.empty((len(own), schema.width)), np.empty((len(own), schema.width), dtype=np.bool_)
+    labels = None if schema.label is None else np.empty(len(own), dtype=np.int64)
+    end = 0
+    for table in read_batches(source, schema, rows, header=header, keep=keep if len(keep) else None):
+        part = encode_table(table, schema)[0]
+        start, end = end, end + len(part)
+        if end > len(own):
+            raise changed(source)
+        features[places[start:end]], present[places[start:end]] = part.features, part.present
+        if labels is not None and part.labels is not None:
+            labels[places[start:end]] = part.labels
+    if end != len(own):
+        raise changed(source)
+    return Records(features, present, labels, own[order])
+
+
+def _slices(records: Records, rows: int) -> Iterator[Records]:
+    """Batches of so many records or more, that end with a subject; one at least."""
+    subjects, start = records.subjects, 0
+    while subjects is not None and len(records) - start > rows:
+        end = int(np.searchsorted(subjects, subjects[start + rows - 1], side="right"))
+        yield records.take(slice(start, end))
+        start = end
+    if start < len(records) or not start:
+        yield records.take(slice(start, len(records)))
 
 
 def _ranges(numbers: NDArray[np.int64], rows: int) -> list[tuple[int, int]]:

@@ -35,13 +35,10 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
 
 def number_parts(parts: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """:func:`number_subjects` of identifiers that come in parts, of one type, of which there is one at least."""
-    chunks = pa.chunked_array([_told(part) for part in parts]).dictionary_encode().unify_dictionaries().chunks
-    if not chunks:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
-    indices = pa.chunked_array([chunk.indices for chunk in chunks])
-    missing = np.asarray(pc.is_null(indices).to_numpy(), dtype=np.bool_)
-    numbers = pc.fill_null(indices, 0).to_numpy().astype(np.int64)
-    numbers[missing] = len(chunks[0].dictionary) + np.arange(int(missing.sum()))
+    encoded = pa.concat_arrays([_told(part) for part in parts]).dictionary_encode()
+    missing = np.asarray(pc.is_null(encoded.indices).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    numbers = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers[missing] = len(encoded.dictionary) + np.arange(int(missing.sum()))
     return cast(NDArray[np.int64], numbers), missing
 
 

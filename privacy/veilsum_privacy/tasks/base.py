@@ -63,15 +63,10 @@ class Records:
         return Records(self.features[rows], self.present[rows], labels, subjects)
 
 
-def join_batches(batches: Iterable[Records], places: NDArray[np.intp] | None = None) -> Records:
-    """All records of some batches, of which there is one at least; a list is emptied, to let go what is copied.
-
-    Args:
-        batches: the records.
-        places: (n,) where each of them goes; one after another without it.
-    """
-    parts = batches if isinstance(batches, list) else list(batches)
-    if len(parts) == 1 and places is None:
+def join_batches(batches: Iterable[Records]) -> Records:
+    """All records of one batch after another, of which there is one at least; each is let go once it is copied."""
+    parts = list(batches)
+    if len(parts) == 1:
         return parts[0]
     ends = np.cumsum([len(part) for part in parts]).tolist()
     first, rows = parts[0], ends[-1]
@@ -81,12 +76,12 @@ def join_batches(batches: Iterable[Records], places: NDArray[np.intp] | None = N
     del first
     while parts:
         part, end = parts.pop(), ends.pop()
-        own = slice(end - len(part), end) if places is None else places[end - len(part) : end]
-        features[own], present[own] = part.features, part.present
+        place = slice(end - len(part), end)
+        features[place], present[place] = part.features, part.present
         if labels is not None:
-            labels[own] = part.labels
+            labels[place] = part.labels
         if subjects is not None:
-            subjects[own] = part.subjects
+            subjects[place] = part.subjects
     return Records(features, present, labels, subjects)
 
 

@@ -1,0 +1,108 @@
+"""Parquet in S3, or in a store that speaks its protocol, by Arrow's own client: an object, all below a prefix, or a glob.
+
+Objects are listed, opened and read, never written. Which there are counts as structure, as the files of a folder do.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_node.identity.files import read_private
+from veilsum_participant.query import Bucket
+
+_AWAY = ("NETWORK_CONNECTION", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "THROTTLING", "INTERNAL_FAILURE", "REQUEST_TIMEOUT")
+"""Words of the client for what passes by itself."""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One object; opened as a file is."""
+
+    bucket: Bucket
+    key: str
+    filesystem: Any = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"s3://{self.key}"
+
+    @property
+    def name(self) -> str:
+        """The key's last part."""
+        return self.key.rpartition("/")[2]
+
+    def open(self, mode: str = "rb") -> Any:
+        """To read it from any place."""
+        if mode != "rb":
+            raise ValueError("objects are read only")
+        return self.filesystem.open_input_file(self.key)
+
+
+def stored_files(bucket: Bucket) -> list[StoredFile]:
+    """The objects that a URL means, in the order of their keys.
+
+    Raises:
+        DataError: there is none, or the store does not let this site list them.
+        Unavailable: the store is away.
+        ConfigurationError: its keys cannot be read.
+    """
+    from pyarrow import fs
+
+    place = bucket.url.removeprefix("s3://").rstrip("/")
+    filesystem = _filesystem(bucket)
+    with reachable(bucket):
+        if not any(letter in place for letter in "*?["):
+            (info,) = filesystem.get_file_info([place])
+            if info.type == fs.FileType.File:
+                return [StoredFile(bucket, place, filesystem)]
+            pattern, base = f"{place}/*", place
+        else:
+            parts = place.split("/")
+            fixed = next(index for index, part in enumerate(parts) if any(letter in part for letter in "*?["))
+            pattern, base = place, "/".join(parts[:fixed])
+        if not base:
+            raise DataError(f"{bucket}: the bucket itself must be named.", "url = 's3://bucket/folder/*.parquet'")
+        infos = filesystem.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
+    keys = sorted(info.path for info in infos if info.type == fs.FileType.File and fnmatch.fnmatchcase(info.path, pattern))
+    if not (found := [key for key in keys if key.lower().endswith((".parquet", ".pq"))]):
+        raise DataError(f"{bucket}: no Parquet object has such a name.", "Check the URL.")
+    return [StoredFile(bucket, key, filesystem) for key in found]
+
+
+@contextmanager
+def reachable(bucket: Bucket) -> Iterator[None]:
+    """Tell a store that is away from one that refuses; no record has been read yet."""
+    try:
+        yield
+    except OSError as error:
+        if any(word in str(error) for word in _AWAY):
+            raise Unavailable(
+                f"{bucket}: the store cannot be reached.", "Check that it is there, and the endpoint."
+            ) from error
+        raise DataError(f"{bucket}: cannot be read.", "Check the URL, and what its keys may read.") from error
+
+
+def _filesystem(bucket: Bucket) -> Any:
+    from pyarrow import fs
+
+    named: dict[str, Any] = {"region": bucket.region} if bucket.region else {}
+    if bucket.endpoint:
+        parts = urlsplit(bucket.endpoint)
+        named |= {"scheme": parts.scheme, "endpoint_override": parts.netloc}
+    if bucket.ca_file is not None:
+        named["tls_ca_file_path"] = str(bucket.ca_file)
+    if bucket.key_file is not None:
+        try:
+            words = read_private(bucket.key_file, "S3 key").decode("ascii").split()
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"The S3 key {bucket.key_file} is not ASCII text.") from error
+        if len(words) not in (2, 3):
+            advice = "One line each: the access key, the secret key, and a session token if there is one."
+            raise ConfigurationError(f"The S3 key {bucket.key_file} does not hold two or three words.", advice)
+        named |= dict(zip(("access_key", "secret_key", "session_token"), words, strict=False))
+    return fs.S3FileSystem(**named)
