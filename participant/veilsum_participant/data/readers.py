@@ -26,6 +26,7 @@ import pyarrow.parquet as parquet
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError
+from veilsum_node.wording import unreadable
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault, first_byte, mended, read_header
 from veilsum_privacy.study.schema import DatasetSchema
@@ -79,7 +80,7 @@ def file_parts(path: Path) -> list[Path]:
         return [path]
     if path.is_dir():
         found = [part for part in path.rglob("*") if part.suffix.lower() in _PARQUET and part.is_file()]
-        what = "the folder holds no Parquet file"
+        what = "is a folder that holds no Parquet file; of other formats name a file"
     else:
         start = next((index for index, part in enumerate(path.parts) if _GLOB.search(part)), None)
         if start is None:
@@ -142,10 +143,12 @@ def _readable(path: Path) -> Iterator[None]:
     """Turn what reading may raise into a DataError."""
     try:
         if (path.suffix.lower() == ".npz" or is_csv(path)) and not path.is_file():
-            raise DataError(f"{path}: there is no such file.", "Check the path.")
+            raise DataError(
+                f"{path}: {'is a folder, not a file' if path.is_dir() else 'there is no such file'}.", "Check the path."
+            )
         yield
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or 'damaged'}).", _CHECK_FORMAT) from error
+        raise DataError(f"{path}: {unreadable(error)}.", _CHECK_FORMAT) from error
     except DataError:
         raise
     except Exception as error:  # what the formats' libraries raise is many things and undocumented
