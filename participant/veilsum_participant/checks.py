@@ -255,7 +255,7 @@ class SiteCheck:
         if budget.epsilon is None:
             return Check(label, CheckOutcome.WARNING, f"unlimited; {held}", "No limit is enforced.")
         detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
-        if room.after >= budget.epsilon:
+        if _shown(room.after) == _shown(budget.epsilon) or room.after > budget.epsilon:  # a rest that no figure shows is none
             return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
         return Check(label, CheckOutcome.OK, detail)
 

@@ -148,7 +148,8 @@ def _readable(path: Path) -> Iterator[None]:
             )
         yield
     except OSError as error:
-        raise DataError(f"{path}: {unreadable(error)}.", _CHECK_FORMAT) from error
+        advice = "Check path, user and permissions." if isinstance(error, PermissionError) else _CHECK_FORMAT
+        raise DataError(f"{path}: {unreadable(error)}.", advice) from error
     except DataError:
         raise
     except Exception as error:  # what the formats' libraries raise is many things and undocumented
@@ -353,8 +354,9 @@ def _npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[
 def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
     """Shapes and types of those arrays of an archive that have one of the names, from their headers alone."""
     shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path}: is not an npz archive.", "Save named arrays together, with numpy.savez.")
+    with path.open("rb") as file:  # by its path, a file that may not be read would only be "no archive"
+        if not zipfile.is_zipfile(file):
+            raise DataError(f"{path}: is not an npz archive.", "Save named arrays together, with numpy.savez.")
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             name = member.removesuffix(".npy")
