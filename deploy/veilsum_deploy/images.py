@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from veilsum.local.tables import site_name
 from veilsum_deploy.datasets import EXTRA
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
+from veilsum_node.wording import unreadable
 from veilsum_participant.data.encoders import MAX_PROGRAM_BYTES, load_encoder
 from veilsum_participant.data.programs import read_program
 from veilsum_privacy.study.encoder import MAX_WIDTH, Program
@@ -150,7 +151,7 @@ def _features(network: Network, shape: Shape) -> _Features:
     try:
         data = network.path.read_bytes()[:MAX_PROGRAM_BYTES]
     except OSError as error:
-        raise ConfigurationError(f"{network.path}: cannot be read ({error.strerror}).", "Check the path.") from error
+        raise ConfigurationError(f"{network.path}: {unreadable(error)}.", "Check the path.") from error
     inputs = (shape.channels, shape.size, shape.size)
     try:
         made = read_program(data, network.format).run(torch.zeros((1, *inputs)))

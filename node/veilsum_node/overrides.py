@@ -19,6 +19,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from veilsum_node.config import MAX_CONFIGURATION_BYTES, alternatives, keys_of, nearest, read_toml, step, validate
 from veilsum_node.errors import ConfigurationError
+from veilsum_node.wording import unreadable
 
 PREFIX = "VEILSUM__"
 _NEARLY = re.compile(r"veilsum(__?)(?=[a-z0-9_]*__)|veilsum__", re.IGNORECASE)  # meant as the prefix: with a table, or doubled
@@ -196,7 +197,7 @@ class _Reader:
                 raise ConfigurationError(f"{variable}: the file {place} is too large.", advice)
             return data.decode("utf-8").rstrip("\r\n")
         except OSError as error:
-            raise ConfigurationError(f"{variable}: the file {place} cannot be read ({error.strerror}).", advice) from error
+            raise ConfigurationError(f"{variable}: the file {place} {unreadable(error)}.", advice) from error
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{variable}: the file {place} is not UTF-8 text.") from error
 

@@ -22,15 +22,16 @@ from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
-from veilsum_node.identity.renewal import DAY, FEW_DAYS, days_text, expiry_warning
+from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_node.identity.tls import KEY_FILE
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.telemetry.monitoring import MetricsServer
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import unused_proxy_variables
+from veilsum_node.wording import counted
 from veilsum_participant.config import ParticipantConfig, Policy
-from veilsum_participant.data import check_dataset
+from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.data.images import check_packages
 from veilsum_participant.data.queries import query_schema
@@ -52,9 +53,6 @@ from veilsum_privacy.study.study import Study
 
 CLOCK_WARNING, CLOCK_LIMIT = 60, 300
 """Seconds; beyond the limit new studies are refused."""
-
-LISTED = 10
-"""Violations that a report shows one by one."""
 
 
 class AskedStudy(Protocol):
@@ -168,9 +166,8 @@ class SiteCheck:
         self._credentials = load_credentials(self._config.identity, now, Role.PARTICIPANT)
         identity = self._credentials.identity
         days = (identity.not_after - now) // DAY
-        detail = (
-            f"{identity.name}, fingerprint {identity.fingerprint}, until {moment(identity.not_after)}, {days_text(days)} left"
-        )
+        until = f"until {moment(identity.not_after)}, {counted(days, 'day')} left"
+        detail = f"{identity.name}, fingerprint {identity.fingerprint}, {until}"
         if days < FEW_DAYS:
             yield Check(
                 "certificate", CheckOutcome.WARNING, detail, "Have the authority sign the request again before it expires."
@@ -229,7 +226,9 @@ class SiteCheck:
             count = ledger.verify(authority=authority).entries
             with database.reading() as connection:
                 mark = read_mark(connection)
-        yield Check("ledger", CheckOutcome.OK, f"{count} entries: chain, signatures, receipts and budgets hold")
+        yield Check(
+            "ledger", CheckOutcome.OK, f"{counted(count, 'entry', 'entries')}: chain, signatures, receipts and budgets hold"
+        )
         if mark is not None and mark.trusted:
             detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"
             yield Check("restored", CheckOutcome.WARNING, detail, "The next session with the coordinator lifts it.")
@@ -256,7 +255,7 @@ class SiteCheck:
         if budget.epsilon is None:
             return Check(label, CheckOutcome.WARNING, f"unlimited; {held}", "No limit is enforced.")
         detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
-        if room.after >= budget.epsilon:
+        if _shown(room.after) == _shown(budget.epsilon) or room.after > budget.epsilon:  # a rest that no figure shows is none
             return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
         return Check(label, CheckOutcome.OK, detail)
 
@@ -333,21 +332,25 @@ class SiteCheck:
         if schema is None:
             yield self._there(label, source)
             return
-        report = check_dataset(source, schema, shown=LISTED, subject=offered.subject, header=offered.header)
-        counts = [
-            f"{kind.value} in {'whole rows' if column is None else repr(column)}: {count}"
-            for column, kinds in report.totals.items()
-            for kind, count in kinds.items()
-        ]
-        detail = "; ".join([f"{report.records} records", *counts])
+        report = check_dataset(source, schema, subject=offered.subject, header=offered.header)
+        columns = {column.name for column in schema.columns} | ({schema.label.column} if schema.label else set())
+        clean = f"{len(columns - set(report.totals))} of {counted(len(columns), 'column')} as the schema says"
+        detail = f"{counted(report.records, 'record')}; {clean}"
         if report.ok:
             yield Check(label, CheckOutcome.OK, detail)
         else:
             advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
             yield Check(label, CheckOutcome.WARNING, detail, advice)
-        for violation in report.violations:
-            status = CheckOutcome.OK if report.ok else CheckOutcome.WARNING
-            yield Check(label, status, str(violation))
+        for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
+            known = all(kind is FindingKind.MISSING for kind in kinds)  # what becomes of it was agreed
+            told = "; ".join(_finding(report, column, kind) for kind in kinds)
+            where = "whole rows" if column is None else f"column {column!r}"
+            yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}")
+        if (spread := report.per_person) is not None:
+            several = f"{spread.several:,} of them with several records, {spread.most:,} at most"
+            advice = 'A study with privacy.unit = "record" protects each of them by itself; "subject" protects the person.'
+            told = f"{counted(spread.persons, 'person')}, {several}"
+            yield Check(label, CheckOutcome.OK, told, advice if spread.several else "")
 
     @staticmethod
     def _there(label: str, source: Source) -> Check:
@@ -418,3 +421,11 @@ def compile_asked(request: AskedStudy, policy: Policy, own: str, federation: str
 
 def _shown(epsilon: float) -> str:
     return "infinite" if math.isinf(epsilon) else epsilon_text(epsilon)
+
+
+def _finding(report: CheckReport, column: str | None, kind: FindingKind) -> str:
+    """How often a fault is in a column, where it is first, and what is expected there."""
+    count = report.totals[column][kind]
+    places = [item for item in report.violations if (item.column, item.kind) == (column, kind)]
+    where = ", ".join(item.place for item in places) + (", ..." if len(places) < count else "")
+    return f"{kind}: {count:,} ({where}); {places[0].expected}"

@@ -22,6 +22,7 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file
+from veilsum_node.wording import unreadable
 from veilsum_privacy.audit.signed import SignedAudit, read_report
 from veilsum_privacy.dossier import Proof, StudyLabel, StudyTerms
 from veilsum_privacy.dossier.figures import INFINITE, cost, remaining
@@ -353,7 +354,7 @@ def _beginning(path: Path, most: int) -> bytes:
         with path.open("rb") as file:
             return file.read(most)
     except OSError as error:
-        raise StateError(f"{path} cannot be read ({error.strerror}).", "Check its permissions.") from error
+        raise StateError(f"{path} {unreadable(error)}.", "Check its permissions.") from error
 
 
 def _plain(value: float) -> float | str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.wording import counted
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import find_path
 from veilsum_participant.data.readers import header_conflict, is_csv
@@ -73,7 +74,7 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
     if study.method not in policy.methods:
         yield Refusal(RefusalCode.METHOD, f"Method {study.method!r} is not among policy.methods.", _accept("policy.methods"))
     if study.expires - study.created > 86400 * policy.study_days:
-        yield Refusal(RefusalCode.STUDY_INVALID, f"The study is open for more than {policy.study_days} days.")
+        yield Refusal(RefusalCode.STUDY_INVALID, f"The study is open for more than {counted(policy.study_days, 'day')}.")
     yield from _dataset_faults(study, config)
     yield from _encoder_faults(study, config)
     kinds = [privacy.noise]

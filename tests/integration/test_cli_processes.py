@@ -327,8 +327,8 @@ def test_every_check_runs_though_most_fail(analyst: Running, tmp_path: Path, cap
     expected = ("key permissions", "certificate", "TCP connection", "TLS", "protocol", "budget records", "pinned peers")
     assert failed >= {*expected, "dataset gone"}
     details = [item["detail"] for item in checks if item["check"] == "dataset records"]
-    assert any("row 2 (line 3), column 'x0': out of bounds" in detail for detail in details)
-    assert any("column 'x1': not a number" in detail for detail in details)
+    assert any("column 'x0': out of bounds: 1 (row 2 (line 3))" in detail for detail in details)
+    assert any("column 'x1': not a number: 1" in detail for detail in details)
     for value in (MARK, "77.25", "oops"):
         assert value not in text
     assert not (site / "participant.db").exists()  # nothing is made by looking

@@ -53,6 +53,16 @@ def test_a_shells_tab_key_is_answered(words: str, offered: list[str]) -> None:
     assert result.stdout.split() == offered, result.stderr
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_answered_too(shell: str) -> None:
+    command = Path(sys.executable).with_name("veilsum")
+    asked = {"_VEILSUM_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "veilsum participant ch"}
+    environment = os.environ | asked | {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    result = subprocess.run([str(command)], capture_output=True, text=True, env=environment)
+    assert "check" in result.stdout, result.stderr
+    assert "start" not in result.stdout
+
+
 def test_the_installed_command_prints_its_version() -> None:
     command = Path(sys.executable).with_name("veilsum")
     result = subprocess.run([str(command), "--version"], capture_output=True, text=True)

@@ -9,6 +9,7 @@ import pytest
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data import FindingKind, check_dataset, load_records
+from veilsum_participant.data.check import PerPerson
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 
@@ -92,10 +93,20 @@ def test_missing_values_alone_are_ok(tmp_path: Path) -> None:
     assert len(report.violations) == 3
 
 
+def test_how_records_are_spread_over_persons(tmp_path: Path) -> None:
+    path = write(tmp_path, "who,age,sex,ill\na,30,f,0\n,40,m,1\na,50,m,1\nNA,60,f,0\nb,60,f\nb,60,f,1\na,61,f,1\n")
+    assert check_dataset(path, SCHEMA, subject="who").per_person == PerPerson(persons=4, several=1, most=3)
+    assert check_dataset(path, SCHEMA).per_person is None
+    empty = write(tmp_path, "who,age,sex,ill\n")
+    assert check_dataset(empty, SCHEMA, subject="who").per_person == PerPerson(persons=0, several=0, most=0)
+
+
 def test_shown_is_capped_and_totals_are_not(tmp_path: Path) -> None:
     schema = SCHEMA.model_copy(update={"max_records": 10_000})
     report = check_dataset(write(tmp_path, "age,sex,ill\n" + "5,q,7\n" * 500), schema, shown=4)
-    assert [(violation.row, violation.line) for violation in report.violations] == [(1, 2), (1, 2), (1, 2), (2, 3)]
+    assert [(violation.row, violation.line) for violation in report.violations] == [
+        (row, row + 1) for row in (1, 2, 3, 4) for _ in range(3)
+    ]
     assert report.totals["sex"] == {FindingKind.UNKNOWN_CATEGORY: 500}
 
 

@@ -419,3 +419,10 @@ def test_headers_of_arrays_are_read_by_one_thread_at_a_time(tmp_path: Path, monk
         tables = list(pool.map(lambda _: read_table(path, schema), range(6)))
     assert [table.rows for table in tables] == [3] * 6
     assert not met.is_set()
+
+
+def test_a_folder_is_no_archive_and_holds_no_parquet(tmp_path: Path) -> None:
+    for name, said in (("d.npz", "is a folder, not a file"), ("d", "is a folder that holds no Parquet file")):
+        (tmp_path / name).mkdir()
+        with pytest.raises(DataError, match=said):
+            check_dataset(tmp_path / name, SCHEMA)

@@ -26,6 +26,7 @@ from support.fresh import LEDGER, fresh_database
 from support.ledgers import GRID, Trial, open_ledger
 from veilsum_node.database import Database
 from veilsum_node.errors import Refusal, RefusalCode
+from veilsum_node.wording import counted
 from veilsum_participant.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
 from veilsum_privacy.dossier.axes import ticks
@@ -312,7 +313,7 @@ def test_words_for_figures() -> None:
     assert [figures.remaining(value) for value in (2.9999, None)] == ["2.999", "unlimited"]
     assert [figures.small(value) for value in (1e-5, 1e-6, 1e-9)] == ["0.00001", "0.000001", "1e-9"]
     assert [figures.one_in(value) for value in (1e-5, 1e-6, 0.3)] == ["1 in 100,000", "1 in 1,000,000", "1 in 3"]
-    assert [figures.counted(number, "study", "studies") for number in (1, 1200)] == ["1 study", "1,200 studies"]
+    assert [counted(number, "study", "studies") for number in (1, 1200)] == ["1 study", "1,200 studies"]
     assert figures.times(1e7) == "more than a million"
 
 

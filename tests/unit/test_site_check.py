@@ -11,6 +11,7 @@ from veilsum_deploy.cli.additions import RequestedStudy
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.config import load_participant_config
+from veilsum_privacy.study.schema import NumberColumn
 
 
 def checks(
@@ -50,7 +51,7 @@ def test_the_schema_that_an_analyst_sends_must_fit_the_files_first_line(tmp_path
     text = 'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\n'
     schema = schema_of(2).model_copy(update={"header": False, "order": ("x0", "x1", "y")})
     (tmp_path / "records.csv").write_text('0.1,0.2,0\n0.1,"0.2,0\n0.1,0.2\n0.3,0.4,1\n')
-    for line, expected in (("", (CheckOutcome.FAILED,)), ("header = false\n", (CheckOutcome.WARNING,) * 3)):
+    for line, expected in (("", (CheckOutcome.FAILED,)), ("header = false\n", (CheckOutcome.WARNING,) * 2)):
         (tmp_path / "participant.toml").write_text(text + line)
         config = load_participant_config(tmp_path / "participant.toml")
         found = [
@@ -59,11 +60,45 @@ def test_the_schema_that_an_analyst_sends_must_fit_the_files_first_line(tmp_path
         assert tuple(item.status for item in found) == expected
         told = "\n".join(f"{item.detail} {item.advice}" for item in found)
         if line:
-            assert "4 records; quotation mark not closed in whole rows: 1; wrong number of cells in whole rows: 1" in told
-            assert "row 2 (line 2): quotation mark not closed" in told
+            assert "4 records; 3 of 3 columns as the schema says" in told
+            assert "whole rows: quotation mark not closed: 1 (row 2 (line 2)); the row is not used; a cell cannot" in told
+            assert "wrong number of cells: 1 (row 3 (line 3)); the row is not used" in told
         else:
             assert "header" in told
             assert "participant.toml" in told
+
+
+def test_each_column_has_one_line_and_an_agreed_substitute_is_no_warning(tmp_path: Path) -> None:
+    """Of a file with thousands of faults an operator reads as many lines as columns have any."""
+    columns = tuple(
+        NumberColumn(name=name, low=-1, high=1, impute=impute) for name, impute in (("x0", 0.0), ("x1", None), ("x2", None))
+    )
+    schema = schema_of(2).model_copy(update={"columns": columns})
+    rows = ["x0,x1,x2,y,who", ",0,0,0,a", "0,9,0,1,a", ",oops,0,0,b", *["0,9,0,1,c"] * 2000, ",0,0,1,"]
+    (tmp_path / "records.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "participant.toml").write_text(
+        'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\nsubject = "who"\n'
+    )
+    config = load_participant_config(tmp_path / "participant.toml")
+    found = [
+        item for item in SiteCheck(config, lambda: 0, schemas={"records": schema}).run() if item.check == "dataset records"
+    ]
+    assert [(item.status.value, item.detail) for item in found] == [
+        ("warning", "2,004 records; 2 of 4 columns as the schema says"),
+        ("ok", "column 'x0': missing value: 3 (row 1 (line 2), row 3 (line 4), row 2004 (line 2005)); 0 is taken instead"),
+        (
+            "warning",
+            "column 'x1': not a number: 1 (row 3 (line 4)); expected a number in [-1, 1]; "
+            "out of bounds: 2,001 (row 2 (line 3), row 4 (line 5), row 5 (line 6), ...); expected a number in [-1, 1]",
+        ),
+        ("ok", "column 'who': missing value: 1 (row 2004 (line 2005)); the record counts as a person of its own"),
+        (
+            "warning",
+            "whole rows: too many records: 1,004 (row 1001 (line 1002), ...); sums are cut off at what 1000 records can reach",
+        ),
+        ("ok", "4 persons, 2 of them with several records, 2,000 at most"),
+    ]
+    assert "protects the person" in found[-1].advice
 
 
 def of_study(found: list[Check]) -> list[tuple[CheckOutcome, str]]:

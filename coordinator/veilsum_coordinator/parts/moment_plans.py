@@ -104,7 +104,10 @@ def need_label(inputs: Inputs, what: str, instead: str = "") -> None:
     """
     if inputs.schema.label is None:
         advice = f"Add a [label] table with classes to the schema{instead}."
-        other = " It tells classes apart; the method regression explains a number, an event, a count or a time."
+        other = (
+            " It tells classes apart; numbers, counts and times are what regression explains, and what gbdt, fedsgd and"
+            " fedavg predict with [parameters.outcome]."
+        )
         raise ConfigurationError(f"{what[:1].upper()}{what[1:]} needs a label.", advice + ("" if instead else other))
 
 

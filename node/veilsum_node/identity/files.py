@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.wording import unreadable
 
 MAX_FILE_BYTES = 64 * 1024
 """Largest key, certificate or request file that is read, in bytes."""
@@ -95,7 +96,7 @@ def _read(path: Path, what: str, advice: str, *, private: bool) -> bytes:
     except FileNotFoundError as error:
         raise ConfigurationError(f"The {what} {path} does not exist.", advice) from error
     except OSError as error:
-        raise ConfigurationError(f"The {what} {path} cannot be read ({error.strerror}).", advice) from error
+        raise ConfigurationError(f"The {what} {path} {unreadable(error)}.", advice) from error
     if not 0 < len(data) <= MAX_FILE_BYTES:
         raise ConfigurationError(f"The {what} {path} is empty or larger than {MAX_FILE_BYTES} bytes.", advice)
     return data

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity.certificate import moment
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials, load_credentials
+from veilsum_node.wording import counted
 
 LOG = logging.getLogger("veilsum.identity")
 
@@ -118,13 +119,8 @@ def expiry_warning(whose: str, not_after: int, now: int, what: str = "certificat
     if now > not_after:
         return f"the {what} of {whose} has expired: it ended on {moment(not_after)}"
     if not_after - now < FEW_DAYS * DAY:
-        return f"the {what} of {whose} ends on {moment(not_after)}, in {days_text((not_after - now) // DAY)}"
+        return f"the {what} of {whose} ends on {moment(not_after)}, in {counted((not_after - now) // DAY, 'day')}"
     return ""
-
-
-def days_text(days: int) -> str:
-    """A number of days in words: 1 day, 2 days."""
-    return f"{days} day{'' if days == 1 else 's'}"
 
 
 class ExpiryLog:

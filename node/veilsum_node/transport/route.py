@@ -21,6 +21,7 @@ from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
+from veilsum_node.wording import unreadable
 
 PROBE_SECONDS = 5.0
 
@@ -198,7 +199,7 @@ def read_roots(path: Path) -> bytes:
     try:
         data = path.read_bytes() if path.stat().st_size <= 64 * MAX_FILE_BYTES else b""
     except OSError as error:
-        raise ConfigurationError(f"The CA bundle {path} cannot be read ({error.strerror}).", "Check `ca_bundle`.") from error
+        raise ConfigurationError(f"The CA bundle {path} {unreadable(error)}.", "Check `ca_bundle`.") from error
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=data.decode())
     except (ValueError, TypeError, ssl.SSLError) as error:

@@ -21,6 +21,7 @@ import typer
 
 from veilsum_node.errors import DataError, Misuse
 from veilsum_node.process.console import JsonOption, print_fields, print_line
+from veilsum_node.wording import unreadable
 
 if TYPE_CHECKING:
     from veilsum_privacy.study.schema import DatasetSchema
@@ -320,7 +321,7 @@ def _dictionary(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         with path.open("rb") as file:
             data = file.read(MAX_DICTIONARY_BYTES + 1)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}).", "Check path and permissions.") from error
+        raise DataError(f"{path}: {unreadable(error)}.", "Check path and permissions.") from error
     if len(data) > MAX_DICTIONARY_BYTES:
         raise DataError(f"{path}: larger than {MAX_DICTIONARY_BYTES >> 20} MiB: no data dictionary.", _RECORDS)
     try:

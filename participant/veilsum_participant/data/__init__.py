@@ -4,4 +4,12 @@ from veilsum_participant.data.check import CheckReport, FindingKind, Violation, 
 from veilsum_participant.data.encode import LocalCounts, load_records
 from veilsum_participant.data.sources import check_structure
 
-__all__ = ["CheckReport", "FindingKind", "LocalCounts", "Violation", "check_dataset", "check_structure", "load_records"]
+__all__ = [
+    "CheckReport",
+    "FindingKind",
+    "LocalCounts",
+    "Violation",
+    "check_dataset",
+    "check_structure",
+    "load_records",
+]

@@ -22,8 +22,8 @@ from veilsum_participant.data.subjects import number_subjects
 from veilsum_participant.query import Source
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
 
-SHOWN = 20
-"""Violations that a report lists one by one unless told otherwise."""
+SHOWN = 3
+"""Places of each fault in each column that a report lists unless told otherwise."""
 
 
 _UNUSED = {
@@ -58,10 +58,29 @@ class Violation:
     column: str | None
     expected: str
 
+    @property
+    def place(self) -> str:
+        """The row, with its line in a CSV file."""
+        return f"row {self.row}" + (f" (line {self.line})" if self.line is not None else "")
+
     def __str__(self) -> str:
-        line = f" (line {self.line})" if self.line is not None else ""
         column = f", column {self.column!r}" if self.column is not None else ""
-        return f"{self.source}, row {self.row}{line}{column}: {self.kind}; {self.expected}"
+        return f"{self.source}, {self.place}{column}: {self.kind}; {self.expected}"
+
+
+@dataclass(frozen=True)
+class PerPerson:
+    """How a file's records are spread over persons: exact figures, for the site's operator alone.
+
+    Attributes:
+        persons: how many there are; a record without an identifier is a person of its own.
+        several: how many of them have more than one record.
+        most: the most records of one person.
+    """
+
+    persons: int
+    several: int
+    most: int
 
 
 @dataclass(frozen=True)
@@ -71,14 +90,16 @@ class CheckReport:
     Attributes:
         source: the file, or the query.
         records: data rows of the file, broken ones included.
-        violations: the first of them in the order of rows, as many as were asked for.
+        violations: in the order of rows the first of each kind in each column, as many of them as were asked for.
         totals: by column (None for whole rows and the file) and kind, how many there are in all.
+        per_person: None without a column of subjects.
     """
 
     source: Source
     records: int
     violations: tuple[Violation, ...]
     totals: dict[str | None, dict[FindingKind, int]]
+    per_person: PerPerson | None = None
 
     @property
     def ok(self) -> bool:
@@ -87,7 +108,7 @@ class CheckReport:
 
 
 @dataclass(frozen=True)
-class _Finding:
+class _Places:
     """All places in one column with one fault: ``rows`` are 0-based positions in the table."""
 
     kind: FindingKind
@@ -119,7 +140,9 @@ def check_dataset(
         for position in finding.rows[:shown]
     ]
     whole = Counter(FindingKind(fault.value) for fault in table.broken.values())
-    places += [(row, FindingKind(fault.value), None, _UNUSED[fault]) for row, fault in islice(table.broken.items(), shown)]
+    for fault in dict.fromkeys(table.broken.values()):
+        rows = (row for row, other in table.broken.items() if other is fault)
+        places += [(row, FindingKind(fault.value), None, _UNUSED[fault]) for row in islice(rows, shown)]
     if table.rows > schema.max_records:
         whole[FindingKind.TOO_MANY_RECORDS] = table.rows - schema.max_records
         row = int(numbers[schema.max_records])
@@ -129,37 +152,42 @@ def check_dataset(
     if whole:
         totals[None] = dict(whole)
     places.sort(key=lambda place: place[0])
-    lines = _lines(table, [place[0] for place in places[:shown]])
+    lines = _lines(table, {place[0] for place in places})
     violations = tuple(
-        Violation(source, kind, row, line, column, expected)
-        for (row, kind, column, expected), line in zip(places[:shown], lines, strict=True)
+        Violation(source, kind, row, lines.get(row), column, expected) for row, kind, column, expected in places
     )
-    return CheckReport(source, records, violations, totals)
+    return CheckReport(source, records, violations, totals, None if subject is None else _per_person(table))
 
 
-def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Iterator[_Finding]:
+def _per_person(table: Table) -> PerPerson:
+    counts = np.bincount(number_subjects(table.subjects)[0])
+    counts = counts[counts > 0]
+    return PerPerson(len(counts), int((counts > 1).sum()), int(counts.max(initial=0)))
+
+
+def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Iterator[_Places]:
     for column in schema.columns:
         if isinstance(column, NumberColumn):
             numbers = judge_column(table.columns, column, schema.missing)
             kind = "date after so many days" if isinstance(column, DateColumn) else "number"
             bounds = f"expected a {kind} in [{column.low:g}, {column.high:g}]{' ' + column.unit if column.unit else ''}"
-            yield _Finding(FindingKind.NOT_A_NUMBER, column.name, _where(numbers.invalid), bounds)
-            yield _Finding(FindingKind.OUT_OF_BOUNDS, column.name, _where(numbers.outside), bounds)
+            yield _Places(FindingKind.NOT_A_NUMBER, column.name, _where(numbers.invalid), bounds)
+            yield _Places(FindingKind.OUT_OF_BOUNDS, column.name, _where(numbers.outside), bounds)
             missing = numbers.missing
         else:
             codes = judge_categories(table.columns[column.name], column, schema.missing)
             expected = f"expected one of {_listed(column.categories)}"
-            yield _Finding(FindingKind.UNKNOWN_CATEGORY, column.name, _where(codes.invalid), expected)
+            yield _Places(FindingKind.UNKNOWN_CATEGORY, column.name, _where(codes.invalid), expected)
             missing = codes.missing
-        yield _Finding(FindingKind.MISSING, column.name, _where(missing), _substitute(column))
+        yield _Places(FindingKind.MISSING, column.name, _where(missing), _substitute(column))
     if schema.label is not None:
         labels = judge_labels(table.columns[schema.label.column], schema.label, schema.missing)
         expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"
-        yield _Finding(FindingKind.UNKNOWN_CLASS, schema.label.column, _where(labels.invalid), expected)
-        yield _Finding(FindingKind.MISSING, schema.label.column, _where(labels.missing), "the record counts for no class")
+        yield _Places(FindingKind.UNKNOWN_CLASS, schema.label.column, _where(labels.invalid), expected)
+        yield _Places(FindingKind.MISSING, schema.label.column, _where(labels.missing), "the record counts for no class")
     if subject is not None:
         missing = number_subjects(table.subjects)[1]
-        yield _Finding(FindingKind.MISSING, subject, _where(missing), "the record counts as a person of its own")
+        yield _Places(FindingKind.MISSING, subject, _where(missing), "the record counts as a person of its own")
 
 
 def _substitute(column: NumberColumn | CategoryColumn) -> str:
@@ -182,9 +210,6 @@ def _row_numbers(table: Table) -> NDArray[np.int64]:
     return np.setdiff1d(every, np.array([*table.broken], dtype=np.int64), assume_unique=True)
 
 
-def _lines(table: Table, rows: list[int]) -> list[int | None]:
-    """The lines of a CSV file on which data rows stand; None for other formats."""
-    if table.header is None or table.path is None:
-        return [None] * len(rows)
-    found = line_numbers(table.path, rows, header=table.header)
-    return [found.get(row) for row in rows]
+def _lines(table: Table, rows: set[int]) -> dict[int, int]:
+    """The lines of a CSV file on which data rows stand; none for other formats."""
+    return {} if table.header is None or table.path is None else line_numbers(table.path, rows, header=table.header)

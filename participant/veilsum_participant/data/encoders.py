@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.wording import unreadable
 from veilsum_participant.config import EncoderConfig
 from veilsum_participant.data.programs import read_program
 from veilsum_privacy.study.encoder import Program
@@ -199,7 +200,7 @@ def _read(path: Path) -> bytes:
 
 
 def _unreadable(path: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{path}: the encoder cannot be read ({error.strerror}).", "Check the path in [encoders].")
+    return ConfigurationError(f"{path}: the encoder {unreadable(error)}.", "Check the path in [encoders].")
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError, VeilsumError
+from veilsum_node.wording import unreadable
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault, first_byte, mended, mended_parts, read_header
 from veilsum_participant.data.objects import StoredFile, reachable, stored_files
@@ -107,7 +108,7 @@ def file_parts(path: Path | Bucket) -> Sequence[Path | StoredFile]:
         return [path]
     if path.is_dir():
         found = [part for part in path.rglob("*") if part.suffix.lower() in _PARQUET and part.is_file()]
-        what = "the folder holds no Parquet file"
+        what = "is a folder that holds no Parquet file; of other formats name a file"
     else:
         start = next((index for index, part in enumerate(path.parts) if _GLOB.search(part)), None)
         if start is None:
@@ -210,10 +211,13 @@ def _readable(path: Path | Bucket) -> Iterator[None]:
                 yield
             return
         if (_is_npz(path) or is_csv(path)) and not path.is_file():
-            raise DataError(f"{path}: there is no such file.", "Check the path.")
+            raise DataError(
+                f"{path}: {'is a folder, not a file' if path.is_dir() else 'there is no such file'}.", "Check the path."
+            )
         yield
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or 'damaged'}).", _CHECK_FORMAT) from error
+        advice = "Check path, user and permissions." if isinstance(error, PermissionError) else _CHECK_FORMAT
+        raise DataError(f"{path}: {unreadable(error)}.", advice) from error
     except VeilsumError:
         raise
     except Exception as error:  # what the formats' libraries raise is many things and undocumented
@@ -477,8 +481,9 @@ def _npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[
 def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
     """Shapes and types of those arrays of an archive that have one of the names, from their headers alone."""
     shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path}: is not an npz archive.", "Save named arrays together, with numpy.savez.")
+    with path.open("rb") as file:  # by its path, a file that may not be read would only be "no archive"
+        if not zipfile.is_zipfile(file):
+            raise DataError(f"{path}: is not an npz archive.", "Save named arrays together, with numpy.savez.")
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             name = member.removesuffix(".npy")

@@ -15,6 +15,7 @@ from typing import Protocol
 from sqlalchemy import Connection, inspect
 
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
+from veilsum_node.wording import counted
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site
@@ -103,7 +104,7 @@ def budget_faults(
         yield Refusal(
             RefusalCode.BUDGET,
             f"The population {population} has spent epsilon {room.reserved:.6g} of {budget.epsilon:g} at delta"
-            f" {budget.delta:g}; the study's {own.total()} releases{beside} would bring it to {room.after:.6g}.",
+            f" {budget.delta:g}; the study's {counted(own.total(), 'release')}{beside} would bring it to {room.after:.6g}.",
             "Ask for more noise or fewer releases, or let the operator raise the budget.",
         )
 

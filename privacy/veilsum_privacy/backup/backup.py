@@ -29,6 +29,7 @@ from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file, read_private
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_node.wording import unreadable
 from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.results.result import MANIFEST as RESULT_MANIFEST
 
@@ -100,7 +101,9 @@ def back_up(party: BackupOwner, target: Path, *, software: str, with_identity: b
     Raises:
         StateError: there is no state, the copy or its ledger fails its check, or the file cannot be written or exists.
     """
-    if target.is_dir() or (os.path.lexists(target) and not force):
+    if target.is_dir():
+        raise StateError(f"{target} is a folder, not a file.", "Name the file that is to be made.")
+    if os.path.lexists(target) and not force:
         raise StateError(f"{target} exists already.", "Name another file, or add --force to replace it.")
     try:
         directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))  # mode 0700
@@ -212,7 +215,7 @@ def open_archive(path: Path) -> Iterator[tuple[Manifest, dict[str, Path]]]:
         directory = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         yield _unpack(path, directory)
     except OSError as error:
-        raise StateError(f"{path} cannot be read ({error.strerror}).", "Check path, permissions and disk.") from error
+        raise StateError(f"{path} {unreadable(error)}.", "Check path, permissions and disk.") from error
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)

@@ -117,11 +117,6 @@ def day(seconds: int) -> str:
     return _datetime(seconds).strftime("%Y-%m-%d")
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 release``, ``1,204 releases``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
 def _datetime(seconds: int) -> datetime:
     return datetime.fromtimestamp(min(max(seconds, 0), 253402300799), UTC)  # the years that a datetime knows
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
+from veilsum_node.wording import counted
 from veilsum_privacy.dossier import charts, figures
 from veilsum_privacy.dossier.groups import MOST_ROWS, refusal_rows, release_rows
 
@@ -132,7 +133,7 @@ def _template() -> Template:
     for name in ("cost", "remaining", "exact", "small", "one_in", "of_hundred", "times", "grouped", "ratio", "moment", "day"):
         environment.filters[name] = getattr(figures, name)
     environment.filters["reason"] = _reason
-    environment.globals["counted"] = figures.counted
+    environment.globals["counted"] = counted
     return environment.get_template(_TEMPLATE)
 
 

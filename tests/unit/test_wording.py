@@ -1,0 +1,53 @@
+"""Words for numbers, and for a folder where a file is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.commands import veilsum
+from veilsum_node.identity.renewal import expiry_warning
+from veilsum_node.wording import counted, unreadable
+
+DAY = 86_400
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(number, "day") for number in (0, 1, 2, 1200)] == ["0 days", "1 day", "2 days", "1,200 days"]
+    assert [counted(number, "entry", "entries") for number in (1, 2)] == ["1 entry", "2 entries"]
+    assert expiry_warning("north", 0, -DAY).endswith("in 1 day")
+    assert expiry_warning("north", 0, -2 * DAY).endswith("in 2 days")
+
+
+def test_why_a_file_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="directory") as caught:
+        tmp_path.read_bytes()
+    assert unreadable(caught.value) == "is a folder, not a file"
+    with pytest.raises(OSError, match="No such") as caught:
+        (tmp_path / "none").read_bytes()
+    assert unreadable(caught.value) == "cannot be read (No such file or directory)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("participant", "check", "--config", "FOLDER"),
+        ("federation", "sign", "FOLDER", "--role", "participant", "--name", "north", "--authority", "authority"),
+        ("federation", "init", "other", "--name", "other", "--passphrase-file", "FOLDER"),
+        ("schema", "draft", "FOLDER"),
+        ("study", "plan", "FOLDER"),
+        ("participant", "backup", "FOLDER", "--config", "participant.toml"),
+        ("participant", "restore", "FOLDER", "--config", "participant.toml"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_folder_where_a_file_is_meant_is_called_one(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FOLDER").mkdir()
+    assert veilsum(capsys, "federation", "init", "authority", "--name", "trial")[0] == 0
+    (tmp_path / "participant.toml").write_text('coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\n')
+    code, _, err = veilsum(capsys, *words)
+    assert (code, "is a folder, not a file" in err) == (2, True), err
