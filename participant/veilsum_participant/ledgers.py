@@ -23,7 +23,7 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file
 from veilsum_node.wording import unreadable
-from veilsum_privacy.audit.signed import SignedAudit, read_report
+from veilsum_privacy.audit.signed import MOST_BYTES, SignedAudit, read_report
 from veilsum_privacy.dossier import Proof, StudyLabel, StudyTerms
 from veilsum_privacy.dossier.figures import INFINITE, cost, remaining
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, Verification, read_export, verify_ledger
@@ -156,7 +156,7 @@ def read_audit(path: Path, ledger: Checked) -> SignedAudit:
         ConfigurationError: the file cannot be read.
         HostileInput: it is no such report, or of another site or key.
     """
-    signed = read_report(read_file(path, "report of an audit"))
+    signed = read_report(read_file(path, "report of an audit", most=MOST_BYTES))
     if signed.body["site"] != ledger.site:
         raise HostileInput(f"{path} is an audit of {signed.body['site']}; the ledger is of {ledger.site}.")
     if ledger.verification is not None and signed.fingerprint not in ledger.verification.keys:

@@ -50,6 +50,8 @@ descriptions of noise."""
 PUBLIC = {
     ("ReleaseRow", "noise"): "how much noise, in words",
     ("StudyCost", "noise"): "how noise is added",
+    ("StudyTerms", "noise"): "how noise is added",
+    ("Row", "noise"): "how noise is added",
     ("PrivacyDemand", "noise"): "how noise is added",
     ("PrivacyRequest", "noise"): "how noise is added",
     ("Policy", "noise"): "which kinds of noise are accepted",

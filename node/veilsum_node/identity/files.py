@@ -17,18 +17,18 @@ MAX_FILE_BYTES = 64 * 1024
 """Largest key, certificate or request file that is read, in bytes."""
 
 
-def read_file(path: Path, what: str, *, advice: str = "Check the path.") -> bytes:
-    """Return the contents of a small regular file.
+def read_file(path: Path, what: str, *, advice: str = "Check the path.", most: int = MAX_FILE_BYTES) -> bytes:
+    """Return the contents of a small regular file, of so many bytes at most.
 
     Raises:
         ConfigurationError: missing, unreadable, not a regular file, empty or too large; names the file.
     """
-    return _read(path, what, advice, private=False)
+    return _read(path, what, advice, most, private=False)
 
 
 def read_private(path: Path, what: str, *, advice: str = "Check the path.") -> bytes:
     """As :func:`read_file`, and refuse a file that is :func:`open_to_others`."""
-    return _read(path, what, advice, private=True)
+    return _read(path, what, advice, MAX_FILE_BYTES, private=True)
 
 
 def open_to_others(status: os.stat_result) -> bool:
@@ -84,7 +84,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _read(path: Path, what: str, advice: str, *, private: bool) -> bytes:
+def _read(path: Path, what: str, advice: str, most: int, *, private: bool) -> bytes:
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
@@ -92,11 +92,11 @@ def _read(path: Path, what: str, advice: str, *, private: bool) -> bytes:
                 raise ConfigurationError(f"The {what} {path} is not a regular file.", advice)
             if private and open_to_others(status):
                 raise ConfigurationError(f"The {what} {path} can be read by others.", f"Run: chmod 600 {path}")
-            data = file.read(MAX_FILE_BYTES + 1)
+            data = file.read(most + 1)
     except FileNotFoundError as error:
         raise ConfigurationError(f"The {what} {path} does not exist.", advice) from error
     except OSError as error:
         raise ConfigurationError(f"The {what} {path} {unreadable(error)}.", advice) from error
-    if not 0 < len(data) <= MAX_FILE_BYTES:
-        raise ConfigurationError(f"The {what} {path} is empty or larger than {MAX_FILE_BYTES} bytes.", advice)
+    if not 0 < len(data) <= most:
+        raise ConfigurationError(f"The {what} {path} is empty or larger than {most} bytes.", advice)
     return data
