@@ -81,7 +81,7 @@ def parse_canonical(data: bytes, *, what: str) -> Any:
     return value
 
 
-def digest(label: str, *parts: bytes) -> bytes:
+def digest(label: str, *parts: bytes | memoryview) -> bytes:
     """SHA-256 over a label and length-prefixed parts (32 bytes): no two lists of parts share an input."""
     state = hashlib.sha256()
     for part in (label.encode(), *parts):

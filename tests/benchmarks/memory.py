@@ -37,11 +37,11 @@ def main(directory: Path, size: int, members: int) -> None:
     """Add a payload once for each member, under that member's name, and print the growth."""
     from veilsum_coordinator.protocol.accumulator import Accumulator
 
-    plan = lane_plan(size, members)
+    plan, small = lane_plan(size, members), lane_plan(2, members)
     names = tuple(f"site-{index}" for index in range(members))
-    first = (directory / "0").read_bytes()
-    warm = Accumulator(lane_plan(2, members), names)  # the library's own tables are no part of a round
-    warm.add(names[0], 0, first)
+    warm = Accumulator(small, names)  # the library's own tables are no part of a round
+    for name in names:
+        warm.add(name, 0, bytes(small.upload_bytes))
     warm.serialise()
     before = peak()
     accumulator = Accumulator(plan, names)

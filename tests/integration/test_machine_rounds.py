@@ -17,8 +17,10 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
+from veilsum_coordinator.service.coordination import _chunks
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
+from veilsum_coordinator.storage.messages import sum_pieces
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Label
 from veilsum_participant.protocol.contributions import Payload
@@ -28,6 +30,7 @@ from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
+from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
 Attack = Callable[["Ring"], None]
@@ -421,3 +424,49 @@ def test_words_are_taken_only_from_those_asked_for_them(ring: Ring, phase: Round
             ring.hub.words_owed("d", ring.key, ring.attempt)
 
     _is_right(ring.run(phase, early if phase is RoundPhase.CONSENTING else asked))
+
+
+def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
+    """The broadcast to contribute, the sum to decrypt: at other times there is none, so neither is held for longer."""
+    seen = []
+
+    def look(ring: Ring) -> None:
+        current, hub = ring.round, ring.hub
+        seen.append(current.phase)
+
+        def fetch(kind: pb.ObjectKind.ValueType) -> Callable[[], bytes]:
+            return lambda: hub.fetch("a", kind, ring.key, current.number, ring.attempt)
+
+        if current.phase is RoundPhase.CONTRIBUTING:
+            assert fetch(pb.OBJECT_KIND_BROADCAST)() == current.broadcast
+            ring.refused(fetch(pb.OBJECT_KIND_SUM), match="no such object")
+            return
+        ring.refused(fetch(pb.OBJECT_KIND_BROADCAST), match="no such object")
+        if current.phase is RoundPhase.CONSENTING:
+            ring.refused(fetch(pb.OBJECT_KIND_SUM), match="no such object")
+            return
+        assert len(current.sum) > 1
+        total = fetch(pb.OBJECT_KIND_SUM)()
+        assert total == pb.SumObject(ciphertexts=current.sum).SerializeToString()
+        pieces = hub.pieces("a", pb.OBJECT_KIND_SUM, ring.key, current.number, ring.attempt)
+        assert all(any(piece is part for piece in pieces) for part in current.sum), "none is copied"
+        chunks = list(_chunks(pieces))
+        assert b"".join(chunks) == total
+        assert [len(chunk) for chunk in chunks[:-1]] == [CHUNK_BYTES] * (len(chunks) - 1)
+        assert 0 < len(chunks[-1]) <= CHUNK_BYTES
+        [directive] = [item for item in hub.directives("a") if item.kind == pb.DIRECTIVE_KIND_DECRYPT]
+        assert hub.enclose("a", directive).HasField("object") == (len(total) <= CHUNK_BYTES)
+
+    for number, phase in enumerate((RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING)):
+        _ring(tmp_path / str(number), 100, "fedcgs").run(phase, look)
+    assert seen == [RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING]
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [1], [127, 128], [CHUNK_BYTES], [CHUNK_BYTES + 1, 3], [70_000] * 9, [3 * CHUNK_BYTES]]
+)
+def test_chunks_of_pieces_are_those_of_the_whole(sizes: list[int]) -> None:
+    parts = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
+    whole = b"".join(parts)
+    assert list(_chunks(parts)) == [whole[at : at + CHUNK_BYTES] for at in range(0, max(len(whole), 1), CHUNK_BYTES)]
+    assert b"".join(sum_pieces(parts)) == pb.SumObject(ciphertexts=parts).SerializeToString()

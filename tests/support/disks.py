@@ -56,7 +56,7 @@ class Disk:
         megabytes: its size.
     """
 
-    def __init__(self, namespace: Namespace, image: Path, place: Path, megabytes: int = 24) -> None:
+    def __init__(self, namespace: Namespace, image: Path, place: Path, megabytes: int = 96) -> None:
         self._namespace, self._image, self._place = namespace, image, place
         with image.open("wb") as file:
             file.truncate(megabytes << 20)

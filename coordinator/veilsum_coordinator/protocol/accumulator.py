@@ -73,5 +73,6 @@ class Accumulator:
         self._sums = []
 
     def serialise(self) -> list[bytes]:
-        """The sum's ciphertexts; every member's are in."""
-        return [total.to_bytes() for total in self._sums]
+        """Hand over the sum's ciphertexts once every member's are in; nothing is held twice."""
+        sums, self._sums = self._sums[::-1], []
+        return [sums.pop().to_bytes() for _ in range(len(sums))]

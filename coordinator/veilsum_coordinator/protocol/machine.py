@@ -409,7 +409,7 @@ class StudyMachine:
             if self._lost(error, now):
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
             return
-        self._away = None
+        self._away, current.broadcast = None, b""  # from here on there is no other attempt
         shown = map(parse_receipt, (item.body for item in current.receipts()))
         self._numbers |= {receipt.participant: receipt.number for receipt in shown}
         self._move(current, RoundPhase.CONSENTING)

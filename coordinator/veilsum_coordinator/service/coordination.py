@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
@@ -160,13 +160,14 @@ class Coordination(CoordinationServicer):
     @guarded_stream
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         name = self._guard.caller(context, ROLES).name
-        data = await self._object(name, request, _check_key(request.study))
-        for start in range(0, max(len(data), 1), CHUNK_BYTES):
-            yield pb.Chunk(data=data[start : start + CHUNK_BYTES], total=len(data))
+        pieces = await self._pieces(name, request, _check_key(request.study))
+        total = sum(map(len, pieces))
+        for data in _chunks(pieces):
+            yield pb.Chunk(data=data, total=total)
 
-    async def _object(self, name: str, request: pb.FetchRequest, key: bytes) -> bytes:
-        def fetch() -> bytes:
-            return self._hub.fetch(name, request.kind, key, request.round, request.attempt)
+    async def _pieces(self, name: str, request: pb.FetchRequest, key: bytes) -> list[bytes]:
+        def fetch() -> list[bytes]:
+            return self._hub.pieces(name, request.kind, key, request.round, request.attempt)
 
         # the mirror alone is read from the database, which may be slow or away; the rest is in memory
         return await self._hub.journal.outage.call(fetch) if request.kind == pb.OBJECT_KIND_MIRRORED else fetch()
@@ -282,6 +283,19 @@ class Coordination(CoordinationServicer):
         name = self._guard.caller(context, ROLES).name
         self._guard.metrics.shared.take(name, read_report(request))
         return pb.Ack()
+
+
+def _chunks(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """The pieces as one object, cut into chunks; an empty object is one empty chunk."""
+    chunk = bytearray()
+    for piece in pieces:
+        for start in range(0, len(piece), CHUNK_BYTES):
+            chunk += memoryview(piece)[start : start + CHUNK_BYTES]
+            if len(chunk) >= CHUNK_BYTES:
+                yield bytes(chunk[:CHUNK_BYTES])
+                del chunk[:CHUNK_BYTES]
+    if chunk or not any(pieces):
+        yield bytes(chunk)
 
 
 def _box(message: pb.SealedBox) -> Box:

@@ -20,7 +20,7 @@ from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.status import StudyEntry, study_status
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_coordinator.storage.messages import box_message, receipt_message, roster_object
+from veilsum_coordinator.storage.messages import box_message, receipt_message, roster_object, sum_pieces
 from veilsum_node.errors import HostileInput, RefusalCode, Unavailable, VeilsumError
 from veilsum_node.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.log_floods import caused_by
@@ -184,6 +184,26 @@ class Hub:
         Raises:
             HostileInput: there is none for this caller.
         """
+        return b"".join(self.pieces(name, kind, key, number, attempt))
+
+    def pieces(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> list[bytes]:
+        """The same in pieces, of which the large ones are not copied.
+
+        Raises:
+            HostileInput: there is none for this caller.
+        """
+        if kind != pb.OBJECT_KIND_SUM:
+            return [self._object(name, kind, key, number, attempt)]
+        with self.changed:
+            if name not in self._entry(key).machine.seats:
+                raise HostileInput("The caller is not invited to that study.")
+            current = self._entry(key).machine.round
+            present = current is not None and name in current.cohort and (number, attempt) == current.present
+            if current is None or not present or current.phase is not RoundPhase.DECRYPTING:
+                raise _nothing_to_fetch()
+            return sum_pieces(current.sum)
+
+    def _object(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> bytes:
         if kind == pb.OBJECT_KIND_MIRRORED:
             return self._mirrored(name, number)
         with self.changed:
@@ -200,14 +220,12 @@ class Hub:
                 return pb.BoxesObject(boxes=[box_message(box) for box in machine.members.boxes_for(name)]).SerializeToString()
             current = machine.round
             if current is not None and name in current.cohort and (number, attempt) == current.present:
-                if kind == pb.OBJECT_KIND_BROADCAST:
+                if kind == pb.OBJECT_KIND_BROADCAST and current.phase is RoundPhase.CONTRIBUTING:
                     return current.broadcast
                 if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
                     word = current.countersigned
                     return self._once(key, kind, word, lambda: _receipts_object(current, word))
-                if kind == pb.OBJECT_KIND_SUM and len(current.consents) == len(current.cohort):
-                    return pb.SumObject(ciphertexts=current.sum).SerializeToString()
-        raise HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
+        raise _nothing_to_fetch()
 
     def enclose(self, name: str, directive: pb.Directive) -> pb.Directive:
         """A directive with what its answer needs, if that is small enough to come along: it saves the participant a call."""
@@ -545,6 +563,10 @@ def _shown(entry: StudyEntry) -> pb.StudyStatus:
 def _nothing_more(machine: StudyMachine, name: str) -> bool:
     """Whether a study will never again want anything of a participant."""
     return machine.phase.over and machine.seats[name].done
+
+
+def _nothing_to_fetch() -> HostileInput:
+    return HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
 
 
 def _receipts_object(current: Round, countersigned: SignedReceipt) -> bytes:

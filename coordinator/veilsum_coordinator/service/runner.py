@@ -152,7 +152,8 @@ class HubFederation:
         with self._hub.changed:
             if current.phase is not RoundPhase.OPENING:  # stopped since; what was decrypted is let go of
                 raise RoundLostError(f"Round {current.number} failed: the study was stopped.")
-            words = current.words or []
+            words, current.words = current.words or [], None
+            current.sum = []
             consents = [current.consents[name] for name in current.cohort]
             proof = current.proof(self._hub.credentials.identity.certificate)
         try:
@@ -161,8 +162,10 @@ class HubFederation:
             with self._hub.change(self._key) as machine:
                 machine.unusable(current, error.message)
             raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
+        finally:
+            del words
         attempt, cohort = current.assignment.attempt, current.cohort
-        data = values.astype("<i8").tobytes()
+        data = values.astype("<i8", copy=False).data.cast("B")
         digest = self._hub.journal.release(
             self._key,
             current.number,

@@ -316,7 +316,7 @@ class SqlJournal:
         label: str,
         cohort: Sequence[str],
         context: bytes,
-        values: bytes,
+        values: bytes | memoryview,
         time: int,
         received: int = 0,
         *,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.roster import Enrolment, Roster
@@ -17,6 +19,19 @@ def roster_object(roster: Roster) -> bytes:
     """A roster as it is sent, and as the journal keeps that of a finished study."""
     enrolments = [enrolment_message(member.enrolment) for member in roster.members]
     return pb.RosterObject(enrolments=enrolments).SerializeToString()
+
+
+def sum_pieces(ciphertexts: Sequence[bytes]) -> list[bytes]:
+    """The pieces of a ``SumObject``'s bytes, around the ciphertexts themselves: a large sum is not copied to be sent."""
+    pieces = []
+    for ciphertext in ciphertexts:
+        length, header = len(ciphertext), bytearray(b"\x0a")  # field 1 of bytes, then their number in base 128
+        while length >= 0x80:
+            header.append(length & 0x7F | 0x80)
+            length >>= 7
+        header.append(length)
+        pieces += [bytes(header), ciphertext]
+    return pieces
 
 
 def parse_roster(data: bytes) -> list[Enrolment]:

@@ -40,7 +40,7 @@ def round_of(name: str) -> int | None:
     return number if number and round_file(number) == name else None
 
 
-def release_digest(study: bytes, number: int, attempt: int, values: bytes) -> bytes:
+def release_digest(study: bytes, number: int, attempt: int, values: bytes | memoryview) -> bytes:
     """Digest of a release (32 bytes); ``values`` are the opened sum's integers, little-endian int64."""
     return digest("veilsum/1/release", study, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"), values)
 

@@ -195,7 +195,7 @@ class AgreedTask:
 
     def blocks(self, vector: Integers) -> dict[str, Floats]:
         """The blocks of a site's vector, or of a joint sum, (size of the layout,) in grid units, in their own units."""
-        return self.task.layout().split((vector * self.unit).astype(np.float64))
+        return self.task.layout().split((vector * self.unit).astype(np.float64, copy=False))
 
     def block_std(self, std: float) -> dict[str, float]:
         """Standard deviation in each block's own units of noise of ``std`` grid units."""

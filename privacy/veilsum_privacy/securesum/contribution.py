@@ -183,7 +183,8 @@ def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[byte
     if len(consents) != plan.cohort or len(words) != plan.ciphertexts:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its ciphertexts.")
     streams = [MaskStream(consent, modulus) for consent in consents]
-    data = []
+    lanes = np.empty((plan.slots, plan.lanes), dtype=np.int64)  # nothing else is as long as the vector
+    start, cut = 0, np.uint64((1 << plan.width) - 1)
     for index, part in enumerate(words):
         if part.shape != (plan.words(index),) or (part >= modulus).any():
             raise HostileInput("A decrypted sum has the wrong shape or a word beyond the modulus.")
@@ -193,18 +194,18 @@ def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[byte
         total %= np.uint64(modulus)
         if int(total[0]) != plan.cohort:
             raise HostileInput("The count lane is not the size of the cohort: the masks did not cancel.")
-        data.append(total[1:])
-    lanes = np.empty((plan.slots, plan.lanes), dtype=np.int64)
-    rest = np.concatenate(data)
-    cut = np.uint64((1 << plan.width) - 1)
-    for lane in range(plan.lanes):
-        lanes[:, lane] = (rest & cut).astype(np.int64)
-        rest = rest >> np.uint64(plan.width)
-    if rest.any():
-        raise HostileInput("A slot of the sum overflows its lanes.")
-    values = lanes.reshape(-1) - plan.cohort * plan.offset
-    if np.abs(values).max() > plan.reach:
+        rest = total[1:]
+        here = lanes[start : start + len(rest)]
+        for lane in range(plan.lanes):
+            here[:, lane] = rest & cut
+            rest >>= np.uint64(plan.width)
+        if rest.any():
+            raise HostileInput("A slot of the sum overflows its lanes.")
+        start += len(rest)
+    lanes -= plan.cohort * plan.offset
+    if max(int(lanes.max()), -int(lanes.min())) > plan.reach:
         raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
+    values = lanes.reshape(-1)
     if values[plan.size :].any():
         raise HostileInput("A lane beyond the vector is not empty.")
     return values[: plan.size]
