@@ -6,7 +6,7 @@ import json
 import logging
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from support.processes import Process, running_processes, write_toml
 from veilsum.access import LoginNeededError, LoginSettings, resolve_access
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_deploy.login import fetching
 from veilsum_deploy.login.fetching import AnsweredError, Fetcher
 from veilsum_deploy.login.issuing import Issuer, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
 from veilsum_deploy.login.person import log_in
@@ -243,6 +242,33 @@ def test_a_provider_that_says_no_or_nobody_comes(place: Place, server: LoginServ
     assert not place.identity.exists()
 
 
+@pytest.mark.parametrize("change", ["issuer", "answer", "verifier"])
+def test_a_visit_that_was_tampered_with(
+    place: Place, server: LoginServer, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Another issuer's metadata, an answer by another issuer (RFC 9207), and a code without its verifier bring nothing."""
+    get, token = place.provider.get, place.provider.token
+
+    def other_get(path: str, query: Mapping[str, str]) -> str | tuple[int, Mapping[str, Any]]:
+        found = get(path, query)
+        if change == "issuer" and isinstance(found, tuple) and "issuer" in found[1]:
+            return 200, {**found[1], "issuer": "https://other.example"}
+        if change == "answer" and isinstance(found, str):
+            return found.replace("iss=https", "iss=http")
+        return found
+
+    def other_token(form: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
+        return token({**form, "code_verifier": "a" * 43} if change == "verifier" else form)
+
+    monkeypatch.setattr(place.provider, "get", other_get)
+    monkeypatch.setattr(place.provider, "token", other_token)
+    words = {"issuer": "describes another issuer", "answer": "Another identity provider", "verifier": "invalid_grant"}
+    with pytest.raises(HostileInput, match=words[change]):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    assert not place.identity.exists()
+    assert place.authority.issued() == []
+
+
 def test_a_browser_that_does_not_know_the_state_is_not_heard(place: Place, server: LoginServer) -> None:
     def visit(url: str) -> None:
         redirect = next(part for part in url.split("&") if part.startswith("redirect_uri="))
@@ -282,10 +308,9 @@ def test_addresses_whose_answers_could_be_changed(url: str) -> None:
 
 def test_no_redirection_is_followed_and_tls_is_verified(place: Place) -> None:
     url = f"{place.provider.issuer}/authorize?client_id={CLIENT}&redirect_uri=http://127.0.0.1:1/&scope=openid"
-    bare = fetching.check_url(place.provider.issuer, "issuer")
     with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
-        Fetcher()(f"{bare}/keys")
-    with pytest.raises(ConfigurationError, match="not a URL"):  # a query is nobody's here
+        Fetcher()(f"{place.provider.issuer}/keys")
+    with pytest.raises(AnsweredError, match="status 302"):
         Fetcher(place.provider.ca_bundle)(url)
 
 
