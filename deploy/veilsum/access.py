@@ -8,11 +8,32 @@ from pathlib import Path
 from pydantic import Field
 
 from veilsum_node.config import load_toml
-from veilsum_node.errors import Misuse
+from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.fields import Frozen, Hex32
+from veilsum_node.identity import CertificateExpired, Credentials, load_credentials
+from veilsum_node.identity.tls import CERTIFICATE_FILE
 from veilsum_node.transport.route import Route
 from veilsum_node.transport.route_settings import RouteSettings
 
 SETTINGS = Path("analyst.toml")
+
+
+class LoginNeededError(ConfigurationError):
+    """The certificate of the last login has ended, or there was none yet."""
+
+
+class LoginSettings(Frozen):
+    """The table ``[login]``, of who logs in with an identity provider instead of keeping a certificate.
+
+    Attributes:
+        url: of the authority's service, https, or http on loopback.
+        ca_bundle: PEM of further authorities that may have issued its or the provider's TLS certificate.
+        federation: SHA-256 of the authority's certificate; another one is refused. Without it the service is believed.
+    """
+
+    url: str
+    ca_bundle: Path | None = None
+    federation: Hex32 | None = None
 
 
 class AnalystConfig(RouteSettings):
@@ -21,19 +42,38 @@ class AnalystConfig(RouteSettings):
     Attributes:
         coordinator: host:port of the coordinator.
         identity: directory of key, certificate and authority.
+        login: where ``veilsum login`` gets them.
     """
 
     coordinator: str | None = Field(default=None, pattern=r"^[^\s:]+:\d{1,5}$")
     identity: Path = Path("identity")
+    login: LoginSettings | None = None
 
 
 @dataclass(frozen=True)
 class Access:
-    """A coordinator's address, the way to it, and the caller's identity directory."""
+    """A coordinator's address, the way to it, the caller's identity directory, and whether a login fills it."""
 
     address: str
     identity: Path
     way: RouteSettings = field(default_factory=RouteSettings)
+    by_login: bool = False
+
+    def credentials(self, at: int) -> Credentials:
+        """The caller's credentials, valid at ``at``, Unix seconds.
+
+        Raises:
+            LoginNeededError: the caller logs in, and has not yet or too long ago.
+            ConfigurationError: as of :func:`load_credentials`.
+        """
+        if self.by_login and not (self.identity / CERTIFICATE_FILE).exists():
+            raise LoginNeededError(f"Nobody has logged in yet: {self.identity} holds no certificate.", "Run `veilsum login`.")
+        try:
+            return load_credentials(self.identity, at)
+        except ConfigurationError as error:
+            if self.by_login and isinstance(error.__cause__, CertificateExpired):
+                raise LoginNeededError(error.message, "Log in again: `veilsum login`.") from error
+            raise
 
     @property
     def route(self) -> Route:
@@ -54,17 +94,18 @@ def resolve_access(address: str | None, identity: Path | None, settings: Path = 
         ConfigurationError: the settings file is wrong.
         Misuse: address or identity is named nowhere.
     """
-    way = RouteSettings()
+    way, by_login = RouteSettings(), False
     if settings.is_file():
         config, base = load_toml(settings, AnalystConfig), settings.resolve().parent
         address = address or config.coordinator
+        by_login = identity is None and config.login is not None
         identity = identity or base / config.identity
         way = config.model_copy(update=config.route_paths(base))
     if not address:
         raise Misuse("No coordinator is named.", f"Give --coordinator, set VEILSUM_COORDINATOR, or name it in {SETTINGS}.")
     if identity is None:
         raise Misuse("No identity is named.", f"Give --identity, set VEILSUM_IDENTITY, or name it in {SETTINGS}.")
-    return Access(address, identity, way)
+    return Access(address, identity, way, by_login)
 
 
 def resolve_identity(identity: Path | None, settings: Path = SETTINGS) -> Path:
@@ -79,3 +120,19 @@ def resolve_identity(identity: Path | None, settings: Path = SETTINGS) -> Path:
     if not settings.is_file():
         raise Misuse("No authority is named.", f"Give --authority or --identity, or name your identity in {SETTINGS}.")
     return settings.resolve().parent / load_toml(settings, AnalystConfig).identity
+
+
+def resolve_login(settings: Path = SETTINGS) -> tuple[LoginSettings, Path]:
+    """Where to log in, and the identity directory that it fills; paths are taken from the file's directory.
+
+    Raises:
+        ConfigurationError: the settings file is missing or wrong.
+        Misuse: it has no table ``[login]``.
+    """
+    config, base = load_toml(settings, AnalystConfig), settings.resolve().parent
+    if config.login is None:
+        raise Misuse(f"{settings} says nowhere to log in.", "Give it a table [login] with the url of the authority's service.")
+    login = config.login
+    if login.ca_bundle is not None:
+        login = login.model_copy(update={"ca_bundle": base / login.ca_bundle})
+    return login, base / config.identity

@@ -150,7 +150,7 @@ def connect(
             f"`veilsum analyst init` writes one, with the keys {known}. Or give coordinator and identity.",
         )
     access = resolve_access(coordinator, None if identity is None else Path(identity), path)
-    credentials = load_credentials(access.identity, now())
+    credentials = access.credentials(now())
     with ExitStack() as stack:
         remote = stack.enter_context(open_remote(access.route, credentials, access.identity, now()))
         return Federation(remote, credentials, stack.pop_all(), {})

@@ -15,6 +15,9 @@ NOUNS = {
     "coordinator": Noun("veilsum_deploy.cli.coordinator", "Set up and run a coordinator."),
     "participant": Noun("veilsum_participant.cli.participant", "Set up, check and run a participant."),
     "analyst": Noun("veilsum_deploy.cli.analyst", "Set up an analyst."),
+    "login": Noun(
+        "veilsum_deploy.cli.login", "Log in with the organisation's identity provider for a certificate of some hours."
+    ),
     "study": Noun("veilsum_deploy.cli.study", "Submit studies, watch them, fetch their results."),
     "ledger": Noun("veilsum_participant.cli.ledger", "What was spent: show it, verify it, set budgets."),
     "schema": Noun("veilsum_participant.cli.schema", "Draft a schema of a data dictionary or of public records."),

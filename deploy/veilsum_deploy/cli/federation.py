@@ -84,6 +84,7 @@ def list_issued(directory: AuthorityDirectory = Path("authority"), as_json: Json
             "expires": moment(entry.expires),
             "valid": now <= entry.expires,
             "fingerprint": entry.fingerprint,
+            "login": entry.subject,
         }
         for entry in IssuedRecord(directory).entries()
     ]
@@ -135,6 +136,21 @@ def kit(
     print_rows(rows, title=f"Federation {made.federation_id[:16]}", as_json=as_json)
     if not as_json:
         print_line("For trying out only: in a real federation every site makes its own key with `veilsum participant init`.")
+
+
+@app.command("serve-logins")
+def serve_logins(
+    config: Annotated[Path, typer.Option("--config", help="The service's configuration.")] = Path("logins.toml"),
+) -> None:
+    """Certify people for some hours who log in with an identity provider, until SIGINT or SIGTERM."""
+    from veilsum_deploy.login import issuing  # reads settings of the listener, which the other commands do without
+    from veilsum_node.process.hardening import harden
+    from veilsum_node.telemetry.logs import start_logging
+
+    harden()
+    settings = issuing.load_login_service(config)
+    start_logging(settings.log)
+    issuing.serve_logins(settings, _now)
 
 
 def _now() -> int:

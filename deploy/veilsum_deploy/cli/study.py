@@ -316,11 +316,10 @@ def _fetch(remote: Remote, credentials: Credentials, key: bytes, out: Path, *, a
 @contextmanager
 def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple[Remote, Credentials]]:
     from veilsum.remote import connect
-    from veilsum_node.identity import load_credentials
 
     access = resolve_access(coordinator, identity)
     now = _now()
-    credentials = load_credentials(access.identity, now)
+    credentials = access.credentials(now)
     with connect(access.route, credentials, access.identity, now) as remote:
         yield remote, credentials
 

@@ -38,6 +38,12 @@ from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private,
 from veilsum_node.identity.record import Issued, IssuedRecord
 from veilsum_node.identity.signing import SigningKey
 
+PEOPLE = (Role.ANALYST, Role.OPERATOR)
+"""Roles that a login may be certified for: no site and no coordinator ever logs in."""
+
+LONGEST_LOGIN = 7 * 86_400
+"""Seconds that a login's certificate is valid at most: nothing revokes it but its end."""
+
 DEFAULT_DAYS = 365
 """How long a party's certificate is valid unless told otherwise."""
 
@@ -63,6 +69,27 @@ def new_key_and_csr(name: str, role: Role) -> tuple[bytes, bytes]:
     )
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return SigningKey(key).to_pem(), request.public_bytes(Encoding.PEM)
+
+
+def login_request(role: Role) -> tuple[SigningKey, bytes]:
+    """A fresh key and a request (PEM) that states a role and no name: the name is the identity provider's to say."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role.value)])
+    request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    return SigningKey(key), request.public_bytes(Encoding.PEM)
+
+
+def parse_login_request(csr: bytes) -> tuple[Role, ec.EllipticCurvePublicKey]:
+    """The role and the key of :func:`login_request`.
+
+    Raises:
+        HostileInput: it is malformed, badly signed, of another curve, or asks for no role that people have.
+    """
+    subject, key = _parse_request(csr)
+    stated = [item.value for item in subject]
+    if len(stated) != 1 or stated != _units(subject) or stated[0] not in PEOPLE:
+        raise HostileInput("The request of a login states a role, analyst or operator, and nothing else.")
+    return Role(stated[0]), key
 
 
 class Authority:
@@ -184,7 +211,52 @@ class Authority:
         public_key = _request_key(csr, name, role)
         now = self._clock()
         expires = self._expiry(now, days)
-        certificate = (
+        certificate = self._certificate(public_key, name, alternatives, role, now, expires)
+        return self._issue(certificate, name, role, now, expires, replace=replace).certificate.encode()
+
+    def sign_login(self, csr: bytes, *, name: str, subject: str, seconds: int) -> Issued:
+        """Certify the key of a person who logged in; whoever calls this has verified the login, and that it is this key's.
+
+        Args:
+            csr: of :func:`login_request`; its role is certified.
+            name: the name to certify, as the identity provider states it.
+            subject: issuer and subject of the login, whom the name belongs to from now on.
+            seconds: how long the certificate is valid, 1 to :data:`LONGEST_LOGIN`.
+
+        Returns:
+            The certificate with its line on record.
+
+        Raises:
+            HostileInput: the request is not one of a login, or the name is not valid.
+            Misuse: ``seconds`` are wrong, or the certificate would outlive its authority.
+            StateError: the key was certified before, or the name belongs to somebody else.
+        """
+        if not subject or not 1 <= seconds <= LONGEST_LOGIN:
+            raise Misuse("A login needs a subject and 1 second to 7 days.")
+        if not NAME_PATTERN.fullmatch(name):
+            raise HostileInput(
+                f"The identity provider's name {name[:80]!r} is not a name in a federation.",
+                "Its operator must send a claim of 1 to 64 of the characters a-z, 0-9, '.', '_' and '-'.",
+            )
+        role, public_key = parse_login_request(csr)
+        now = self._clock()
+        expires = now + seconds
+        if expires > certificates.certificate_end(self.certificate):
+            raise Misuse("The certificate would outlive its authority.", "Set up a new authority.")
+        alternatives = [x509.UniformResourceIdentifier(certificates.identity_uri(self.federation_name, role, name))]
+        certificate = self._certificate(public_key, name, alternatives, role, now, expires)
+        return self._issue(certificate, name, role, now, expires, subject=subject)
+
+    def _certificate(
+        self,
+        public_key: ec.EllipticCurvePublicKey,
+        name: str,
+        alternatives: Sequence[x509.GeneralName],
+        role: Role,
+        now: int,
+        expires: int,
+    ) -> x509.Certificate:
+        return (
             certificate_builder(
                 x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
                 self.certificate.subject,
@@ -203,18 +275,31 @@ class Authority:
             )
             .sign(self._key, hashes.SHA256())
         )
-        pem = certificate.public_bytes(Encoding.PEM)
+
+    def _issue(
+        self,
+        certificate: x509.Certificate,
+        name: str,
+        role: Role,
+        now: int,
+        expires: int,
+        *,
+        replace: bool = False,
+        subject: str = "",
+    ) -> Issued:
+        """Put a certificate on record, before it is handed out: what is not on record could be signed over."""
         entry = Issued(
             name=name,
             role=role,
-            fingerprint=key_fingerprint(public_key),
+            fingerprint=key_fingerprint(certificates.p256_key(certificate.public_key(), "certificate")),
             serial=f"{certificate.serial_number:x}",
             issued=now,
             expires=expires,
-            certificate=pem.decode(),
+            certificate=certificate.public_bytes(Encoding.PEM).decode(),
+            subject=subject,
         )
-        self._record.add(entry, replace=replace)  # before it is handed out: what is not on record could be signed over
-        return pem
+        self._record.add(entry, replace=replace)
+        return entry
 
     def issued(self) -> list[Issued]:
         """Every certificate ever signed, oldest first.
@@ -306,14 +391,14 @@ def _host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:
     return names
 
 
-def _request_key(csr: bytes, name: str, role: Role) -> ec.EllipticCurvePublicKey:
+def _parse_request(csr: bytes) -> tuple[x509.Name, ec.EllipticCurvePublicKey]:
     if not 0 < len(csr) <= MAX_FILE_BYTES:
         raise HostileInput("The request is empty or too large.")
     try:
         request = x509.load_pem_x509_csr(csr)
         valid = request.is_signature_valid
-        public_key = request.public_key()
-        units = [item.value for item in request.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)]
+        public_key, subject = request.public_key(), request.subject
+        _units(subject)
     except Exception as error:
         raise HostileInput(
             "The request is not a certificate signing request in PEM.", "Ask the site to send it again."
@@ -321,9 +406,18 @@ def _request_key(csr: bytes, name: str, role: Role) -> ec.EllipticCurvePublicKey
     key = certificates.p256_key(public_key, "request")
     if not valid:
         raise HostileInput("The request's own signature is invalid.", "Ask the site to send it again.")
-    requested = certificates.common_name(request.subject, "request")
+    return subject, key
+
+
+def _units(subject: x509.Name) -> list[str | bytes]:
+    return [item.value for item in subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)]
+
+
+def _request_key(csr: bytes, name: str, role: Role) -> ec.EllipticCurvePublicKey:
+    subject, key = _parse_request(csr)
+    requested = certificates.common_name(subject, "request")
     if requested != name:
         raise HostileInput(f"The request asks for the name {requested!r}, not {name!r}.", "Check whose request this is.")
-    if units not in ([], [role.value]):
+    if _units(subject) not in ([], [role.value]):
         raise HostileInput(f"The request states a different role than {role}.", "Check whose request this is.")
     return key

@@ -129,7 +129,7 @@ def build_directory(
     members = [
         {"name": name, "role": entry.role.value, "fingerprint": entry.fingerprint}
         for name, entry in sorted(latest.items())
-        if entry.role in LISTED and entry.expires > at
+        if entry.role in LISTED and entry.expires > at and not entry.subject  # a login's key is gone in hours
     ]
     if not members:
         raise Misuse("No participant or analyst is left to list.", "Sign their requests first.")

@@ -62,8 +62,8 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         ) from error
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a public file, over an older one if there is one: readers see the old or the new contents, never half of it.
+def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a file, over an older one if there is one: readers see the old or the new contents, never half of it.
 
     Raises:
         StateError: the file cannot be written.
@@ -71,7 +71,7 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
-        write_new(temporary, data)
+        write_new(temporary, data, mode=mode)
         temporary.replace(path)
     except OSError as error:
         raise StateError(

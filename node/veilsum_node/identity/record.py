@@ -1,7 +1,7 @@
 """The authority's record of what it signed: one JSON line for each certificate, appended under a lock and made durable.
 
-A name belongs to one key and role at a time, and a key to one name for good. The record is the authority's own memory; nothing
-in the protocol reads it.
+A name belongs to one key and role at a time, or to one login of an identity provider, which brings a new key every time; a key
+belongs to one name for good. The record is the authority's own memory; nothing in the protocol reads it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Issued:
         issued: when it was signed, Unix seconds.
         expires: last valid second, Unix time.
         certificate: the certificate in PEM.
+        subject: who logged in for it, as issuer and subject of the identity provider; empty where an operator signed.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Issued:
     issued: int
     expires: int
     certificate: str
+    subject: str = ""
 
 
 class IssuedRecord:
@@ -80,7 +82,10 @@ class IssuedRecord:
         """
         with self._locked() as file:
             _check_free(self._parse(file), entry, replace=replace)
-            file.write(json.dumps(asdict(entry)).encode() + b"\n")
+            fields = asdict(entry)
+            if not entry.subject:
+                del fields["subject"]  # a line of an operator's stays what it always was
+            file.write(json.dumps(fields).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -112,6 +117,9 @@ class IssuedRecord:
 
 
 def _check_free(entries: Sequence[Issued], new: Issued, *, replace: bool) -> None:
+    if new.subject:
+        _check_login(entries, new)
+        return
     for entry in entries:
         if entry.fingerprint == new.fingerprint and entry.name != new.name:
             raise StateError(f"The key is certified for {entry.name!r} already.", "Make a new key: no two parties share one.")
@@ -120,4 +128,16 @@ def _check_free(entries: Sequence[Issued], new: Issued, *, replace: bool) -> Non
         raise StateError(
             f"The name {new.name!r} was signed for another key or role.",
             "Make sure that the party asked for it, then sign with --replace.",
+        )
+
+
+def _check_login(entries: Sequence[Issued], new: Issued) -> None:
+    """One token, one key, one certificate: what was certified once is not certified again, whoever repeats the token."""
+    if any(entry.fingerprint == new.fingerprint for entry in entries):
+        raise StateError("The key is certified already: every login brings a new one.", "Log in again.")
+    latest = next((entry for entry in reversed(entries) if entry.name == new.name), None)
+    if latest is not None and latest.subject != new.subject:
+        raise StateError(
+            f"The name {new.name!r} belongs to somebody else in this federation.",
+            "Ask the authority's operator: the identity provider may have given a name a second time.",
         )

@@ -1,7 +1,7 @@
 """A small HTTP server on a thread: bounded in what a caller may hold, and in how long.
 
 It serves GET and HEAD, reads nothing of a request but its path and a few headers, and closes the connection after each answer.
-What is answered is the caller's business.
+Where its owner takes POST, it reads a body of bounded length as well. What is answered is the caller's business.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ MOST_REQUESTS = 8
 MOST_OF_ONE = 4
 """The same from one address: one caller cannot take a health check's place, whose failure may restart the process."""
 
+MOST_BYTES = 64 * 1024
+"""Of a body that is sent here."""
+
 _READ_SECONDS = 5.0  # without a byte from the caller
 
 Answer = tuple[HTTPStatus, Mapping[str, str], bytes]
@@ -43,16 +46,23 @@ Answer = tuple[HTTPStatus, Mapping[str, str], bytes]
 Answerer = Callable[[str, Any], Answer]
 """Answers a path and a request's headers."""
 
+Taker = Callable[[str, bytes], Answer]
+"""Answers a path and a request's body."""
+
 
 class ServerTls:
     """A server's certificate and key, read again when the files change; TLS 1.2 or newer.
+
+    Args:
+        certificate, key: PEM files.
+        what: names them in messages.
 
     Raises:
         ConfigurationError: a file is missing, the key can be read by others, or they are no pair.
     """
 
-    def __init__(self, certificate: Path, key: Path) -> None:
-        self._certificate, self._key = certificate, key
+    def __init__(self, certificate: Path, key: Path, what: str = "metrics") -> None:
+        self._certificate, self._key, self._what = certificate, key, what
         self._marks = self._look()
         self._context = self._load()
 
@@ -64,7 +74,7 @@ class ServerTls:
             try:
                 self._context = self._load()
             except ConfigurationError as error:
-                LOG.warning("the metrics certificate was not renewed: %s", error)
+                LOG.warning("the %s certificate was not renewed: %s", self._what, error)
         return self._context
 
     def _look(self) -> list[tuple[int, int]]:
@@ -76,15 +86,15 @@ class ServerTls:
         return marks
 
     def _load(self) -> ssl.SSLContext:
-        read_file(self._certificate, "metrics certificate")
-        read_private(self._key, "metrics key")
+        read_file(self._certificate, f"{self._what} certificate")
+        read_private(self._key, f"{self._what} key")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(self._certificate, self._key, password=lambda: b"")  # never asks on a terminal
         except (ssl.SSLError, OSError) as error:
             raise ConfigurationError(
-                f"The metrics certificate {self._certificate} and key {self._key} are not a matching pair of PEM files.",
+                f"The {self._what} certificate {self._certificate} and key {self._key} are not a matching pair of PEM files.",
                 "Check both; the key must not be encrypted.",
             ) from error
         return context
@@ -98,6 +108,7 @@ class Listener(socketserver.ThreadingTCPServer):
         place: to bind.
         answer: called in the connection's thread.
         tls: speaks TLS with every caller; None for plain HTTP.
+        take: answers POST; None to refuse it.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -108,9 +119,16 @@ class Listener(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, family: socket.AddressFamily, place: Any, answer: Answerer, tls: ServerTls | None) -> None:
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        place: Any,
+        answer: Answerer,
+        tls: ServerTls | None,
+        take: Taker | None = None,
+    ) -> None:
         self.address_family = family
-        self.answer, self._tls = answer, tls
+        self.answer, self.take, self._tls = answer, take, tls
         self._lock = threading.Lock()
         self._callers: Counter[str] = Counter()
         self._since: dict[socket.socket, tuple[str, float]] = {}
@@ -172,7 +190,22 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
 
     def do_GET(self) -> None:
-        status, headers, body = self.server.answer(self.path, self.headers)
+        self._send(self.server.answer(self.path, self.headers))
+
+    def do_POST(self) -> None:
+        if self.server.take is None:
+            self.send_error(HTTPStatus.NOT_IMPLEMENTED)
+            return
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit() and len(length) < 9):
+            self.send_error(HTTPStatus.LENGTH_REQUIRED)
+        elif int(length) > MOST_BYTES:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        elif len(body := self.rfile.read(int(length))) == int(length):
+            self._send(self.server.take(self.path, body))
+
+    def _send(self, answer: Answer) -> None:
+        status, headers, body = answer
         self.send_response(status)
         for name, value in ({"Content-Type": "text/plain; charset=utf-8", **headers}).items():
             self.send_header(name, value)

@@ -49,7 +49,8 @@ _ENCODERS = {wanted: choose_encoder(f"{_OPENMETRICS};version=1.0.0" if wanted el
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the list of metrics is closed: no *_created beside every counter
 
 
-def _split_address(value: str) -> str:
+def split_address(value: str) -> str:
+    """Check host:port of a listener, for a field of a configuration."""
     host, _, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     digits = port.isascii() and port.isdigit() and len(port) <= 5
@@ -71,7 +72,7 @@ class MetricsSettings(Frozen):
             as ``Authorization: Bearer``.
     """
 
-    listen: Annotated[str, AfterValidator(_split_address)] = "127.0.0.1:9464"
+    listen: Annotated[str, AfterValidator(split_address)] = "127.0.0.1:9464"
     ready_file: Path | None = None
     certificate: Path | None = None
     key: Path | None = None

@@ -1,0 +1,291 @@
+"""The authority's service for people: a login at the organisation's identity provider for a certificate of some hours.
+
+    GET  /login    whom to log in with: issuer, client, scopes, and the federation
+    POST /login    {"token", "request"}: an ID token whose nonce is the requested key's fingerprint, and the request in PEM;
+                   answers {"certificate", "authority"}
+
+It speaks HTTPS, or plain HTTP on loopback behind a proxy that does. It certifies analysts and operators, never a site or a
+coordinator, and logs every certificate: for whom, which role, number and end. Tokens are not logged or kept.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
+
+from veilsum_deploy.login.fetching import Fetch, Fetcher, check_url
+from veilsum_deploy.login.provider import TokenVerifier
+from veilsum_node.config import load_toml
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
+from veilsum_node.fields import Frozen
+from veilsum_node.identity import Authority, Role, key_fingerprint
+from veilsum_node.identity.authority import LONGEST_LOGIN, parse_login_request
+from veilsum_node.identity.certificate import moment
+from veilsum_node.identity.files import read_private
+from veilsum_node.identity.record import Issued
+from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
+from veilsum_node.telemetry.logs import LogSettings
+from veilsum_node.telemetry.monitoring import split_address, write_address
+
+LOG = logging.getLogger("veilsum.logins")
+
+PATH = "/login"
+
+_POLL_SECONDS = 0.2
+_STATUS: tuple[tuple[type[VeilsumError], HTTPStatus], ...] = (
+    (HostileInput, HTTPStatus.FORBIDDEN),
+    (StateError, HTTPStatus.CONFLICT),
+    (Unavailable, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+
+
+def _url(value: str) -> str:
+    try:
+        return check_url(value, "issuer")
+    except ConfigurationError as error:
+        raise ValueError("must be https://, or http:// on loopback") from error
+
+
+class ProviderSettings(Frozen):
+    """The table ``[provider]``.
+
+    Attributes:
+        issuer: the provider's issuer identifier, to the letter.
+        client_id: of the public client that the provider's operator made for this federation; its tokens' only audience.
+        scopes: asked for at a login.
+        name_claim: whose value becomes the certified name; one that people cannot change themselves.
+        groups_claim: a list of groups.
+        ca_bundle: PEM of further authorities, where the provider's TLS certificate is not of a public one.
+    """
+
+    issuer: Annotated[StrictStr, AfterValidator(_url)]
+    client_id: StrictStr = Field(min_length=1, max_length=256)
+    scopes: tuple[StrictStr, ...] = ("openid", "profile")
+    name_claim: StrictStr = "preferred_username"
+    groups_claim: StrictStr = "groups"
+    ca_bundle: Path | None = None
+
+
+class RoleSettings(Frozen):
+    """The table ``[roles]``: the provider's groups whose members may ask for a role; nobody may where there are none."""
+
+    analyst: tuple[StrictStr, ...] = ()
+    operator: tuple[StrictStr, ...] = ()
+
+    def groups(self, role: Role) -> tuple[str, ...]:
+        """The groups of one role."""
+        return {Role.ANALYST: self.analyst, Role.OPERATOR: self.operator}.get(role, ())
+
+
+class LoginServiceConfig(Frozen):
+    """The service's configuration file.
+
+    Attributes:
+        listen: host:port; port 0 lets the system choose.
+        authority: the authority's directory.
+        passphrase_file: file of mode 0600 whose first line is the passphrase of the authority's key.
+        certificate, key: PEM files for TLS; demanded on another host than loopback.
+        ready_file: where the address is written once the service listens.
+        hours: how long a certificate is valid.
+    """
+
+    listen: Annotated[StrictStr, AfterValidator(split_address)] = "127.0.0.1:8463"
+    authority: Path = Path("authority")
+    passphrase_file: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    ready_file: Path | None = None
+    hours: StrictInt = Field(default=8, ge=1, le=LONGEST_LOGIN // 3600)
+    provider: ProviderSettings
+    roles: RoleSettings
+    log: LogSettings = LogSettings()
+
+    def resolved(self, base: Path) -> Self:
+        """The same with paths taken from the directory ``base``."""
+        names = ("authority", "passphrase_file", "certificate", "key", "ready_file")
+        paths: dict[str, Any] = {name: base / path for name in names if (path := getattr(self, name)) is not None}
+        provider, log = self.provider, self.log
+        if provider.ca_bundle is not None:
+            provider = provider.model_copy(update={"ca_bundle": base / provider.ca_bundle})
+        if log.file is not None:
+            log = log.model_copy(update={"file": base / log.file})
+        return self.model_copy(update={**paths, "provider": provider, "log": log})
+
+
+def load_login_service(path: Path) -> LoginServiceConfig:
+    """Read the configuration; paths in it are relative to it.
+
+    Raises:
+        ConfigurationError: it is wrong.
+    """
+    return load_toml(path, LoginServiceConfig).resolved(path.resolve().parent)
+
+
+class _Submission(Frozen):
+    token: StrictStr
+    request: StrictStr
+
+
+class Issuer:
+    """Certifies the keys of people who logged in.
+
+    Args:
+        config: of the service.
+        authority: opened.
+        clock: Unix seconds.
+        fetch: fetches from the provider; by default over the network.
+
+    Raises:
+        ConfigurationError: a file is wrong.
+    """
+
+    def __init__(
+        self, config: LoginServiceConfig, authority: Authority, clock: Callable[[], int], fetch: Fetch | None = None
+    ) -> None:
+        provider = config.provider
+        self._config, self._authority = config, authority
+        fetch = fetch or Fetcher(provider.ca_bundle)
+        self._verifier = TokenVerifier(provider.issuer, provider.client_id, fetch, clock)
+
+    def about(self) -> dict[str, Any]:
+        """What anybody may know before logging in."""
+        provider = self._config.provider
+        return {
+            "issuer": provider.issuer,
+            "client_id": provider.client_id,
+            "scopes": list(provider.scopes),
+            "federation": self._authority.federation_id,
+        }
+
+    def issue(self, token: str, request: bytes) -> Issued:
+        """Certify the key of a request for the person and role of a token.
+
+        Raises:
+            HostileInput: request or token does not hold, or the token does not admit to the role.
+            StateError: the key was certified before, or the name is somebody else's.
+            Unavailable: the provider cannot be asked for its keys.
+        """
+        role, key = parse_login_request(request)
+        claims = self._verifier.verify(token, key_fingerprint(key))
+        settings = self._config.provider
+        groups, name = claims.get(settings.groups_claim), claims.get(settings.name_claim)
+        if not isinstance(groups, list) or not set(self._config.roles.groups(role)) & {
+            group for group in groups if isinstance(group, str)
+        }:
+            raise HostileInput(f"The login is in no group whose members are {role}s.", "Ask the authority's operator.")
+        if not isinstance(name, str):
+            raise HostileInput(f"The token has no name (claim {settings.name_claim}).", "Ask the provider's operator.")
+        subject = f"{settings.issuer} {claims['sub']}"
+        issued = self._authority.sign_login(request, name=name, subject=subject, seconds=self._config.hours * 3600)
+        LOG.info(
+            "certified %s %s until %s, serial number %s, for subject %s",
+            issued.role, issued.name, moment(issued.expires), issued.serial, claims["sub"],
+        )  # fmt: skip
+        return issued
+
+
+class LoginServer:
+    """Serves an :class:`Issuer` until it is stopped.
+
+    Raises:
+        ConfigurationError: another host than loopback without TLS, or an address that cannot be listened on.
+    """
+
+    def __init__(self, config: LoginServiceConfig, issuer: Issuer, authority_pem: bytes) -> None:
+        self._issuer, self._authority_pem = issuer, authority_pem
+        family, place, tls = _place(config)
+        try:
+            self._listener = Listener(family, place, self._tell, tls, self._take)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The service cannot listen on {config.listen} ({error.strerror}).", "Choose a free port, or 0."
+            ) from error
+        self.address = f"{config.listen.rpartition(':')[0]}:{self._listener.server_address[1]}"
+        self.url = f"{'http' if tls is None else 'https'}://{self.address}"
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(_POLL_SECONDS,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown()
+        self._thread.join(timeout=5)
+        self._listener.server_close()
+
+    def _tell(self, path: str, _: Any) -> Answer:
+        if path != PATH:
+            return _json(HTTPStatus.NOT_FOUND, {"message": "There is nothing here."})
+        return _json(HTTPStatus.OK, self._issuer.about())
+
+    def _take(self, path: str, body: bytes) -> Answer:
+        if path != PATH:
+            return _json(HTTPStatus.NOT_FOUND, {"message": "There is nothing here."})
+        try:
+            submitted = _Submission.model_validate_json(body)
+        except ValidationError:
+            return _json(HTTPStatus.BAD_REQUEST, {"message": "This is not a token with a request."})
+        try:
+            issued = self._issuer.issue(submitted.token, submitted.request.encode("utf-8", "replace"))
+        except VeilsumError as error:
+            status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+            LOG.warning("refused a login: %s", error.message)
+            if status is None:
+                return _json(HTTPStatus.INTERNAL_SERVER_ERROR, {"message": "The service is out of order; see its log."})
+            return _json(status, {"message": error.message, "advice": error.advice})
+        return _json(HTTPStatus.OK, {"certificate": issued.certificate, "authority": self._authority_pem.decode()})
+
+
+def serve_logins(config: LoginServiceConfig, clock: Callable[[], int]) -> None:
+    """Run the service until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigurationError: the configuration, or a file that it names, is wrong.
+    """
+    passphrase = None
+    if config.passphrase_file is not None:
+        passphrase = read_private(config.passphrase_file, "passphrase file").splitlines()[0]
+    authority = Authority.load(config.authority, clock, passphrase=passphrase)
+    if not (config.roles.analyst or config.roles.operator):
+        raise Misuse("No group may log in.", "Name groups of the provider under [roles].")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with LoginServer(config, Issuer(config, authority, clock), authority.certificate_pem) as server:
+        LOG.info("logins of %s are served on %s", config.provider.issuer, server.url)
+        if config.ready_file is not None:
+            write_address(config.ready_file, server.address, "ready_file")
+        stop.wait()
+
+
+def _place(config: LoginServiceConfig) -> tuple[socket.AddressFamily, Any, ServerTls | None]:
+    host, _, port = config.listen.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigurationError(f"The host of `listen` is not known: {config.listen}.", "Name an address.") from error
+    family, _, _, _, place = found[0]
+    if (config.certificate is None) != (config.key is None):
+        raise ConfigurationError("certificate and key must be set together.", "Set both, or neither.")
+    if config.certificate is not None and config.key is not None:
+        return family, place, ServerTls(config.certificate, config.key, "login service's")
+    if not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
+        raise ConfigurationError(
+            f"listen {config.listen} is not a loopback address, and there is no certificate.",
+            "Set certificate and key, or listen on 127.0.0.1.",
+        )
+    return family, place, None
+
+
+def _json(status: HTTPStatus, body: Mapping[str, Any]) -> Answer:
+    return status, {"Content-Type": "application/json", "Cache-Control": "no-store"}, json.dumps(body).encode()

@@ -1,0 +1,404 @@
+"""Logging in with an identity provider: over real HTTPS, from the browser's visit to a study; what is no login is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.commands import shown, veilsum
+from support.federation import make_data, make_request, schema_of
+from support.identity_provider import CLIENT, IdentityProvider, Keys
+from support.network import wait_for
+from support.processes import Process, running_processes, write_toml
+from veilsum.access import LoginNeededError, LoginSettings, resolve_access
+from veilsum.remote import connect
+from veilsum_coordinator.protocol.settings import Waits
+from veilsum_deploy.login.fetching import AnsweredError, Fetcher
+from veilsum_deploy.login.issuing import Issuer, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
+from veilsum_deploy.login.person import log_in
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
+from veilsum_node.identity import Authority, Role, load_credentials, new_key_and_csr
+from veilsum_node.identity.authority import login_request
+from veilsum_node.identity.directory import parse_directory
+from veilsum_node.identity.files import write_new
+
+HOUR = 3600
+
+
+def now() -> int:
+    return int(time.time())
+
+
+class Place:
+    """A provider, an authority, its service and a person's directory."""
+
+    def __init__(self, directory: Path, provider: IdentityProvider) -> None:
+        self.provider = provider
+        self.authority = Authority.create(directory / "authority", "trial", now)
+        self.config = LoginServiceConfig(
+            listen="localhost:0",
+            certificate=provider.certificate_file,
+            key=provider.key_file,
+            provider=ProviderSettings(issuer=provider.issuer, client_id=CLIENT, ca_bundle=provider.ca_bundle),
+            roles=RoleSettings(analyst=("research", "statistics"), operator=("on-call",)),
+        )
+        self.issuer = Issuer(self.config, self.authority, now)
+        self.identity = directory / "ada" / "identity"
+
+    def settings(self, server: LoginServer, **changes: Any) -> LoginSettings:
+        return LoginSettings(url=server.url, ca_bundle=self.provider.ca_bundle, **changes)
+
+    def token(self, nonce: str, algorithm: str = "RS256", **changes: Any) -> str:
+        return self.provider.keys.sign(self.provider.claims(nonce, **changes), algorithm)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with IdentityProvider(tmp_path) as provider:
+        yield Place(tmp_path, provider)
+
+
+@pytest.fixture
+def server(place: Place) -> Iterator[LoginServer]:
+    with LoginServer(place.config, place.issuer, place.authority.certificate_pem) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("algorithm", "role"), [("RS256", Role.ANALYST), ("ES256", Role.OPERATOR)])
+def test_a_login_brings_a_certificate_of_some_hours(
+    place: Place, server: LoginServer, caplog: pytest.LogCaptureFixture, algorithm: str, role: Role
+) -> None:
+    caplog.set_level(logging.INFO)
+    place.provider.algorithm = algorithm
+    place.provider.person["groups"] = ["statistics", "on-call", 7]
+    settings = place.settings(server, federation=place.authority.federation_id)
+    before = now()
+    found = log_in(settings, place.identity, role, place.provider.browse, now)
+    assert (found.name, found.role) == ("ada", role)
+    assert before + 8 * HOUR <= found.not_after <= now() + 8 * HOUR
+    for name in ("key.pem", "certificate.pem", "authority.pem"):
+        mode = stat.S_IMODE((place.identity / name).stat().st_mode)
+        assert mode == (0o600 if name == "key.pem" else 0o644), name
+    assert load_credentials(place.identity, now(), role).identity == found
+
+    (entry,) = place.authority.issued()
+    assert (entry.name, entry.role, entry.subject) == ("ada", role, f"{place.provider.issuer} 0a1b")
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "veilsum.logins"]
+    assert all(word in told for word in ("ada", role.value, entry.serial, "0a1b"))
+    assert "eyJ" not in caplog.text  # how a token begins
+
+    again = log_in(settings, place.identity, role, place.provider.browse, now)
+    assert again.fingerprint != found.fingerprint  # a new key every time, for the same name
+    assert load_credentials(place.identity, now(), role).identity == again
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "audience": ({"aud": "another-client"}, "audience|aud|azp"),
+    "audiences": ({"aud": [CLIENT, "another-client"], "azp": CLIENT}, "audience"),
+    "issuer": ({"iss": "https://localhost:1"}, "iss"),
+    "expired": ({"iat": now() - 400, "exp": now() - 100}, "expired"),
+    "old": ({"iat": now() - 2 * HOUR, "exp": now() + HOUR}, "too long ago"),
+    "future": ({"iat": now() + HOUR, "exp": now() + 2 * HOUR}, "iat"),
+    "not yet": ({"nbf": now() + HOUR}, "nbf"),
+    "endless": ({"exp": float("nan")}, "exp"),
+    "no end": ({"exp": None}, "exp"),
+    "no time": ({"iat": None}, "iat"),
+    "no nonce": ({"nonce": None}, "nonce"),
+    "empty nonce": ({"nonce": ""}, "nonce"),
+    "another key's nonce": ({"nonce": "ab" * 32}, "nonce"),
+    "no subject": ({"sub": None}, "sub"),
+    "subject": ({"sub": "a b"}, "subject"),
+    "another client's": ({"azp": "another-client"}, "azp"),
+    "no groups": ({"groups": None}, "in no group"),
+    "group": ({"groups": ["on-call"]}, "in no group"),
+    "groups as a text": ({"groups": "research"}, "in no group"),
+    "no name": ({"preferred_username": None}, "no name"),
+    "name": ({"preferred_username": "Ada Lovelace"}, "not a name"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_login_is_refused(place: Place, case: str) -> None:
+    changes, words = REFUSED[case]
+    key, request = login_request(Role.ANALYST)
+    with pytest.raises(HostileInput, match=words) as caught:
+        place.issuer.issue(place.token(**{"nonce": key.fingerprint, **changes}), request)
+    assert "eyJ" not in str(caught.value)
+    assert place.authority.issued() == []
+    assert place.issuer.issue(place.token(key.fingerprint), request).name == "ada"  # nothing else was wrong
+
+
+def test_signatures_that_prove_nothing(place: Place) -> None:
+    key, request = login_request(Role.ANALYST)
+    keys, claims = place.provider.keys, place.provider.claims(key.fingerprint)
+    good = keys.sign(claims, "RS256")
+    head, body, signature = good.split(".")
+    other = keys.sign({**claims, "sub": "other"}, "RS256").split(".")
+    tokens = {
+        "none": keys.sign(claims, "none"),
+        "none with a signature": f"{keys.sign(claims, 'none').rpartition('.')[0]}.{signature}",
+        "HS256 by the public key": keys.sign(claims, "HS256", kid="first-RS256"),
+        "a stranger's key": Keys("first").sign(claims, "RS256"),
+        "another kind of key": keys.sign(claims, "ES256", kid="first-RS256"),
+        "another token's body": f"{head}.{other[1]}.{signature}",
+        "no signature": f"{head}.{body}.",
+        "nonsense": "nonsense",
+        "empty": "",
+        "not ASCII": good + "\u00e9",
+        "endless": "a" * 40_000,
+    }
+    for what, token in tokens.items():
+        with pytest.raises(HostileInput, match=r"not signed|too long"):
+            raise AssertionError(what, place.issuer.issue(token, request))
+    assert place.issuer.issue(good, request).name == "ada"
+
+
+def test_a_stolen_token_is_good_for_no_other_key_and_not_twice(place: Place, server: LoginServer) -> None:
+    key, request = login_request(Role.ANALYST)
+    token = place.token(key.fingerprint)
+    fetch = Fetcher(place.provider.ca_bundle)
+    _, thief = login_request(Role.ANALYST)
+    for stolen, status, words in ((thief, 403, "nonce"), (request, 200, ""), (request, 409, "certified already")):
+        body = {"token": token, "request": stolen.decode()}
+        if status == 200:
+            assert "certificate" in fetch(f"{server.url}/login", body=body)
+            continue
+        with pytest.raises(AnsweredError) as caught:
+            fetch(f"{server.url}/login", body=body)
+        assert (caught.value.status, words in caught.value.body["message"]) == (status, True)
+    assert len(place.authority.issued()) == 1
+
+
+def test_requests_that_ask_for_more(place: Place) -> None:
+    for role in (Role.PARTICIPANT, Role.COORDINATOR):
+        key, request = login_request(role)
+        with pytest.raises(HostileInput, match="analyst or operator"):
+            place.issuer.issue(place.token(key.fingerprint), request)
+    _, named = new_key_and_csr("root", Role.ANALYST)
+    with pytest.raises(HostileInput, match="nothing else"):
+        place.issuer.issue("", named)
+    key, request = login_request(Role.OPERATOR)  # ada is no operator
+    with pytest.raises(HostileInput, match="in no group whose members are operators"):
+        place.issuer.issue(place.token(key.fingerprint), request)
+    key, request = login_request(Role.ANALYST)
+    damaged = request.replace(request.splitlines()[1][:8], b"AAAAAAAA")
+    with pytest.raises(HostileInput):
+        place.issuer.issue(place.token(key.fingerprint), damaged)
+    assert place.authority.issued() == []
+
+
+def test_a_name_belongs_to_one_person_and_no_login_takes_an_operators(place: Place) -> None:
+    def issue(**changes: Any) -> str:
+        key, request = login_request(Role.ANALYST)
+        return place.issuer.issue(place.token(key.fingerprint, **changes), request).name
+
+    _, csr = new_key_and_csr("north", Role.PARTICIPANT)
+    place.authority.sign(csr, role=Role.PARTICIPANT, name="north")
+    with pytest.raises(StateError, match="'north' belongs to somebody else"):
+        issue(preferred_username="north")
+    assert issue() == issue() == "ada"
+    with pytest.raises(StateError, match="'ada' belongs to somebody else"):
+        issue(sub="another-person")
+    _, csr = new_key_and_csr("ada", Role.ANALYST)
+    with pytest.raises(StateError, match="another key or role"):
+        place.authority.sign(csr, role=Role.ANALYST, name="ada")
+
+    listed = parse_directory(place.authority.sign_directory(), place.authority.certificate)
+    assert [member.name for member in listed.members] == ["north"]  # a listed key would lock the next login out
+    index = (place.authority.directory / "issued" / "index.jsonl").read_text().splitlines()
+    assert ["subject" in json.loads(line) for line in index] == [False, True, True]
+
+
+def test_keys_of_the_provider_may_change(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, request = login_request(Role.ANALYST)
+    assert place.issuer.issue(place.token(key.fingerprint), request).name == "ada"
+    place.provider.keys = Keys("second")
+    key, request = login_request(Role.ANALYST)
+    with pytest.raises(HostileInput, match="not signed"):  # looked at a moment ago
+        place.issuer.issue(place.token(key.fingerprint), request)
+    monkeypatch.setattr("veilsum_deploy.login.provider._KEYS_APART", 0.0)
+    assert place.issuer.issue(place.token(key.fingerprint), request).name == "ada"
+
+
+def test_a_provider_that_says_no_or_nobody_comes(place: Place, server: LoginServer) -> None:
+    place.provider.denies = True
+    with pytest.raises(HostileInput, match="access_denied"):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    with pytest.raises(Unavailable, match="in time"):
+        log_in(place.settings(server), place.identity, Role.ANALYST, lambda _: None, now, patience=0.1)
+    place.provider.denies = False
+    place.provider.person["groups"] = []
+    with pytest.raises(HostileInput, match="login service refused: The login is in no group"):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    with pytest.raises(HostileInput, match="is federation"):
+        log_in(place.settings(server, federation="0" * 64), place.identity, Role.ANALYST, place.provider.browse, now)
+    assert not place.identity.exists()
+
+
+@pytest.mark.parametrize("change", ["issuer", "answer", "verifier"])
+def test_a_visit_that_was_tampered_with(
+    place: Place, server: LoginServer, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Another issuer's metadata, an answer by another issuer (RFC 9207), and a code without its verifier bring nothing."""
+    get, token = place.provider.get, place.provider.token
+
+    def other_get(path: str, query: Mapping[str, str]) -> str | tuple[int, Mapping[str, Any]]:
+        found = get(path, query)
+        if change == "issuer" and isinstance(found, tuple) and "issuer" in found[1]:
+            return 200, {**found[1], "issuer": "https://other.example"}
+        if change == "answer" and isinstance(found, str):
+            return found.replace("iss=https", "iss=http")
+        return found
+
+    def other_token(form: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
+        return token({**form, "code_verifier": "a" * 43} if change == "verifier" else form)
+
+    monkeypatch.setattr(place.provider, "get", other_get)
+    monkeypatch.setattr(place.provider, "token", other_token)
+    words = {"issuer": "describes another issuer", "answer": "Another identity provider", "verifier": "invalid_grant"}
+    with pytest.raises(HostileInput, match=words[change]):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    assert not place.identity.exists()
+    assert place.authority.issued() == []
+
+
+def test_a_browser_that_does_not_know_the_state_is_not_heard(place: Place, server: LoginServer) -> None:
+    def visit(url: str) -> None:
+        redirect = next(part for part in url.split("&") if part.startswith("redirect_uri="))
+        callback = redirect.partition("=")[2].replace("%3A", ":").replace("%2F", "/")
+        for query in ("code=stolen&state=guess", "code=stolen", "code=stolen&state=a&state=b"):
+            with pytest.raises(Exception, match="404"):
+                place.provider.browse(f"{callback}?{query}")
+        place.provider.browse(url)
+
+    assert log_in(place.settings(server), place.identity, Role.ANALYST, visit, now).name == "ada"
+
+
+def test_a_key_that_no_login_made_is_not_replaced(place: Place, server: LoginServer) -> None:
+    key, csr = new_key_and_csr("ada", Role.ANALYST)
+    write_new(place.identity / "key.pem", key, mode=0o600)
+    write_new(place.identity / "request.csr", csr)
+    with pytest.raises(StateError, match="analyst init"):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    assert (place.identity / "key.pem").read_bytes() == key
+
+
+def test_another_federations_directory_is_left_as_it_is(place: Place, server: LoginServer, tmp_path: Path) -> None:
+    other = Authority.create(tmp_path / "other", "other", now)
+    write_new(place.identity / "authority.pem", other.certificate_pem)
+    with pytest.raises(Misuse, match="another authority"):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    assert [path.name for path in place.identity.iterdir()] == ["authority.pem"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://login.example/", "ftp://localhost/", "https://", "https://a@b/", "nonsense", "https://a:b/"]
+)
+def test_addresses_whose_answers_could_be_changed(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"not https|not a URL"):
+        Fetcher()(url)
+
+
+def test_no_redirection_is_followed_and_tls_is_verified(place: Place) -> None:
+    url = f"{place.provider.issuer}/authorize?client_id={CLIENT}&redirect_uri=http://127.0.0.1:1/&scope=openid"
+    with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        Fetcher()(f"{place.provider.issuer}/keys")
+    with pytest.raises(AnsweredError, match="status 302"):
+        Fetcher(place.provider.ca_bundle)(url)
+
+
+def test_a_service_that_strangers_can_reach_speaks_tls(place: Place) -> None:
+    open_to_all = place.config.model_copy(update={"listen": "0.0.0.0:0", "certificate": None, "key": None})
+    with pytest.raises(ConfigurationError, match="not a loopback address"):
+        LoginServer(open_to_all, place.issuer, b"")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"), [({}, 400), ({"token": 1, "request": ""}, 400), ({"token": "", "request": "x"}, 403)]
+)
+def test_bodies_that_are_none(place: Place, server: LoginServer, body: dict[str, Any], status: int) -> None:
+    with pytest.raises(AnsweredError) as caught:
+        Fetcher(place.provider.ca_bundle)(f"{server.url}/login", body=body)
+    assert caught.value.status == status
+
+
+def test_bodies_beyond_bounds(place: Place, server: LoginServer) -> None:
+    with pytest.raises(VeilsumError) as caught:
+        Fetcher(place.provider.ca_bundle)(f"{server.url}/login", body={"token": "a" * 70_000, "request": ""})
+    assert isinstance(caught.value, Unavailable) or getattr(caught.value, "status", 0) == 413
+
+
+def test_from_login_to_study(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_data("abc")
+    waits = Waits(enrol=60, grace=5)
+    with (
+        IdentityProvider(tmp_path) as provider,
+        running_processes(tmp_path / "federation", data, waits=waits, analysts=("ada",)) as federation,
+    ):
+        ada = tmp_path / "ada"
+        ada.mkdir()
+        monkeypatch.chdir(ada)
+        write_toml(
+            tmp_path / "logins.toml",
+            {
+                "": {
+                    "listen": "localhost:0", "authority": str(federation.kit.authority), "ready_file": "ready",
+                    "certificate": provider.certificate_file.name, "key": provider.key_file.name,
+                },
+                "provider": {"issuer": provider.issuer, "client_id": CLIENT, "ca_bundle": provider.ca_bundle.name},
+                "roles": {"analyst": ["research"]},
+            },
+        )  # fmt: skip
+        arguments = ["-m", "veilsum_deploy.cli", "federation", "serve-logins", "--config", str(tmp_path / "logins.toml")]
+        service = Process(arguments, tmp_path / "service.log")
+        try:
+            ready = tmp_path / "ready"
+            wait_for(lambda: ready.exists() or not service.alive, "the login service's address")
+            assert service.alive, service.log.read_text()
+            write_toml(
+                ada / "analyst.toml",
+                {
+                    "": {"coordinator": federation.address},
+                    "login": {"url": f"https://{ready.read_text()}", "ca_bundle": str(provider.ca_bundle)},
+                },
+            )
+            code, _, err = veilsum(capsys, "study", "list", "--json")
+            assert (code, json.loads(err)["error"], json.loads(err)["advice"]) == (
+                2,
+                "LoginNeededError",
+                "Run `veilsum login`.",
+            )
+
+            monkeypatch.setattr("webbrowser.open", provider.browse)  # the person's browser is this process
+            fields = shown(capsys, "login", "--browser")
+            assert (fields["name"], fields["role"]) == ("ada", "analyst")
+            assert shown(capsys, "study", "list") == []
+
+            access, study = resolve_access(None, None), federation.compile(make_request(schema_of(2)))
+            credentials = access.credentials(now())
+            with connect(access.route, credentials, access.identity, now()) as remote:
+                key = remote.submit(study, credentials)
+                assert list(remote.watch(key))[-1].phase == "finished"
+            (listed,) = shown(capsys, "study", "list")
+            assert (listed["study"], listed["analyst"]) == (key.hex(), "ada")
+            code, out, err = veilsum(capsys, "study", "result", key.hex(), "--out", ada / "result")
+            assert code == 0, (out, err)
+
+            with pytest.raises(LoginNeededError, match=r"has expired.*veilsum login"):
+                access.credentials(now() + 9 * HOUR)
+            late = now() + 9 * HOUR  # what was signed stays signed: the proof is judged by the study's own time
+            monkeypatch.setattr(time, "time", lambda: float(late))
+            code, out, err = veilsum(capsys, "study", "verify", ada / "result")
+            assert code == 0, (out, err)
+        finally:
+            assert service.stop() == 0
+        log = service.log.read_text()
+        assert "certified analyst ada" in log
+        assert "eyJ" not in log
