@@ -137,6 +137,14 @@ def test_a_sweep_leaves_each_domain_out(photos: Path, features: Path, capsys: py
     assert pooled["without"] > 0.9
 
 
+def test_each_leaves_every_domain_out_in_turn(photos: Path, features: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = study(photos, 'method = "fedpft"')
+    options = ("--vary", "leave_out=without,each,ink", "--baselines", "none", "--jobs", 1, "--json")
+    code, text, err = veilsum(capsys, "simulate", path, "--data", features, *options)
+    assert code == 0, err
+    assert [row["cell"]["leave_out"] for row in json.loads(text)["rows"]] == ["without", *sorted(DOMAINS)]
+
+
 def dealt(features: Path, setting: Setting, seed: int = 0) -> tuple[Deal, Any]:
     collection = own_sites(features, load_schema(features / "schema.toml"), "photos")
     return deal(collection, setting, seed, site_names(collection, setting)), collection

@@ -38,6 +38,7 @@ def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress,
         sweep.baselines_of(cell)  # reads its study, and says what is wrong with it
     progress("Reading the records", 0.0)
     collection = load_source(sweep)
+    sweep = sweep.with_each_domain([domain.name for domain in collection.domains])
     for group in sweep.groups():
         site_names(collection, sweep.setting_of(group))
         # What is wrong for every cell of a group is said before anything runs.

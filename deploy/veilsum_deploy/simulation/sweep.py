@@ -38,6 +38,9 @@ NO_NOISE = "none"
 LEFT_OUT = ("default", "without")
 """The values that stand for leaving a key out."""
 
+EACH = "each"
+"""The value of ``leave_out`` that stands for every domain in turn."""
+
 LARGEST = 1_000_000
 
 
@@ -160,6 +163,17 @@ class Sweep:
         """All combinations, the last axis fastest."""
         grids = [[(axis.key, value) for value in axis.values] for axis in self.axes]
         return [Cell(tuple(combination)) for combination in itertools.product(*grids)]
+
+    def with_each_domain(self, domains: Sequence[str]) -> Sweep:
+        """The sweep whose ``leave_out=each`` names every domain in turn; a domain of that very name is meant by it."""
+
+        def named(axis: Axis) -> Axis:
+            if axis.key != "leave_out" or EACH not in axis.values or EACH in domains:
+                return axis
+            values = [name for value in axis.values for name in (domains if value == EACH else (value,))]
+            return Axis(axis.key, tuple(dict.fromkeys(values)))
+
+        return replace(self, axes=tuple(named(axis) for axis in self.axes))
 
     def groups(self) -> list[Cell]:
         """The distinct settings among the cells, for which sites alone and pooled records are computed once."""
