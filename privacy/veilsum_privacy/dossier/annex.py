@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from veilsum_node.wording import counted
 from veilsum_privacy.dossier import figures
 
 Answered = Literal["answered", "partly answered", "not answered by this tool"]
@@ -333,7 +334,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
 
 
 def _peers(policy: Figures) -> list[str]:
-    pins = figures.counted(len(policy["trusted"]), "pinned peer")
+    pins = counted(len(policy["trusted"]), "pinned peer")
     return [
         f"The policy counts the noise of {pins} and asks for {policy['min_cohort']} sites in a sum at least,"
         f" {policy['min_trusted']} of them trusted; it accepts {_or(policy['noise'])} noise and {_or(policy['disclosures'])}"
@@ -342,8 +343,8 @@ def _peers(policy: Figures) -> list[str]:
 
 
 def _asked(policy: Figures) -> list[str]:
-    methods, tasks = figures.counted(len(policy["methods"]), "method"), figures.counted(len(policy["tasks"]), "task")
-    named = figures.counted(len(policy["analysts"]), "named analyst")
+    methods, tasks = counted(len(policy["methods"]), "method"), counted(len(policy["tasks"]), "task")
+    named = counted(len(policy["analysts"]), "named analyst")
     whose = "every analyst of the federation" if "*" in policy["analysts"] else named
     word = "by the policy" if policy["approval"] == "policy" else "by the operator, study by study"
     return [f"The policy accepts {methods} and {tasks}, of {whose}; approval is {word}."]
@@ -380,7 +381,7 @@ def _security(dossier: Figures) -> Sequence[Item]:
             "Enforcement of the budget, and its record",
             (
                 "The site’s own participant reserves before anything leaves and refuses what would go beyond; "
-                f"{figures.counted(refused, 'request')} {'was' if refused == 1 else 'were'} refused so far. Every "
+                f"{counted(refused, 'request')} {'was' if refused == 1 else 'were'} refused so far. Every "
                 "entry is chained and signed.",
                 *exact,
                 *_verified(dossier),
@@ -437,7 +438,7 @@ def _sampled(dossier: Figures) -> str:
         return "No release sampled records."
     rates = _and([figures.exact(rate) for rate in sorted({row["sampling_rate"] for row in rows})])
     return (
-        f"{figures.counted(len(rows), 'release')} sampled records at rates of {rates}: every unit by itself (Poisson), "
+        f"{counted(len(rows), 'release')} sampled records at rates of {rates}: every unit by itself (Poisson), "
         "at a public rate, by a draw that is kept nowhere. The accounting is that of Poisson sampling."
     )
 
@@ -450,7 +451,7 @@ def _audits(dossier: Figures) -> tuple[tuple[str, ...], Answered, tuple[Source, 
         verdict = "FOUND FAULTS" if audit["flagged"] else "found no fault"
         said.append(
             f"The audit of {figures.moment(audit['made'])} UTC on this site’s machine, of {about}, {verdict} in"
-            f" {figures.counted(len(rows), 'release')} with canaries among made-up records (part 8)."
+            f" {counted(len(rows), 'release')} with canaries among made-up records (part 8)."
         )
     proves = "An audit finds gross faults, with the power it states; it never proves privacy."
     if not said:
@@ -473,7 +474,7 @@ def _units(units: Sequence[str]) -> str:
 
 
 def _count(colluders: int | None) -> str:
-    return "all other participants" if colluders is None else figures.counted(colluders, "participant")
+    return "all other participants" if colluders is None else counted(colluders, "participant")
 
 
 def _and(words: Sequence[str]) -> str:
