@@ -393,7 +393,7 @@ def test_the_check_says_what_is_wrong_with_a_database(tmp_path: Path, url: str, 
     assert (said().status, said().detail) == (
         CheckOutcome.OK, "the query of dataset records is accepted; it yields x0, x1, y, seconds",
     )  # fmt: skip
-    assert said(schema=True).detail == "10 records"
+    assert said(schema=True).detail == "10 records; 3 of 3 columns as the schema says"
     broken = said(query="SELECT nope FROM records")
     assert (broken.status, "does not exist" in broken.detail) == (CheckOutcome.FAILED, True)
     execute(url, "INSERT INTO records VALUES (7, 0, 0)")

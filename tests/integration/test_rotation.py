@@ -62,15 +62,15 @@ class Late:
         self.reached, self.passed = threading.Event(), threading.Event()
         first = threading.Lock()
 
-        def fetched(key: bytes, round_number: int, *rest: Any) -> Any:
-            if round_number == number and first.acquire(blocking=False):
+        def asked(own: Any, directive: Any, key: bytes, channel: Any) -> bytes:
+            if directive.round == number and first.acquire(blocking=False):
                 self.reached.set()
                 assert self.passed.wait(PATIENCE)
-                assert rest[-1].greet_again()  # as a session that was opened since would have
-            return shown_now(key, round_number, *rest)
+                assert channel.greet_again()  # as a session that was opened since would have
+            return answered(own, directive, key, channel)
 
-        shown_now = core._shown
-        monkeypatch.setattr(core, "_shown", fetched)
+        answered = core.ParticipantCore._consent
+        monkeypatch.setattr(core.ParticipantCore, "_consent", asked)
 
 
 def ask(stub: StudiesStub, bed: TestBed) -> bytes:

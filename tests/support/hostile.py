@@ -348,7 +348,11 @@ class Adversary:
 
     def plan(self, attempt: int = 1) -> RoundPlan:
         """The public plan of an attempt."""
-        return AgreedStudy(self.study).task(LABEL).plan(len(self.bed.sites), len(self.assignments[attempt].cohort))
+        return (
+            AgreedStudy(self.study)
+            .task(self.assignments[attempt].label)
+            .plan(len(self.bed.sites), len(self.assignments[attempt].cohort))
+        )
 
     def slots(self, attempt: int = 1) -> list[int]:
         """How many slots each ciphertext of an attempt has, tags included."""
@@ -381,10 +385,10 @@ class Adversary:
         """Everything that a colluding participant holds of the study: BFV key, tag key, its pair seeds."""
         return OpenStudy(self.row(colluder), AgreedStudy(self.study))
 
-    def words(self, colluder: str, ciphertexts: Sequence[bytes]) -> list[Slots]:
+    def words(self, colluder: str, ciphertexts: Sequence[bytes], attempt: int = 1) -> list[Slots]:
         """Decrypt anything of few summands with a colluder's key, tags unchecked: masked words without the tags."""
         secret, _ = self.spied(colluder).keys(len(self.bed.sites))
-        plan, found = self.plan().encoding, []
+        plan, found = self.plan(attempt).encoding, []
         for index, data in enumerate(ciphertexts):
             slots = plan.words(index) + TAGS
             found.append(secret.decrypt(data, slots, summands_of(data, plan.parameters, slots))[:-TAGS])

@@ -24,7 +24,7 @@ def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
     encoding = plan_of(attack, attempt).encoding
     modulus = encoding.parameters.plain_modulus
     place = cohort.index(name)
-    words = attack.words(name, attack.payloads[name, attempt].ciphertexts)
+    words = attack.words(name, attack.payloads[name, attempt].ciphertexts, attempt)
     rest, width = flat(words), len(words[0])
     for other, seed in attack.spied(name).seeds.items():
         if other in cohort:

@@ -29,6 +29,7 @@ PUBLIC_WORDS = re.compile(
 )
 _SAME_PAIR = "(found.certificate_pem, found.key_pem) {} (used.certificate_pem, used.key_pem)"
 EXCUSED = {
+    ("deploy/veilsum/tracking.py", "found[0].data.tags.get(CONTENT) != content"): "the digest of a result that was released",
     (
         "coordinator/veilsum_coordinator/service/certificates.py",
         _SAME_PAIR.format("!="),
@@ -61,6 +62,7 @@ PUBLIC_FILES = {
     "coordinator/veilsum_coordinator/storage/journal.py": "digests of studies and broadcasts",
     "coordinator/veilsum_coordinator/protocol/restoration.py": "digests of broadcasts",
     "coordinator/veilsum_coordinator/service/shared.py": "digests of reports",
+    "privacy/veilsum_privacy/audit/signed.py": "the digest of a report in its own file",
     "participant/veilsum_participant/applying/": "the layers of a network's head",
     "participant/veilsum_participant/protocol/approval.py": "digests of studies",
     "participant/veilsum_participant/protocol/budgets.py": "digests of studies",
@@ -157,6 +159,7 @@ def test_digests_are_compared_only_where_both_sides_are_public() -> None:
 def test_what_authenticates_is_compared_in_constant_time() -> None:
     """The places that let somebody in, or take somebody's word, do it by the function that takes the same time."""
     places = {
+        "deploy/veilsum_deploy/login/person.py": 1,
         "privacy/veilsum_privacy/securesum/tags.py": 1,
         "node/veilsum_node/telemetry/monitoring.py": 1,
         "privacy/veilsum_privacy/ledger/mirror.py": 2,

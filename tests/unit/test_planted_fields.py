@@ -48,6 +48,12 @@ HARMLESS = re.compile(r"int|float|bool|Path|(pathlib\.)?Path|NoisePlan|FrameSize
 """Types that cannot hold a secret: numbers (seeds of methods are public: they are part of a signed study), places of files,
 descriptions of noise."""
 PUBLIC = {
+    ("LoginSettings", "url"): "where people log in",
+    ("Metadata", "authorization_endpoint"): "where people log in",
+    ("Metadata", "token_endpoint"): "where people log in",
+    ("BucketConfig", "url"): "which objects; the key to them is in a file",
+    ("Bucket", "url"): "which objects; the key to them is in a file",
+    ("StoredFile", "key"): "the name of an object",
     ("ReleaseRow", "noise"): "how much noise, in words",
     ("StudyCost", "noise"): "how noise is added",
     ("StudyTerms", "noise"): "how noise is added",

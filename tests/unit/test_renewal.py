@@ -24,6 +24,7 @@ from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.identity.renewal import DAY, ExpiryLog, Renewal, expiry_warning, renewed_credentials
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, load_server_pair
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.wording import counted
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.chain import Chain
 
@@ -150,7 +151,7 @@ def test_what_ends_within_thirty_days_is_worth_a_warning(days: int, seconds: int
         assert "participant north" in text
         assert moment(end) in text
         assert ("has expired" in text) == (end < now)
-        assert end < now or f"in {days} days" in text
+        assert end < now or f"in {counted(days, 'day')}" in text
 
 
 def test_expiry_is_logged_once_a_day_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:

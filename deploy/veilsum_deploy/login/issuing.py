@@ -132,7 +132,7 @@ def load_login_service(path: Path) -> LoginServiceConfig:
 
 
 class _Submission(Frozen):
-    token: StrictStr
+    token: StrictStr = Field(repr=False)
     request: StrictStr
 
 

@@ -117,6 +117,9 @@ def _references() -> Iterator[Reference]:
     yield Reference("statistics", _schema(3, 3))
     cells = {"name": "cells", "kind": "count", "over": ("k0", "k1"), "scale": 128}
     yield Reference("tables", _schema(1, 250, 4), {"queries": [cells], "derived": [], "sensitivity": 128})
+    told = {"model": linear, "sha256": "0" * 64, "outcome": {"column": "n0", "loss": "squared"}, "low": -1.0, "high": 1.0}
+    counted = {"queries": [cells], "derived": [], "sensitivity": 128, "missing": "centre"}
+    yield Reference("model-tables", _schema(1, 250, 4), {**counted, **told})
     fit = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "outcome": "y = 'c1'"}
     event = {"family": "logistic", "length": 2.0, "information_share": 0.8}
     yield Reference("newton-step", _schema(2, 2, classes=3), {**event, "query": fit})
