@@ -208,8 +208,8 @@ class ParticipantCore:
             shown = _shown(_needed(directive, pb.OBJECT_KIND_RECEIPTS, channel), channel)
             return self.openings.on_receipts(key, number, attempt, shown)
         except Refusal as refusal:
-            # its certificate or key may have been renewed since it proved its name: nothing but that is asked for again
-            if refusal.code is not RefusalCode.RECEIPT or not _greeted_again(channel):
+            # its certificate or key may have been renewed since it proved its name, or since it sent the receipts along
+            if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.HasField("object")):
                 raise
         again = channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt)
         return self.openings.on_receipts(key, number, attempt, _shown(again, channel))
