@@ -211,7 +211,10 @@ class ParticipantCore:
             # its certificate or key may have been renewed since it proved its name, or since it sent the receipts along
             if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.HasField("object")):
                 raise
-        again = channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt)
+            try:
+                again = channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt)
+            except HostileInput:
+                raise refusal from None
         return self.openings.on_receipts(key, number, attempt, _shown(again, channel))
 
     def _contribute(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
