@@ -17,6 +17,7 @@ from benchmarks import (
     ledger,
     load,
     masked_transport,
+    memory,
     secure_sum,
     simulation,
     steps,
@@ -32,6 +33,8 @@ SECTIONS = (
     "masked_transport",
     "simulation",
     "steps",
+    "small",
+    "coordinator",
     "load",
     "large",
 )
@@ -70,6 +73,10 @@ def main() -> None:
         results["gradients"] = gradients.measure(quick=options.quick)
     if "steps" in wanted:
         results["steps"] = steps.measure(quick=options.quick)
+    if "small" in wanted:
+        results["small"] = steps.measure_small(quick=options.quick)
+    if "coordinator" in wanted:
+        results["coordinator"] = memory.measure_round(quick=options.quick)
     if options.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
         print(json.dumps({"machine": machine, "results": results}, indent=2))

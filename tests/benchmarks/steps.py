@@ -27,6 +27,9 @@ from support.processes import OVER, Process, write_participant, write_toml
 from veilsum.remote import connect
 
 FEATURES, CLASSES, SITES, RECORDS = 512, 100, 4, 256
+SMALL = ((30, 2), (52, 10))
+"""Features and classes of heads of 62 and 530 values."""
+
 START_SECONDS, STEP_SECONDS = 60.0, 30.0
 PROFILE_LINES = 5
 
@@ -46,15 +49,31 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(steps: int, *, plain: bool = False, profile: bool = False) -> dict[str, Any]:
-    """One study of so many counted steps in processes of its own.
+def measure_small(*, quick: bool = False) -> dict[str, Any]:
+    """Of small heads, kB that a site sends and fetches for one further step: what more steps add to a study, by the step."""
+    few, many = (2, 4) if quick else (4, 24)
+    found = {}
+    for features, classes in SMALL:
+        totals = []
+        for steps in (few, many):
+            figures = run(steps, head=(features, classes))
+            totals.append([figures[way] * (WARM + steps) / SITES / 1e3 for way in ("sent_bytes", "fetched_bytes")])
+        sent, fetched = ((after - before) / (many - few) for before, after in zip(*totals, strict=True))
+        found[f"{(features + 1) * classes} values, kB a site and step"] = {"sent": sent, "fetched": fetched}
+    return found
+
+
+def run(
+    steps: int, *, plain: bool = False, profile: bool = False, head: tuple[int, int] = (FEATURES, CLASSES)
+) -> dict[str, Any]:
+    """One study of so many counted steps in processes of its own; ``head`` is the model's features and classes.
 
     Returns:
         Median seconds of a step, CPU seconds and bytes of all parties a step, and the profiles' first lines.
     """
     with tempfile.TemporaryDirectory() as directory:
         coordinator, *sites = _run_study(
-            Parties(Path(directory), _records()), WARM + steps, {"plain": plain, "profile": profile}
+            Parties(Path(directory), _records(*head)), WARM + steps, {"plain": plain, "profile": profile}, head
         )
     ends = [elapsed for elapsed, _ in coordinator["marks"]][WARM - 1 :]
     seconds = [after - before for before, after in pairwise(ends)]
@@ -82,7 +101,7 @@ def run(steps: int, *, plain: bool = False, profile: bool = False) -> dict[str, 
     }
 
 
-def _run_study(parties: Parties, steps: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+def _run_study(parties: Parties, steps: int, options: dict[str, Any], head: tuple[int, int]) -> list[dict[str, Any]]:
     """Start all processes, run the study, stop them; returns what they report, the coordinator first."""
     where = parties.kit.coordinator.directory
     with ExitStack() as stack:
@@ -104,7 +123,7 @@ def _run_study(parties: Parties, steps: int, options: dict[str, Any]) -> list[di
             started.append(start(parties.directory(name), "participant"))
         with connect(address, parties.analyst, parties.kit.analyst.identity, unix_time()) as remote:
             wait_for(lambda: set(parties.names) <= set(remote.describe().connected), "every participant's session")
-            request = make_request(schema_of(FEATURES, CLASSES), "fedsgd", epsilon=3.0)
+            request = make_request(schema_of(*head), "fedsgd", epsilon=3.0)
             study = parties.compile(request.model_copy(update={"parameters": {"steps": steps, "centre": False}}))
             key = remote.submit(study, parties.analyst)
             end = time.monotonic() + START_SECONDS + STEP_SECONDS * steps
@@ -124,11 +143,11 @@ def _read(report: Path) -> dict[str, Any]:
     return found
 
 
-def _records() -> Data:
+def _records(features: int, classes: int) -> Data:
     found = {}
     for number in range(SITES):
         random = np.random.default_rng(number)
-        found[f"site-{number}"] = random.uniform(-1, 1, (RECORDS, FEATURES)), random.integers(0, CLASSES, RECORDS)
+        found[f"site-{number}"] = random.uniform(-1, 1, (RECORDS, features)), random.integers(0, classes, RECORDS)
     return found
 
 
