@@ -383,12 +383,14 @@ def test_the_check_says_what_is_wrong_with_a_database(tmp_path: Path, url: str, 
     bed = bed_on(tmp_path, url)
     config = bed.sites["a"].config
 
-    def said(schema: bool = False, **changes: Any) -> Check:
+    def told(schema: bool = False, **changes: Any) -> list[Check]:
         offered = config.datasets[DATASET].model_copy(update=changes)
         asked = config.model_copy(update={"datasets": {DATASET: offered}})
         schemas = {DATASET: schema_of(2)} if schema else {}
-        checks = SiteCheck(asked, bed.clock, schemas=schemas).run()
-        return next(item for item in checks if item.check == f"dataset {DATASET}")
+        return [item for item in SiteCheck(asked, bed.clock, schemas=schemas).run() if item.check == f"dataset {DATASET}"]
+
+    def said(schema: bool = False, **changes: Any) -> Check:
+        return told(schema, **changes)[0]
 
     assert (said().status, said().detail) == (
         CheckOutcome.OK, "the query of dataset records is accepted; it yields x0, x1, y, seconds",
@@ -397,7 +399,10 @@ def test_the_check_says_what_is_wrong_with_a_database(tmp_path: Path, url: str, 
     broken = said(query="SELECT nope FROM records")
     assert (broken.status, "does not exist" in broken.detail) == (CheckOutcome.FAILED, True)
     execute(url, "INSERT INTO records VALUES (7, 0, 0)")
-    assert said(schema=True).detail == "11 records; 2 of 3 columns as the schema says"
+    assert [item.detail for item in told(schema=True)] == [
+        "11 records; 2 of 3 columns as the schema says",
+        "column 'x0': out of bounds: 1 (row 11); expected a number in [-1, 1]",
+    ]
     postgres.halt()
     try:
         gone = said()
