@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -22,6 +21,7 @@ from veilsum.access import LoginSettings
 from veilsum_deploy.login.fetching import AnsweredError, Fetch, Fetcher, check_url
 from veilsum_deploy.login.issuing import PATH
 from veilsum_deploy.login.provider import Metadata, discover, missing_package
+from veilsum_deploy.login.served import Served
 from veilsum_node.errors import HostileInput, StateError, Unavailable
 from veilsum_node.identity import Identity, Role, federation_id, load_authority_certificate, verify_certificate
 from veilsum_node.identity.authority import login_request
@@ -35,8 +35,6 @@ PATIENCE_SECONDS = 300.0
 """How long the person may take at the identity provider."""
 
 CALLBACK = "/callback"
-
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -157,24 +155,15 @@ def _authorize(
     return token
 
 
-class _Callback:
+class _Callback(Served):
     """Waits on a port of loopback for the browser that comes back; whoever does not know ``state`` is not heard."""
 
     def __init__(self, state: str) -> None:
         self._state = state
         self._answers: Queue[dict[str, str]] = Queue()
-        self._listener = Listener(socket.AF_INET, ("127.0.0.1", 0), self._answer, None)
-        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}{CALLBACK}"
-        self._thread = threading.Thread(target=self._listener.serve_forever, args=(_POLL_SECONDS,), daemon=True)
-
-    def __enter__(self) -> _Callback:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown()
-        self._thread.join(timeout=5)
-        self._listener.server_close()
+        listener = Listener(socket.AF_INET, ("127.0.0.1", 0), self._answer, None)
+        super().__init__(listener)
+        self.url = f"http://127.0.0.1:{listener.server_address[1]}{CALLBACK}"
 
     def wait(self, seconds: float) -> dict[str, str]:
         """The parameters that the provider sent the browser back with.
