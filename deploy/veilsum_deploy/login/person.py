@@ -10,7 +10,9 @@ import hmac
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 from queue import Empty, Queue
@@ -22,12 +24,13 @@ from veilsum_deploy.login.fetching import AnsweredError, Fetch, Fetcher, check_u
 from veilsum_deploy.login.issuing import PATH
 from veilsum_deploy.login.provider import Metadata, discover, missing_package
 from veilsum_deploy.login.served import Served
-from veilsum_node.errors import HostileInput, StateError, Unavailable
+from veilsum_node.errors import ConfigurationError, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Identity, Role, federation_id, load_authority_certificate, verify_certificate
-from veilsum_node.identity.authority import login_request
-from veilsum_node.identity.files import replace_file
+from veilsum_node.identity.authority import BACKDATE, LONGEST_LOGIN, login_request
+from veilsum_node.identity.certificate import load_certificate
+from veilsum_node.identity.files import read_file, replace_file
 from veilsum_node.identity.provision import install
-from veilsum_node.identity.tls import KEY_FILE, REQUEST_FILE
+from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE
 from veilsum_node.telemetry.listener import Answer, Listener
 from veilsum_node.telemetry.logs import printable
 
@@ -70,10 +73,7 @@ def log_in(
         HostileInput: the provider or the service refused, or answered with something else than was asked for.
         ConfigurationError: authlib is not installed, or an address or file is wrong.
     """
-    if (identity / REQUEST_FILE).exists():  # of `init`: its key may be certified for years, and cannot be made again
-        raise StateError(
-            f"{identity} was made by `veilsum analyst init`, not by a login.", "Name another `identity` in analyst.toml."
-        )
+    _check_replaceable(identity)
     fetch = Fetcher(settings.ca_bundle)
     url = check_url(settings.url, "login service").rstrip("/") + PATH
     service = _ask(fetch, url)
@@ -97,6 +97,23 @@ def log_in(
     return found
 
 
+def _check_replaceable(identity: Path) -> None:
+    """Check that no key is lost that may be certified for years and cannot be made again."""
+    advice = "Name another `identity` in analyst.toml."
+    if (identity / REQUEST_FILE).exists():
+        raise StateError(f"{identity} was made by `veilsum analyst init`, not by a login.", advice)
+    if not (identity / KEY_FILE).exists():
+        return
+    made = False
+    with suppress(ConfigurationError, HostileInput):
+        certificate = load_certificate(read_file(identity / CERTIFICATE_FILE, "certificate"))
+        made = certificate.not_valid_after_utc - certificate.not_valid_before_utc <= timedelta(
+            seconds=LONGEST_LOGIN + BACKDATE
+        )
+    if not made:
+        raise StateError(f"{identity} holds a key that no login made.", advice)
+
+
 def _ask(fetch: Fetch, url: str) -> _Service:
     told = fetch(url)
     scopes = told.get("scopes")
@@ -104,6 +121,8 @@ def _ask(fetch: Fetch, url: str) -> _Service:
     if not all(isinstance(value, str) for value in values) or not isinstance(scopes, list):
         raise HostileInput("This is not a login service of a federation.", "Check `login.url`.")
     issuer, client, federation = map(str, values)
+    if url.startswith("https:") and not issuer.startswith("https:"):  # or it could have this machine's own services asked
+        raise HostileInput("The login service's identity provider is not https.", "Ask the authority's operator.")
     return _Service(issuer, client, tuple(map(str, scopes)), federation)
 
 
@@ -132,7 +151,7 @@ def _authorize(
             )
         )
         answer = callback.wait(patience)
-    if answer.get("iss", service.issuer) != service.issuer:  # RFC 9207
+    if answer.get("iss", "" if provider.names_itself else service.issuer) != service.issuer:  # RFC 9207
         raise HostileInput("Another identity provider answered than was asked.", "Log in again.")
     if "code" not in answer:
         raise HostileInput(f"The identity provider refused: {printable(answer.get('error', 'no code')[:80])}.")

@@ -44,12 +44,14 @@ PEOPLE = (Role.ANALYST, Role.OPERATOR)
 LONGEST_LOGIN = 7 * 86_400
 """Seconds that a login's certificate is valid at most: nothing revokes it but its end."""
 
+BACKDATE = 300
+"""Seconds by which certificates begin earlier: a site's clock may be a little behind the authority's."""
+
 DEFAULT_DAYS = 365
 """How long a party's certificate is valid unless told otherwise."""
 
 _CA_DAYS = 3653
 _DAY = 86_400
-_BACKDATE = 300  # seconds: a site's clock may be a little behind the authority's
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 
 
@@ -122,7 +124,7 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation_name)])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         certificate = (
-            certificate_builder(subject, subject, key.public_key(), now - _BACKDATE, now + _CA_DAYS * _DAY)
+            certificate_builder(subject, subject, key.public_key(), now - BACKDATE, now + _CA_DAYS * _DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(certificates.key_usage(key_cert_sign=True, crl_sign=True), critical=True)
             .add_extension(identifier, critical=False)
@@ -261,7 +263,7 @@ class Authority:
                 x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
                 self.certificate.subject,
                 public_key,
-                now - _BACKDATE,
+                now - BACKDATE,
                 expires,
             )
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
