@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
 from veilsum_node.identity.directory import build_directory
@@ -327,11 +327,11 @@ class Authority:
             StateError: it cannot be written, or another operator signed the same version at this moment.
             Damage: the record of certificates cannot be read.
         """
-        now, issued = self._clock(), self.issued()
-        if unknown := sorted(set(without) - {entry.name for entry in issued}):
-            raise Misuse(f"{unknown[0]!r} was never signed for.", "`veilsum federation list` shows who was.")
         place = self.directory / "directories"
         version = 1 + max((int(path.stem) for path in place.glob("*.json") if path.stem.isdigit()), default=0)
+        now, issued = self._clock(), self.issued()  # read after the version, or a later version could list what is older
+        if unknown := sorted(set(without) - {entry.name for entry in issued}):
+            raise Misuse(f"{unknown[0]!r} was never signed for.", "`veilsum federation list` shows who was.")
         data = build_directory(
             [entry for entry in issued if entry.name not in without],
             self.certificate,
@@ -340,7 +340,14 @@ class Authority:
             at=now,
             expires=self._expiry(now, days, "directory"),
         )
-        write_new(place / f"{version}.json", data)
+        path = place / f"{version}.json"
+        try:
+            write_new(path, data)
+        except StateError as error:
+            if path.exists():
+                message = f"Another operator signed version {version} of the directory at this moment."
+                raise StateError(message, "Sign again, for the next version.") from error
+            raise
         return data
 
     def _expiry(self, now: int, days: int, what: str = "certificate") -> int:
