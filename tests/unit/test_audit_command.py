@@ -19,13 +19,14 @@ from veilsum.compile import StudyRequest
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_node.database import open_database
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_node.identity import load_credentials
-from veilsum_node.identity.provision import make_kit
+from veilsum_node.identity import Authority, Role, load_credentials
+from veilsum_node.identity.provision import make_kit, prepare
 from veilsum_participant import store
-from veilsum_participant.audits import audit_study
+from veilsum_participant.audits import SiteAudit
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.ledgers import Checked, read_audit
 from veilsum_participant.session.client import open_ledger, open_site
+from veilsum_privacy.audit.report import AuditReport
 from veilsum_privacy.audit.signed import read_report, sign_report
 from veilsum_privacy.dossier import render
 from veilsum_privacy.dossier.annex import annex
@@ -231,6 +232,37 @@ def test_a_study_toml_is_audited_before_anyone_submits_it(site: SiteFiles, capsy
     assert not rows[0]["flagged"]
 
 
+def test_a_study_toml_is_audited_among_the_peers_of_the_directory(
+    site: SiteFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pins of a directory are peers as pins of the policy are: the cohort is theirs, and an unconfirmed one is nobody's."""
+    kit = site.folder / "kit"
+    opened = Authority.load(kit / "authority", now)
+    for name in ("east", "west"):
+        party = prepare(kit / name, name, Role.PARTICIPANT)
+        opened.sign(party.request.read_bytes(), role=Role.PARTICIPANT, name=name)
+    (site.config.parent / "directory.json").write_bytes(opened.sign_directory())
+    site.config.write_text(f'{site.config.read_text()}directory = "directory.json"\n')
+    (site.folder / "schema.toml").write_text('[[columns]]\nkind = "number"\nname = "age"\nlow = 0\nhigh = 100\n')
+    file = site.folder / "study.toml"
+    file.write_text(
+        'name = "ages"\nmethod = "statistics"\ndataset = "heart-2024"\nschema = "schema.toml"\n[privacy]\nepsilon = 1.0\n'
+    )
+    assert "was not confirmed" in fails(site, capsys, "--study", file)
+    words = shown(capsys, "participant", "directory", "show", "--config", site.config)["words"]
+    shown(capsys, "participant", "directory", "confirm", "--config", site.config, "--words", " ".join(words))
+    seen: list[AgreedStudy] = []
+    of_study = SiteAudit.of_study
+
+    def watched(self: SiteAudit, agreed: AgreedStudy) -> AuditReport:
+        seen.append(agreed)
+        return of_study(self, agreed)
+
+    monkeypatch.setattr(SiteAudit, "of_study", watched)
+    audited(site, capsys, "--study", file)
+    assert seen[0].study.participants == ("east", "north", "south", "west")
+
+
 def test_what_cannot_be_audited_is_said(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     study = known_study(site)
     assert "No task 'statistic' that reads records" in fails(site, capsys, "--task", "statistic")
@@ -244,7 +276,7 @@ def test_what_cannot_be_audited_is_said(site: SiteFiles, capsys: pytest.CaptureF
     credentials = load_credentials(config.identity, now())
     elsewhere = AgreedStudy(study.model_copy(update={"participants": ("south", "west"), "weights": {"south": 1, "west": 1}}))
     with pytest.raises(Misuse, match="does not name this site"):
-        audit_study(config, credentials, now(), elsewhere, trials=100)
+        SiteAudit(config, credentials, now(), trials=100).of_study(elsewhere)
     site.config.write_text(site.config.read_text().replace('["distributed"]', '["none"]'))
     assert "nothing to audit" in fails(site, capsys)
     taken = site.folder / "taken.json"
