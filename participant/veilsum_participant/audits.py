@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from sqlalchemy import inspect, select
 
@@ -15,8 +16,9 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.store import PENDING, STUDIES
+from veilsum_privacy.audit.audit import TRIALS
 from veilsum_privacy.audit.references import references
-from veilsum_privacy.audit.report import AuditReport, run_references, run_study
+from veilsum_privacy.audit.report import AuditReport, Row, run_references, run_study
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.study import parse_study
@@ -25,78 +27,78 @@ from veilsum_privacy.tasks.feature_maps import Encode
 _PREFIX = 4
 
 
-def audit_policy(
-    config: ParticipantConfig,
-    credentials: Credentials,
-    made: int,
-    *,
-    tasks: Collection[str] = (),
-    trials: int,
-    random: RandomSource = SYSTEM_RANDOM,
-    tell: Callable[[str], None] = lambda _: None,
-) -> AuditReport:
-    """Audit a release of every kind that the site's policy allows.
+@dataclass(frozen=True)
+class SiteAudit:
+    """How a site's releases are audited.
 
-    Args:
+    Attributes:
         config: the site's.
         credentials: whose key signs the report.
         made: now, Unix seconds.
-        tasks: only these; all that read records if empty.
+        tasks: only these, of a study their labels; all that read records if empty.
         trials: coins for each release, at least.
         random: where coins, noise and keys come from.
         tell: told the name of each task before it is audited.
-
-    Raises:
-        Misuse: nothing of what is asked is allowed, or reads records and has noise.
     """
-    policy = config.policy
-    kinds = [kind for kind in references() if kind.task in policy.tasks]
-    for name in tasks:
-        if name not in {kind.task for kind in kinds}:
-            message = f"No task {name!r} that reads records is among policy.tasks."
-            raise Misuse(message, did_you_mean(name, [kind.task for kind in kinds]))
-    kinds = [kind for kind in kinds if not tasks or kind.task in tasks]
-    noises = [kind for kind in policy.noise if kind != "none"]
-    if not kinds or not noises:
-        raise Misuse("The policy allows no release of records with noise: there is nothing to audit.")
-    rows = run_references(
-        kinds, random, noises=noises, units=policy.units, disclosures=policy.disclosures, trials=trials, tell=tell
-    )
-    free = tuple(sorted(set(policy.tasks) - {kind.task for kind in references()})) if not tasks else ()
-    return AuditReport(credentials.identity.name, made, installed_version(), None, "", rows, free)
 
+    config: ParticipantConfig
+    credentials: Credentials
+    made: int
+    tasks: Collection[str] = ()
+    trials: int = TRIALS
+    random: RandomSource = SYSTEM_RANDOM
+    tell: Callable[[str], None] = lambda _: None
 
-def audit_study(
-    config: ParticipantConfig,
-    credentials: Credentials,
-    made: int,
-    agreed: AgreedStudy,
-    *,
-    tasks: Collection[str] = (),
-    trials: int,
-    random: RandomSource = SYSTEM_RANDOM,
-    tell: Callable[[str], None] = lambda _: None,
-) -> AuditReport:
-    """Audit every release of a study that names this site.
+    def of_policy(self) -> AuditReport:
+        """Audit a release of every kind that the site's policy allows.
 
-    Args:
-        agreed: the study; the others are as for :func:`audit_policy`, ``tasks`` are labels.
+        Raises:
+            Misuse: nothing of what is asked is allowed, or reads records and has noise.
+        """
+        policy = self.config.policy
+        kinds = [kind for kind in references() if kind.task in policy.tasks]
+        for name in self.tasks:
+            if name not in {kind.task for kind in kinds}:
+                message = f"No task {name!r} that reads records is among policy.tasks."
+                raise Misuse(message, did_you_mean(name, [kind.task for kind in kinds]))
+        kinds = [kind for kind in kinds if not self.tasks or kind.task in self.tasks]
+        noises = [kind for kind in policy.noise if kind != "none"]
+        if not kinds or not noises:
+            raise Misuse("The policy allows no release of records with noise: there is nothing to audit.")
+        rows = run_references(
+            kinds,
+            self.random,
+            noises=noises,
+            units=policy.units,
+            disclosures=policy.disclosures,
+            trials=self.trials,
+            tell=self.tell,
+        )
+        free = tuple(sorted(set(policy.tasks) - {kind.task for kind in references()})) if not self.tasks else ()
+        return self._report(None, "", rows, free)
 
-    Raises:
-        Misuse: the study does not name the site, has no noise, or no such task.
-    """
-    study, name = agreed.study, credentials.identity.name
-    if name not in study.participants:
-        raise Misuse(f"The study {study.name!r} does not name this site, {name}.")
-    for label in tasks:
-        if label not in (labels := [task.label for task in study.tasks]):
-            raise Misuse(f"The study has no task with the label {label!r}.", did_you_mean(label, labels))
+    def of_study(self, agreed: AgreedStudy) -> AuditReport:
+        """Audit every release of a study that names this site.
 
-    def encoder(named: Encoder | None) -> Encode | None:
-        return find_encoder(config.encoders, named) if isinstance(named, Program) else None
+        Raises:
+            Misuse: the study does not name the site, has no noise, or no such task.
+        """
+        study, name, config = agreed.study, self.credentials.identity.name, self.config
+        if name not in study.participants:
+            raise Misuse(f"The study {study.name!r} does not name this site, {name}.")
+        for label in self.tasks:
+            if label not in (labels := [task.label for task in study.tasks]):
+                raise Misuse(f"The study has no task with the label {label!r}.", did_you_mean(label, labels))
 
-    rows, free = run_study(agreed, study.participants.index(name), random, encoder, labels=tasks, trials=trials, tell=tell)
-    return AuditReport(name, made, installed_version(), agreed.digest.hex(), study.name, rows, free)
+        def encoder(named: Encoder | None) -> Encode | None:
+            return find_encoder(config.encoders, named) if isinstance(named, Program) else None
+
+        place = study.participants.index(name)
+        rows, free = run_study(agreed, place, self.random, encoder, labels=self.tasks, trials=self.trials, tell=self.tell)
+        return self._report(agreed.digest.hex(), study.name, rows, free)
+
+    def _report(self, study: str | None, name: str, rows: tuple[Row, ...], free: tuple[str, ...]) -> AuditReport:
+        return AuditReport(self.credentials.identity.name, self.made, installed_version(), study, name, rows, free)
 
 
 def known_study(config: ParticipantConfig, prefix: str) -> AgreedStudy:

@@ -154,12 +154,16 @@ def read_audit(path: Path, ledger: Checked) -> SignedAudit:
 
     Raises:
         ConfigurationError: the file cannot be read.
-        HostileInput: it is no such report, or of another site or key.
+        HostileInput: it is no such report, or of another site or key, or the ledger does not verify.
     """
     signed = read_report(read_file(path, "report of an audit", most=MOST_BYTES))
     if signed.body["site"] != ledger.site:
         raise HostileInput(f"{path} is an audit of {signed.body['site']}; the ledger is of {ledger.site}.")
-    if ledger.verification is not None and signed.fingerprint not in ledger.verification.keys:
+    if ledger.verification is None:
+        raise HostileInput(
+            "The ledger does not verify, so whose key signed the audit cannot be told.", "Make the dossier without --audit."
+        )
+    if signed.fingerprint not in ledger.verification.keys:
         raise HostileInput(
             f"{path} is signed by a key that this ledger does not name.", "Audit again with the site's own key."
         )

@@ -23,11 +23,13 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.login.fetching import AnsweredError, Fetcher
 from veilsum_deploy.login.issuing import Issuer, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
 from veilsum_deploy.login.person import log_in
+from veilsum_deploy.login.provider import discover
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Authority, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.authority import login_request
 from veilsum_node.identity.directory import parse_directory
 from veilsum_node.identity.files import write_new
+from veilsum_node.identity.provision import install
 
 HOUR = 3600
 
@@ -333,6 +335,104 @@ def test_bodies_beyond_bounds(place: Place, server: LoginServer) -> None:
     with pytest.raises(VeilsumError) as caught:
         Fetcher(place.provider.ca_bundle)(f"{server.url}/login", body={"token": "a" * 70_000, "request": ""})
     assert isinstance(caught.value, Unavailable) or getattr(caught.value, "status", 0) == 413
+
+
+def test_a_key_that_the_provider_withdrew_counts_no_longer_than_an_hour(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds a withdrawn key and keeps the service from the provider gets nothing by it."""
+
+    def issue() -> str:
+        key, request = login_request(Role.ANALYST)
+        return place.issuer.issue(place.token(key.fingerprint), request).name
+
+    asked: list[str] = []
+    get = place.provider.get
+
+    def away(path: str, _: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
+        asked.append(path)
+        return 503, {}
+
+    assert issue() == "ada"
+    monkeypatch.setattr(place.provider, "get", away)
+    assert issue() == "ada"  # within the hour nobody is asked
+    late = time.monotonic() + 2 * HOUR
+    monkeypatch.setattr("veilsum_deploy.login.provider.time.monotonic", lambda: late)
+    with pytest.raises(AnsweredError, match="503"):
+        issue()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="a moment ago"):
+            issue()
+    assert len(asked) == 1  # logins do not become a flood of questions
+    monkeypatch.setattr(place.provider, "get", get)
+    monkeypatch.setattr("veilsum_deploy.login.provider.time.monotonic", lambda: late + 31)
+    assert issue() == "ada"
+
+
+@pytest.mark.parametrize("name", ["authorization_endpoint", "token_endpoint", "jwks_uri"])
+def test_a_provider_sends_nobody_to_a_loopback_without_tls(place: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """What listens on the machine's own loopback is not the provider's to ask, and not its to be."""
+    get = place.provider.get
+
+    def other(path: str, query: Mapping[str, str]) -> str | tuple[int, Mapping[str, Any]]:
+        found = get(path, query)
+        if isinstance(found, tuple) and name in found[1]:
+            return 200, {**found[1], name: "http://127.0.0.1:1/path"}
+        return found
+
+    monkeypatch.setattr(place.provider, "get", other)
+    with pytest.raises(HostileInput, match="does not describe"):
+        discover(place.provider.issuer, Fetcher(place.provider.ca_bundle))
+
+
+def test_an_answer_that_does_not_say_whose_it_is(place: Place, server: LoginServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider that says that it names itself in answers must do so (RFC 9207, section 2.4); of another it is not asked."""
+    get, says = place.provider.get, True
+
+    def other(path: str, query: Mapping[str, str]) -> str | tuple[int, Mapping[str, Any]]:
+        found = get(path, query)
+        if isinstance(found, str):
+            return found.partition("&iss=")[0] + "&code=" + found.partition("&code=")[2]
+        if "issuer" in found[1]:
+            return 200, {**found[1], "authorization_response_iss_parameter_supported": says}
+        return found
+
+    monkeypatch.setattr(place.provider, "get", other)
+    with pytest.raises(HostileInput, match="Another identity provider"):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    says = False
+    assert log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now).name == "ada"
+
+
+def test_a_service_elsewhere_names_no_provider_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = {"issuer": "http://127.0.0.1:9", "client_id": CLIENT, "scopes": ["openid"], "federation": "0" * 64}
+    monkeypatch.setattr("veilsum_deploy.login.person.Fetcher", lambda _: lambda *_, **__: told)
+    with pytest.raises(HostileInput, match="not https"):
+        log_in(LoginSettings(url="https://authority.example"), tmp_path / "identity", Role.ANALYST, print, now)
+
+
+def test_a_certified_key_without_its_request_is_not_replaced(place: Place, server: LoginServer) -> None:
+    """Whoever mounts an identity leaves the request out; a key of years is not lost to a login all the same."""
+    key, csr = new_key_and_csr("north", Role.PARTICIPANT)
+    certificate = place.authority.sign(csr, role=Role.PARTICIPANT, name="north")
+    write_new(place.identity / "key.pem", key, mode=0o600)
+    with pytest.raises(StateError, match="no login made"):  # it waits for its certificate
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    install(place.identity, certificate, place.authority.certificate_pem)
+    with pytest.raises(StateError, match="no login made"):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    assert (place.identity / "key.pem").read_bytes() == key
+    assert (place.identity / "certificate.pem").read_bytes() == certificate
+
+
+def test_the_record_of_who_logged_in_is_nobody_elses(place: Place) -> None:
+    index = place.authority.directory / "issued" / "index.jsonl"
+    assert stat.S_IMODE(index.stat().st_mode) == 0o600
+
+
+def test_no_address_holds_a_password(place: Place) -> None:
+    for url in ("https://:secret@localhost/", "https://@localhost/", "https://ada:secret@localhost/"):
+        with pytest.raises(ConfigurationError) as caught:
+            Fetcher()(url)
+        assert "secret" not in str(caught.value)
 
 
 def test_from_login_to_study(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

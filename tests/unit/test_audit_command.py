@@ -19,14 +19,17 @@ from veilsum.compile import StudyRequest
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_node.database import open_database
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_node.identity import load_credentials
-from veilsum_node.identity.provision import make_kit
+from veilsum_node.identity import Authority, Role, load_credentials
+from veilsum_node.identity.provision import make_kit, prepare
 from veilsum_participant import store
-from veilsum_participant.audits import audit_study
+from veilsum_participant.audits import SiteAudit
 from veilsum_participant.config import load_participant_config
+from veilsum_participant.ledgers import Checked, read_audit
 from veilsum_participant.session.client import open_ledger, open_site
+from veilsum_privacy.audit.report import AuditReport
 from veilsum_privacy.audit.signed import read_report, sign_report
 from veilsum_privacy.dossier import render
+from veilsum_privacy.dossier.annex import annex
 from veilsum_privacy.mechanism import noise
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
@@ -229,6 +232,37 @@ def test_a_study_toml_is_audited_before_anyone_submits_it(site: SiteFiles, capsy
     assert not rows[0]["flagged"]
 
 
+def test_a_study_toml_is_audited_among_the_peers_of_the_directory(
+    site: SiteFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pins of a directory are peers as pins of the policy are: the cohort is theirs, and an unconfirmed one is nobody's."""
+    kit = site.folder / "kit"
+    opened = Authority.load(kit / "authority", now)
+    for name in ("east", "west"):
+        party = prepare(kit / name, name, Role.PARTICIPANT)
+        opened.sign(party.request.read_bytes(), role=Role.PARTICIPANT, name=name)
+    (site.config.parent / "directory.json").write_bytes(opened.sign_directory())
+    site.config.write_text(f'{site.config.read_text()}directory = "directory.json"\n')
+    (site.folder / "schema.toml").write_text('[[columns]]\nkind = "number"\nname = "age"\nlow = 0\nhigh = 100\n')
+    file = site.folder / "study.toml"
+    file.write_text(
+        'name = "ages"\nmethod = "statistics"\ndataset = "heart-2024"\nschema = "schema.toml"\n[privacy]\nepsilon = 1.0\n'
+    )
+    assert "was not confirmed" in fails(site, capsys, "--study", file)
+    words = shown(capsys, "participant", "directory", "show", "--config", site.config)["words"]
+    shown(capsys, "participant", "directory", "confirm", "--config", site.config, "--words", " ".join(words))
+    seen: list[AgreedStudy] = []
+    of_study = SiteAudit.of_study
+
+    def watched(self: SiteAudit, agreed: AgreedStudy) -> AuditReport:
+        seen.append(agreed)
+        return of_study(self, agreed)
+
+    monkeypatch.setattr(SiteAudit, "of_study", watched)
+    audited(site, capsys, "--study", file)
+    assert seen[0].study.participants == ("east", "north", "south", "west")
+
+
 def test_what_cannot_be_audited_is_said(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     study = known_study(site)
     assert "No task 'statistic' that reads records" in fails(site, capsys, "--task", "statistic")
@@ -242,7 +276,7 @@ def test_what_cannot_be_audited_is_said(site: SiteFiles, capsys: pytest.CaptureF
     credentials = load_credentials(config.identity, now())
     elsewhere = AgreedStudy(study.model_copy(update={"participants": ("south", "west"), "weights": {"south": 1, "west": 1}}))
     with pytest.raises(Misuse, match="does not name this site"):
-        audit_study(config, credentials, now(), elsewhere, trials=100)
+        SiteAudit(config, credentials, now(), trials=100).of_study(elsewhere)
     site.config.write_text(site.config.read_text().replace('["distributed"]', '["none"]'))
     assert "nothing to audit" in fails(site, capsys)
     taken = site.folder / "taken.json"
@@ -321,6 +355,60 @@ def test_the_annex_answers_from_ledger_policy_studies_and_audits(site: SiteFiles
     open_ones = {item["topic"] for item in plain["annex"] if item["answered"] == "not answered by this tool"}
     assert {"Bias", "Accuracy of what is released", "Retention of records", "Empirical audit"} <= open_ones
     assert page.count("not answered by this tool") == len(open_ones)
+
+
+def test_the_annex_counts_peers_by_their_pins_or_their_directory(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = site.config.read_text()
+    site.config.write_text(f'{policy}[policy.trusted]\nnorth = "{"1" * 64}"\nsouth = "{"2" * 64}"\n')
+    said = answers(twin(site, capsys)[0])["Trust model"]
+    assert "counts the noise of 1 pinned peer and" in said  # a site is no peer of its own
+    site.config.write_text(f'{policy}directory = "directory.json"\nnot_trusted = ["south"]\n')
+    said = answers(twin(site, capsys)[0])["Trust model"]
+    assert "pinned peer" not in said
+    assert "all participants in the federation’s directory that the site confirmed, but for 1 participant left out" in said
+
+
+def test_the_annex_says_of_how_many_releases_an_audit_tells(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault of one release is not one of all, and an audit that measured nothing answers nothing."""
+    whole = read_report(audited(site, capsys, "--task", "feature-means", "--task", "statistics").read_bytes()).body
+    config = load_participant_config(site.config)
+    credentials = load_credentials(config.identity, now())
+    good, other = whole["rows"]
+    cases = {
+        "found no fault in 2 of 2 releases that the policy allowed (part 8)": ([good, other], "answered"),
+        "FOUND FAULTS in 1 of 2 releases": ([good, {**other, "flagged": True}], "answered"),
+        "in 1 of 2 releases that the policy allowed; 1 could not be measured": (
+            [good, {**other, "finding": None}],
+            "answered",
+        ),
+        "found no fault in 0 of 1 release": ([{**good, "finding": None, "why": "no"}], "not answered by this tool"),
+    }
+    for words, (rows, answered) in cases.items():
+        body = {**whole, "rows": rows, "flagged": any(row["flagged"] for row in rows)}
+        file = site.folder / "given.json"
+        file.write_text(json.dumps(sign_report(body, credentials.signing_key, credentials.certificate_pem)))
+        plain, page = twin(site, capsys, "--audit", file)
+        (item,) = [item for item in plain["annex"] if item["topic"] == "Empirical audit"]
+        assert words in item["answer"][0]
+        assert item["answered"] == answered
+        assert "Of releases that the policy allowed, on" in page
+
+
+def test_what_was_charged_without_a_budget_is_told(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, _ = twin(site, capsys)
+    (heart,) = plain["populations"]
+    told = {item.topic: item.answer for item in annex({**plain, "populations": [{**heart, "delta": None, "epsilon": None}]})}
+    assert (
+        "heart: no budget was set. 1 release was charged all the same: nothing bounds them."
+        in told["Privacy parameter epsilon"]
+    )
+
+
+def test_a_ledger_that_does_not_verify_vouches_for_no_audit(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    out = audited(site, capsys, "--task", "statistics")
+    ledger = Checked("north", mirror=False, verification=None, fault=None, authority=False, head_given=False, against=())
+    with pytest.raises(HostileInput, match="does not verify"):
+        read_audit(out, ledger)
 
 
 def test_the_annex_of_an_export_has_no_policy(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:

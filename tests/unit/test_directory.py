@@ -12,11 +12,12 @@ import pytest
 
 from support.certificates import DAY, NOW
 from veilsum_node.canonical import canonical
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Authority, Label, Role, SigningKey, load_credentials
 from veilsum_node.identity.directory import Directory, changes, check_words, merkle_root, parse_directory
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.provision import Kit, install, make_kit, prepare
+from veilsum_node.identity.record import Issued
 from veilsum_node.identity.tls import Credentials
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.directory import confirm, confirmed_path, given_directory, with_pins
@@ -153,6 +154,25 @@ def test_whose_certificates_have_ended_is_not_listed(world: World) -> None:
     for days in (0, 3654):
         with pytest.raises(Misuse, match=f"directory cannot be valid for {days} days"):
             world.sign(days=days)
+
+
+def test_two_operators_at_once_sign_no_later_version_of_older_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = world.authority, world.authority
+    issued = slow.issued
+
+    def interrupted() -> list[Issued]:
+        found = issued()
+        party = prepare(world.directory / "late", "late", Role.PARTICIPANT)
+        fast.sign(read_file(party.request, "request"), role=Role.PARTICIPANT, name="late")
+        fast.sign_directory()
+        return found
+
+    monkeypatch.setattr(slow, "issued", interrupted)
+    with pytest.raises(StateError, match="Another operator signed version 1") as caught:
+        slow.sign_directory()
+    assert "Sign again" in str(caught.value)
+    kept = [parse_directory(path.read_bytes(), fast.certificate) for path in (fast.directory / "directories").iterdir()]
+    assert ["late" in {member.name for member in directory.members} for directory in kept] == [True]
 
 
 def resigned(world: World, change: Callable[[dict[str, Any]], None], *, root: bool = True) -> bytes:

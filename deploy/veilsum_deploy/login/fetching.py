@@ -53,15 +53,16 @@ def check_url(url: str, what: str) -> str:
     """Return a URL whose answers nobody on the way can change.
 
     Raises:
-        ConfigurationError: it is not https, or http on loopback, or carries user or fragment.
+        ConfigurationError: it is not https, or http on loopback, or carries user, password or fragment.
     """
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
     except ValueError:
         host = ""
-    if not host or parts.scheme not in ("https", "http") or parts.username or parts.fragment:
-        raise ConfigurationError(f"The {what} {url!r} is not a URL.", "Give it as https://host/path.")
+    if not host or parts.scheme not in ("https", "http") or "@" in parts.netloc or parts.fragment:
+        shown = "" if "@" in url else f" {url!r}"  # it may hold a password
+        raise ConfigurationError(f"The {what}{shown} is not a URL.", "Give it as https://host/path.")
     if parts.scheme == "http" and not is_loopback(host):
         raise ConfigurationError(f"The {what} {url!r} is not https.", "Plain HTTP is for this machine's loopback only.")
     return url

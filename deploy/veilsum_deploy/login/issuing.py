@@ -25,6 +25,7 @@ from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationErro
 
 from veilsum_deploy.login.fetching import Fetch, Fetcher, check_url
 from veilsum_deploy.login.provider import TokenVerifier
+from veilsum_deploy.login.served import Served
 from veilsum_node.config import load_toml
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.fields import Frozen
@@ -41,7 +42,6 @@ LOG = logging.getLogger("veilsum.logins")
 
 PATH = "/login"
 
-_POLL_SECONDS = 0.2
 _STATUS: tuple[tuple[type[VeilsumError], HTTPStatus], ...] = (
     (HostileInput, HTTPStatus.FORBIDDEN),
     (StateError, HTTPStatus.CONFLICT),
@@ -194,7 +194,7 @@ class Issuer:
         return issued
 
 
-class LoginServer:
+class LoginServer(Served):
     """Serves an :class:`Issuer` until it is stopped.
 
     Raises:
@@ -205,23 +205,14 @@ class LoginServer:
         self._issuer, self._authority_pem = issuer, authority_pem
         family, place, tls = _place(config)
         try:
-            self._listener = Listener(family, place, self._tell, tls, self._take)
+            listener = Listener(family, place, self._tell, tls, self._take)
         except OSError as error:
             raise ConfigurationError(
                 f"The service cannot listen on {config.listen} ({error.strerror}).", "Choose a free port, or 0."
             ) from error
-        self.address = f"{config.listen.rpartition(':')[0]}:{self._listener.server_address[1]}"
+        super().__init__(listener)
+        self.address = f"{config.listen.rpartition(':')[0]}:{listener.server_address[1]}"
         self.url = f"{'http' if tls is None else 'https'}://{self.address}"
-        self._thread = threading.Thread(target=self._listener.serve_forever, args=(_POLL_SECONDS,), daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown()
-        self._thread.join(timeout=5)
-        self._listener.server_close()
 
     def _tell(self, path: str, _: Any) -> Answer:
         if path != PATH:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 from queue import Empty, Queue
@@ -22,12 +23,14 @@ from veilsum.access import LoginSettings
 from veilsum_deploy.login.fetching import AnsweredError, Fetch, Fetcher, check_url
 from veilsum_deploy.login.issuing import PATH
 from veilsum_deploy.login.provider import Metadata, discover, missing_package
-from veilsum_node.errors import HostileInput, StateError, Unavailable
+from veilsum_deploy.login.served import Served
+from veilsum_node.errors import ConfigurationError, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Identity, Role, federation_id, load_authority_certificate, verify_certificate
-from veilsum_node.identity.authority import login_request
-from veilsum_node.identity.files import replace_file
+from veilsum_node.identity.authority import BACKDATE, LONGEST_LOGIN, login_request
+from veilsum_node.identity.certificate import load_certificate
+from veilsum_node.identity.files import read_file, replace_file
 from veilsum_node.identity.provision import install
-from veilsum_node.identity.tls import KEY_FILE, REQUEST_FILE
+from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE
 from veilsum_node.telemetry.listener import Answer, Listener
 from veilsum_node.telemetry.logs import printable
 
@@ -35,8 +38,6 @@ PATIENCE_SECONDS = 300.0
 """How long the person may take at the identity provider."""
 
 CALLBACK = "/callback"
-
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,7 @@ def log_in(
         HostileInput: the provider or the service refused, or answered with something else than was asked for.
         ConfigurationError: authlib is not installed, or an address or file is wrong.
     """
-    if (identity / REQUEST_FILE).exists():  # of `init`: its key may be certified for years, and cannot be made again
-        raise StateError(
-            f"{identity} was made by `veilsum analyst init`, not by a login.", "Name another `identity` in analyst.toml."
-        )
+    _check_replaceable(identity)
     fetch = Fetcher(settings.ca_bundle)
     url = check_url(settings.url, "login service").rstrip("/") + PATH
     service = _ask(fetch, url)
@@ -99,6 +97,23 @@ def log_in(
     return found
 
 
+def _check_replaceable(identity: Path) -> None:
+    """Check that no key is lost that may be certified for years and cannot be made again."""
+    advice = "Name another `identity` in analyst.toml."
+    if (identity / REQUEST_FILE).exists():
+        raise StateError(f"{identity} was made by `veilsum analyst init`, not by a login.", advice)
+    if not (identity / KEY_FILE).exists():
+        return
+    made = False
+    with suppress(ConfigurationError, HostileInput):
+        certificate = load_certificate(read_file(identity / CERTIFICATE_FILE, "certificate"))
+        made = certificate.not_valid_after_utc - certificate.not_valid_before_utc <= timedelta(
+            seconds=LONGEST_LOGIN + BACKDATE
+        )
+    if not made:
+        raise StateError(f"{identity} holds a key that no login made.", advice)
+
+
 def _ask(fetch: Fetch, url: str) -> _Service:
     told = fetch(url)
     scopes = told.get("scopes")
@@ -106,6 +121,8 @@ def _ask(fetch: Fetch, url: str) -> _Service:
     if not all(isinstance(value, str) for value in values) or not isinstance(scopes, list):
         raise HostileInput("This is not a login service of a federation.", "Check `login.url`.")
     issuer, client, federation = map(str, values)
+    if url.startswith("https:") and not issuer.startswith("https:"):  # or it could have this machine's own services asked
+        raise HostileInput("The login service's identity provider is not https.", "Ask the authority's operator.")
     return _Service(issuer, client, tuple(map(str, scopes)), federation)
 
 
@@ -134,7 +151,7 @@ def _authorize(
             )
         )
         answer = callback.wait(patience)
-    if answer.get("iss", service.issuer) != service.issuer:  # RFC 9207
+    if answer.get("iss", "" if provider.names_itself else service.issuer) != service.issuer:  # RFC 9207
         raise HostileInput("Another identity provider answered than was asked.", "Log in again.")
     if "code" not in answer:
         raise HostileInput(f"The identity provider refused: {printable(answer.get('error', 'no code')[:80])}.")
@@ -157,24 +174,15 @@ def _authorize(
     return token
 
 
-class _Callback:
+class _Callback(Served):
     """Waits on a port of loopback for the browser that comes back; whoever does not know ``state`` is not heard."""
 
     def __init__(self, state: str) -> None:
         self._state = state
         self._answers: Queue[dict[str, str]] = Queue()
-        self._listener = Listener(socket.AF_INET, ("127.0.0.1", 0), self._answer, None)
-        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}{CALLBACK}"
-        self._thread = threading.Thread(target=self._listener.serve_forever, args=(_POLL_SECONDS,), daemon=True)
-
-    def __enter__(self) -> _Callback:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown()
-        self._thread.join(timeout=5)
-        self._listener.server_close()
+        listener = Listener(socket.AF_INET, ("127.0.0.1", 0), self._answer, None)
+        super().__init__(listener)
+        self.url = f"http://127.0.0.1:{listener.server_address[1]}{CALLBACK}"
 
     def wait(self, seconds: float) -> dict[str, str]:
         """The parameters that the provider sent the browser back with.

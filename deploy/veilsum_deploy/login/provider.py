@@ -6,14 +6,16 @@ gets no certificate for a key of their own.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from veilsum_deploy.login.fetching import Fetch, check_url
-from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable
 
 if TYPE_CHECKING:
     from joserfc.jwk import KeySet
@@ -29,18 +31,23 @@ LEEWAY = 60
 
 _MOST_TOKEN = 32 * 1024  # bytes
 _KEEP_KEYS = 3600.0  # seconds
-_KEYS_APART = 30.0  # seconds between two looks at the provider's keys, whatever tokens are shown
+_KEYS_APART = 30.0  # seconds between two looks at the provider's keys, whatever tokens are shown and whatever came of them
 _LONGEST_SUBJECT = 255  # OpenID Connect Core 1.0, section 2
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a provider publishes (OpenID Connect Discovery 1.0, section 3): the three addresses that are used here."""
+    """What a provider publishes (OpenID Connect Discovery 1.0, section 3), as far as it is used here.
+
+    Attributes:
+        names_itself: whether its answers to a browser's visit always name it (RFC 9207).
+    """
 
     issuer: str
     authorization_endpoint: str
     token_endpoint: str
     jwks_uri: str
+    names_itself: bool
 
 
 def discover(issuer: str, fetch: Fetch) -> Metadata:
@@ -63,9 +70,13 @@ def discover(issuer: str, fetch: Fetch) -> Metadata:
         values = [found[name] for name in names]
         if not all(isinstance(value, str) for value in values):
             raise ValueError("an address is not a text")
+        if urlsplit(issuer).scheme == "https" and not all(value.startswith("https://") for value in values):
+            raise ValueError("what TLS protects leads to where none does")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HostileInput(f"{issuer} does not describe an OpenID provider.", "Check the issuer's URL.") from error
-    metadata = Metadata(*values)
+    names_itself = found.get("authorization_response_iss_parameter_supported") is True
+    named, authorization, token, keys = values
+    metadata = Metadata(named, authorization, token, keys, names_itself)
     if metadata.issuer != issuer:
         raise HostileInput(
             f"{issuer} describes another issuer: {metadata.issuer[:200]!r}.", "Write it as the provider does, to the letter."
@@ -92,12 +103,12 @@ class TokenVerifier:
         self._issuer, self._client, self._fetch, self._clock = issuer, client_id, fetch, clock
         self._lock = threading.Lock()
         self._keys: KeySet | None = None
-        self._looked = 0.0
+        self._looked = self._read = -math.inf
 
     def verify(self, token: str, nonce: str) -> Mapping[str, Any]:
         """The claims of an ID token (OpenID Connect Core 1.0, section 3.1.3.7).
 
-        1. Its signature is one of :data:`ALGORITHMS` by a public key that the provider publishes now.
+        1. Its signature is one of :data:`ALGORITHMS` by a public key that the provider published within the last hour.
         2. Issuer, and the client as the only audience.
         3. It is neither expired, nor from the future, nor issued more than :data:`MOST_AGE` seconds ago.
         4. Its nonce is ``nonce``.
@@ -156,10 +167,13 @@ class TokenVerifier:
 
     def _current(self, *, refresh: bool) -> KeySet:
         with self._lock:
-            age = time.monotonic() - self._looked
-            if self._keys is None or age > (_KEYS_APART if refresh else _KEEP_KEYS):
-                self._looked = time.monotonic()
-                self._keys = self._load()
+            now = time.monotonic()
+            ended = self._keys is None or now - self._read > _KEEP_KEYS
+            if (ended or refresh) and now - self._looked > _KEYS_APART:
+                self._looked = now
+                self._keys, self._read, ended = self._load(), now, False
+            if self._keys is None or ended:  # a key that was withdrawn must not count for as long as the provider is away
+                raise Unavailable("The identity provider's keys could not be read a moment ago.", "Try again in a minute.")
             return self._keys
 
     def _load(self) -> KeySet:

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
 from veilsum_node.identity.directory import build_directory
@@ -44,12 +44,14 @@ PEOPLE = (Role.ANALYST, Role.OPERATOR)
 LONGEST_LOGIN = 7 * 86_400
 """Seconds that a login's certificate is valid at most: nothing revokes it but its end."""
 
+BACKDATE = 300
+"""Seconds by which certificates begin earlier: a site's clock may be a little behind the authority's."""
+
 DEFAULT_DAYS = 365
 """How long a party's certificate is valid unless told otherwise."""
 
 _CA_DAYS = 3653
 _DAY = 86_400
-_BACKDATE = 300  # seconds: a site's clock may be a little behind the authority's
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 
 
@@ -122,7 +124,7 @@ class Authority:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation_name)])
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         certificate = (
-            certificate_builder(subject, subject, key.public_key(), now - _BACKDATE, now + _CA_DAYS * _DAY)
+            certificate_builder(subject, subject, key.public_key(), now - BACKDATE, now + _CA_DAYS * _DAY)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(certificates.key_usage(key_cert_sign=True, crl_sign=True), critical=True)
             .add_extension(identifier, critical=False)
@@ -261,7 +263,7 @@ class Authority:
                 x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
                 self.certificate.subject,
                 public_key,
-                now - _BACKDATE,
+                now - BACKDATE,
                 expires,
             )
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -325,11 +327,11 @@ class Authority:
             StateError: it cannot be written, or another operator signed the same version at this moment.
             Damage: the record of certificates cannot be read.
         """
-        now, issued = self._clock(), self.issued()
-        if unknown := sorted(set(without) - {entry.name for entry in issued}):
-            raise Misuse(f"{unknown[0]!r} was never signed for.", "`veilsum federation list` shows who was.")
         place = self.directory / "directories"
         version = 1 + max((int(path.stem) for path in place.glob("*.json") if path.stem.isdigit()), default=0)
+        now, issued = self._clock(), self.issued()  # read after the version, or a later version could list what is older
+        if unknown := sorted(set(without) - {entry.name for entry in issued}):
+            raise Misuse(f"{unknown[0]!r} was never signed for.", "`veilsum federation list` shows who was.")
         data = build_directory(
             [entry for entry in issued if entry.name not in without],
             self.certificate,
@@ -338,7 +340,14 @@ class Authority:
             at=now,
             expires=self._expiry(now, days, "directory"),
         )
-        write_new(place / f"{version}.json", data)
+        path = place / f"{version}.json"
+        try:
+            write_new(path, data)
+        except StateError as error:
+            if path.exists():
+                message = f"Another operator signed version {version} of the directory at this moment."
+                raise StateError(message, "Sign again, for the next version.") from error
+            raise
         return data
 
     def _expiry(self, now: int, days: int, what: str = "certificate") -> int:

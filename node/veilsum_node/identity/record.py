@@ -57,7 +57,7 @@ class IssuedRecord:
         Raises:
             StateError: there is one already, or it cannot be written.
         """
-        write_new(self._path, b"")
+        write_new(self._path, b"", mode=0o600)  # who logged in, and when, is personal
 
     def entries(self) -> list[Issued]:
         """Every certificate on record, oldest first.

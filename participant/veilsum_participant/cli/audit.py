@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from veilsum_node.errors import Misuse
-from veilsum_node.identity import Role, load_credentials
+from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.process.console import print_json, print_line, print_rows
-from veilsum_participant.audits import audit_policy, audit_study, known_study
+from veilsum_participant.audits import SiteAudit, known_study
 from veilsum_participant.checks import compile_asked
+from veilsum_participant.directory import with_pins
 from veilsum_participant.ledgers import new_file, require_new
 from veilsum_privacy.audit.report import AuditReport, Row
 from veilsum_privacy.audit.signed import sign_report
@@ -50,11 +51,8 @@ def audit_site(
         if not as_json:
             typer.echo(f"{label} ...", err=True)
 
-    if study is None:
-        report = audit_policy(config, credentials, now, tasks=tasks, trials=trials, tell=tell)
-    else:
-        agreed = _study(config, study, credentials.identity.name, credentials.federation_id, additions)
-        report = audit_study(config, credentials, now, agreed, tasks=tasks, trials=trials, tell=tell)
+    audit = SiteAudit(config, credentials, now, tasks=tasks, trials=trials, tell=tell)
+    report = audit.of_policy() if study is None else audit.of_study(_study(config, study, credentials, now, additions))
     signed = sign_report(report.to_json(), credentials.signing_key, credentials.certificate_pem)
     with new_file(out, force=force) as file:
         json.dump(signed, file, ensure_ascii=False, allow_nan=False, indent=1)
@@ -72,14 +70,15 @@ def audit_site(
     return report
 
 
-def _study(config: ParticipantConfig, study: str, own: str, federation: str, additions: Additions | None) -> AgreedStudy:
+def _study(
+    config: ParticipantConfig, study: str, credentials: Credentials, now: int, additions: Additions | None
+) -> AgreedStudy:
     if not Path(study).is_file():
         return known_study(config, study)
     if additions is None:
         raise Misuse("This installation cannot read a study.toml.", "Name a study that this site knows by its ID.")
-    return AgreedStudy(
-        compile_asked(additions.load_study(Path(study)), config.policy, own, federation, lambda: int(time.time()))
-    )
+    policy, own = with_pins(config, credentials, now)[0].policy, credentials.identity.name  # whose noise would count
+    return AgreedStudy(compile_asked(additions.load_study(Path(study)), policy, own, credentials.federation_id, lambda: now))
 
 
 def _shown(row: Row) -> dict[str, Any]:

@@ -122,8 +122,9 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
             GUARANTEE,
             "Bounds on what a unit contributes",
             (
-                "Every unit’s vector is clipped to a public norm before anything is added up; that norm in grid units is the"
-                " sensitivity of each release in part 4. Columns have public bounds from the study’s schema.",
+                "What one unit can change is bounded before noise, by a public norm: its vector, or its gradients, are clipped"
+                " to that, or where a site makes one vector of all its records, the task’s proof gives it. In grid units it is"
+                " the sensitivity of each release in part 4. Columns have public bounds from the study’s schema.",
                 "That those bounds were chosen without looking at records is the analyst’s and the site’s duty.",
             ),
             "partly answered",
@@ -260,7 +261,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
         for item in dossier["populations"]
         if item["releases"]
     ]
-    pinned, allowed = ([], []) if policy is None else (_peers(policy), _asked(policy))
+    pinned, allowed = ([], []) if policy is None else (_peers(policy, dossier["site"]), _asked(policy))
     return (
         Item(
             DEPLOYMENT,
@@ -269,7 +270,8 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
                 *(trust or ["No noised release was made so far."]),
                 *colluders,
                 *pinned,
-                "Nobody but the site sees its sum before noise. The coordinator adds up ciphertexts that it cannot open.",
+                "Where noise is added, nobody but the site sees its sum before that. The coordinator adds up ciphertexts that"
+                " it cannot open.",
             ),
             "answered",
             ("ledger", "policy", "software"),
@@ -279,7 +281,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
             "Query model",
             (
                 "Interactive: analysts sign studies, the site admits each by policy and budget. Every study’s "
-                "releases are listed in part 4, whoever asked.",
+                "releases are in part 4, whoever asked; those that a page has no room for, in its JSON twin.",
                 *allowed,
             ),
             "answered",
@@ -333,8 +335,11 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
     )
 
 
-def _peers(policy: Figures) -> list[str]:
-    pins = counted(len(policy["trusted"]), "pinned peer")
+def _peers(policy: Figures, own: str) -> list[str]:
+    pins = counted(len(set(policy["trusted"]) - {own}), "pinned peer")
+    if policy.get("directory") is not None:  # the file of pins lies at the site, beside the policy
+        left = counted(len(policy["not_trusted"]), "participant")
+        pins = f"all participants in the federation’s directory that the site confirmed, but for {left} left out"
     return [
         f"The policy counts the noise of {pins} and asks for {policy['min_cohort']} sites in a sum at least,"
         f" {policy['min_trusted']} of them trusted; it accepts {_or(policy['noise'])} noise and {_or(policy['disclosures'])}"
@@ -407,7 +412,11 @@ def _collection() -> Sequence[Item]:
         Item(
             COLLECTION,
             "Retention of records",
-            ("This software neither keeps nor deletes records. It keeps the ledger and noised statistics of its own.",),
+            (
+                "This software neither keeps nor deletes records. It keeps the ledger, in which keyed digests stand of what"
+                " queries yielded, and for later rounds of a study the site’s own statistics and models as they were released"
+                " or trained: with noise, unless the study has none.",
+            ),
             "not answered by this tool",
             (),
         ),
@@ -417,7 +426,9 @@ def _collection() -> Sequence[Item]:
 def _spent(population: Figures) -> str:
     name = population["name"]
     if population["delta"] is None:
-        return f"{name}: no budget was set."
+        made = len(population["releases"])
+        unbounded = f" {counted(made, 'release')} {'was' if made == 1 else 'were'} charged all the same: nothing bounds them."
+        return f"{name}: no budget was set.{unbounded if made else ''}"
     bound = "no bound" if population["epsilon"] is None else f"epsilon {figures.exact(population['epsilon'])}"
     spent, delta = figures.cost(population["spent"]), figures.small(population["delta"])
     return f"{name}: {bound} in all; spent {spent} (guarantee), at delta {delta}."
@@ -444,14 +455,18 @@ def _sampled(dossier: Figures) -> str:
 
 
 def _audits(dossier: Figures) -> tuple[tuple[str, ...], Answered, tuple[Source, ...]]:
-    said = []
+    said, answered = [], False
     for audit in dossier["audits"]:
-        rows = [row for row in audit["rows"] if row["finding"] is not None]
-        about = f"the study {audit['name']}" if audit["study"] else "what the policy allowed"
-        verdict = "FOUND FAULTS" if audit["flagged"] else "found no fault"
+        measured = sum(row["finding"] is not None for row in audit["rows"])
+        faulty = sum(row["flagged"] for row in audit["rows"])
+        answered = answered or measured > 0
+        about = f"of the study {audit['name']}" if audit["study"] else "that the policy allowed"
+        among = counted(len(audit["rows"]), "release")
+        verdict = f"FOUND FAULTS in {faulty} of {among}" if audit["flagged"] else f"found no fault in {measured} of {among}"
+        unknown = "" if measured == len(audit["rows"]) else f"; {len(audit['rows']) - measured} could not be measured"
         said.append(
-            f"The audit of {figures.moment(audit['made'])} UTC on this site’s machine, of {about}, {verdict} in"
-            f" {counted(len(rows), 'release')} with canaries among made-up records (part 8)."
+            f"The audit of {figures.moment(audit['made'])} UTC, signed by this site, with canaries among made-up records:"
+            f" {verdict} {about}{unknown} (part 8)."
         )
     proves = "An audit finds gross faults, with the power it states; it never proves privacy."
     if not said:
@@ -460,7 +475,7 @@ def _audits(dossier: Figures) -> tuple[tuple[str, ...], Answered, tuple[Source, 
             "not answered by this tool",
             (),
         )
-    return ((*said, proves), "answered", ("audit",))
+    return ((*said, proves), "answered" if answered else "not answered by this tool", ("audit",))
 
 
 def _verified(dossier: Figures) -> list[str]:
