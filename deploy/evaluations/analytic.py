@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from evaluations.regression import SITES, Floats, Sums
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.studies import SITES, Floats, Sums, compile_for_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.heads import LinearHead
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.shrinkage import noise_ridge
@@ -22,7 +22,6 @@ from veilsum_coordinator.methods.fedcgs import MOMENTS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.datasets import PACKAGED, packaged_dataset
 from veilsum_deploy.evaluation import accuracy, result_head
-from veilsum_node.randomness import SYSTEM_RANDOM
 
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
 
@@ -65,9 +64,7 @@ def split(name: str, epsilon: float, seed: int) -> tuple[float, float]:
         name="s", method="fedcgs", dataset="d", data=dataset.schema, privacy=PrivacyRequest(epsilon=epsilon),
         expected_records=len(used) // len(SITES),
     )  # fmt: skip
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
-    )
+    study = compile_for_sites(request)
     federation = Kept(study, dataset.records.take(used), rng)
     result = METHODS["fedcgs"].run(federation)
     head, test = result_head(result), dataset.records.take(held)

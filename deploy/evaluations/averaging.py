@@ -15,16 +15,15 @@ import statsmodels.api as sm
 from lifelines.datasets import load_gbsg2, load_rossi
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.studies import SITES, compile_for_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.applying.measurement import outcome_headline
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Floats, Records
 
-SITES = ("a", "b", "c", "d")
 # Of an outcome the linear model is the default, with its scale and constant.
 WAYS: tuple[tuple[str, str], ...] = (("fedavg", "mlp"), ("fedavg", "linear"), ("fedsgd", "linear"))
 TOLD = {"squared": "r_squared", "poisson": "deviance_explained", "hazard": "concordance"}
@@ -70,9 +69,7 @@ def reached(table: Table, method: str, model: str, epsilon: float, seed: int) ->
         parameters={"outcome": outcome, **stated}, privacy=PrivacyRequest(epsilon=epsilon),
         expected_records=train // 4,
     )  # fmt: skip
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
-    )
+    study = compile_for_sites(request)
     parts = zip(SITES, np.array_split(features[:train], len(SITES)), strict=True)
     sites = {name: PlainSite(Records(part, np.ones(part.shape, dtype=np.bool_), None)) for name, part in parts}
     result = METHODS[method].run(PlainFederation(study, sites))

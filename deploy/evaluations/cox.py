@@ -15,10 +15,9 @@ import pandas as pd
 from lifelines import CoxPHFitter
 from lifelines.datasets import load_gbsg2, load_rossi
 
-from evaluations.regression import SITES, Floats, Sums
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.studies import Floats, Sums, compile_for_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -61,9 +60,7 @@ def compiled(name: str, p: int, n: int, epsilon: float) -> Study:
         name="fit", method="regression", dataset="times", data=schema, privacy=PrivacyRequest(epsilon=epsilon),
         parameters=parameters | {"over": [column.name for column in numbers]}, expected_records=n // 4,
     )  # fmt: skip
-    return compile_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
-    )
+    return compile_for_sites(request)
 
 
 def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:

@@ -14,14 +14,13 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from evaluations.regression import SITES
+from evaluations.studies import SITES, compile_for_sites, dealt_sites
 from evaluations.trees import DELTA, EPSILONS, TABLES, Table, figure
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.datasets import packaged_dataset, take_records
 from veilsum_deploy.simulation.partition import hold_out
-from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.tasks.base import Records
 
@@ -49,12 +48,8 @@ def measured(table: Table, epsilon: float, parameters: dict[str, object], seed: 
         name="s", method="fedcgs", dataset="d", data=schema, parameters=parameters,
         privacy=PrivacyRequest(epsilon=epsilon, delta=DELTA), expected_records=len(kept) // len(SITES),
     )  # fmt: skip
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
-    )
-    dealt = np.random.default_rng((seed, 1)).permutation(len(kept)) % len(SITES)
-    sites = {name: PlainSite(take_records(train, np.flatnonzero(dealt == k))) for k, name in enumerate(SITES)}
-    result = METHODS["fedcgs"].run(PlainFederation(study, sites))
+    study = compile_for_sites(request)
+    result = METHODS["fedcgs"].run(PlainFederation(study, dealt_sites(train, seed)))
     labels, two = _labels(test), len(schema.classes) == 2
     if not result.application:
         return guess(labels), 50.0 if two else np.nan

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluations.regression import SITES, Sums
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.studies import Sums, compile_for_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
@@ -53,10 +52,7 @@ def run(records: Records, n: int, epsilon: float, rng: np.random.Generator, **as
         "privacy": PrivacyRequest(epsilon=epsilon),
         "expected_records": n // 4,
     }
-    study = compile_study(
-        StudyRequest.model_validate({**fixed, **asked}), federation_id="0" * 64, coordinator="c", participants=list(SITES),
-        clock=lambda: 0, random=SYSTEM_RANDOM,
-    )  # fmt: skip
+    study = compile_for_sites(StudyRequest.model_validate({**fixed, **asked}))
     return dict(METHODS[study.method].run(Sums(study, records, rng)).summary)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from evaluations.regression import NUMBERS, OUTCOMES, SCHEMA, SIGNS, SITES, TRUTHS, Sums, drawn
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.regression import NUMBERS, OUTCOMES, SCHEMA, SIGNS, TRUTHS, drawn
+from evaluations.studies import Sums, compile_for_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -74,9 +74,7 @@ def compiled(family: str, n: int, epsilon: float | None) -> Study:
         name="how-good", method="federated-evaluation", dataset="heart", data=TIMES if family == "cox" else SCHEMA,
         parameters={"prediction": told}, privacy=privacy, expected_records=min(n // 4, 50_000),
     )  # fmt: skip
-    return compile_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
-    )
+    return compile_for_sites(request)
 
 
 def measured(study: Study, family: str, n: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from evaluations.regression import Floats
+from evaluations.studies import Floats
 from evaluations.trees import DELTA, TWO, Fit, Table, affairs, areas, eights, figure, study_of
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.studies import Sums, compile_for_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.parts.federation import Release
-from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Records, RecordTask
+from veilsum_privacy.tasks.base import Records
 
-Floats = NDArray[np.float64]
-SITES = ("a", "b", "c", "d")
 SIZES = (500, 5000, 50_000)
 NUMBERS, SIGNS = ("age", "rate", "depression"), ("sex", "pain", "angina")
 SCHEMA = DatasetSchema(
@@ -41,29 +35,6 @@ TRUTHS = {
     "poisson": np.array([0.2, 0.3, -0.3, 0.3, 0.3, 0.3, -0.4]),
 }
 OUTCOMES = {"linear": "visits", "logistic": "event = 'yes'", "poisson": "visits"}
-
-
-class Sums:
-    """A federation of one site's worth of records, with the noise of four."""
-
-    def __init__(self, study: Study, records: Records, rng: np.random.Generator) -> None:
-        self.study, self._records, self._rng, self._rounds = study, records, rng, 0
-        self.encoder: Mapping[str, Floats] = {}
-
-    def sum(
-        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
-    ) -> Release:
-        """One round."""
-        agreed = AgreedStudy(self.study).task(label)
-        task = cast(RecordTask[Any], agreed.task)
-        total = sum(batch.sum(axis=0, dtype=np.float64) for batch in task.vectors(self._records, broadcast or {}))
-        std = math.sqrt(agreed.released_variance(len(SITES)))
-        noised = total + std * agreed.unit * self._rng.standard_normal(agreed.task.layout().size)
-        self._rounds += 1
-        return Release(label, self._rounds, agreed.task.layout().split(noised), agreed.block_std(std), SITES, bytes(32))
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        """Nothing is kept."""
 
 
 def drawn(family: str, n: int, rng: np.random.Generator) -> Records:
@@ -90,9 +61,7 @@ def compiled(family: str, n: int, epsilon: float) -> Study:
         name="fit", method="regression", dataset="heart", data=SCHEMA, parameters=parameters,
         privacy=PrivacyRequest(epsilon=epsilon), expected_records=n // 4,
     )  # fmt: skip
-    return compile_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
-    )
+    return compile_for_sites(request)
 
 
 def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:

@@ -14,11 +14,10 @@ import numpy as np
 from sklearn.datasets import load_diabetes, make_friedman1
 from sklearn.metrics import r2_score
 
-from evaluations.regression import SITES, Floats
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.studies import SITES, Floats, compile_for_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -84,9 +83,7 @@ def score(table: Table, epsilon: float, ridge: float, seed: int) -> float:
         parameters={"outcome": {"column": columns[-1].name, "loss": table.loss}, "ridge": ridge},
         privacy=PrivacyRequest(epsilon=epsilon, delta=1e-5), expected_records=len(kept) // len(SITES),
     )  # fmt: skip
-    study = compile_study(
-        request, federation_id="0" * 64, coordinator="c", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
-    )
+    study = compile_for_sites(request)
     scaled = 2.0 * (values - low) / (high - low) - 1.0
     dealt = zip(SITES, np.array_split(kept, len(SITES)), strict=True)
     sites = {name: PlainSite(whole(scaled[own])) for name, own in dealt}

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from evaluations.regression import SITES, Sums
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.studies import SITES, Sums, compile_for_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.evaluation import result_head
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
@@ -90,14 +89,7 @@ def main() -> None:
                     "privacy": PrivacyRequest(epsilon=epsilon), "expected_records": n // len(SITES),
                 }
             )  # fmt: skip
-            study = compile_study(
-                request,
-                federation_id="0" * 64,
-                coordinator="c",
-                participants=list(SITES),
-                clock=lambda: 0,
-                random=SYSTEM_RANDOM,
-            )
+            study = compile_for_sites(request)
             result = METHODS["fedcgs"].run(Sums(study, train, rng))
             clear = LinearDiscriminantAnalysis().fit(train.features, train.labels)
             best = 100.0 * float(np.mean(clear.predict(test.features) == test.labels))

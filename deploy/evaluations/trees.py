@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from evaluations.regression import SITES, Floats
-from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from evaluations.studies import SITES, Floats, compile_for_sites, dealt_sites
+from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.datasets import packaged_dataset, read_dataset, take_records
 from veilsum_deploy.simulation.partition import hold_out
-from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
@@ -103,12 +102,8 @@ def study_of(method: str, epsilon: float) -> Fit:
             name="s", method=method, dataset="d", data=schema, parameters={},
             privacy=PrivacyRequest(epsilon=epsilon, delta=DELTA), expected_records=len(records) // len(SITES),
         )  # fmt: skip
-        study = compile_study(
-            request, federation_id="0" * 64, coordinator="c", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
-        )
-        dealt = np.random.default_rng((seed, 1)).permutation(len(records)) % len(SITES)
-        sites = {name: PlainSite(take_records(records, np.flatnonzero(dealt == k))) for k, name in enumerate(SITES)}
-        result = METHODS[method].run(PlainFederation(study, sites))
+        study = compile_for_sites(request)
+        result = METHODS[method].run(PlainFederation(study, dealt_sites(records, seed)))
         if not result.application:
             return None
         scores: Floats = Model.from_result(result).scores(test)

@@ -14,27 +14,23 @@ Graphs are written operator by operator for opset 17 and ai.onnx.ml 3, of 2022, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum.onnx_graph import Graph
+from veilsum.onnx_networks import write_network
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.process.software import installed_version
-from veilsum_participant.applying.heads import LinearArrays, MlpHead, NetworkHead
+from veilsum_participant.applying.heads import LinearArrays, MlpHead
 from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArrays
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.training.losses import LARGEST_EXPONENT
-from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS, Trees
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from veilsum_privacy.training.models.networks import Residual
 
 Floats = NDArray[np.float64]
 
@@ -89,7 +85,7 @@ def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = Non
         import onnx
     except ImportError as error:
         raise ConfigurationError("ONNX files need the package onnx.", "pip install veilsum[onnx]") from error
-    graph, told = _Graph(), dict(about)
+    graph, told = Graph(), dict(about)
     whole: str | None
     if from_features and model.recipe.head is None:
         raise Misuse("This result has no head that takes features.", "Export it without from_features.")
@@ -143,7 +139,7 @@ def _place(alignment: Maps, site: str | None) -> int:
     return alignment.sites.index(site)
 
 
-def _outputs(graph: _Graph, model: Model, x: str, whole: str | None) -> None:
+def _outputs(graph: Graph, model: Model, x: str, whole: str | None) -> None:
     """The head, and what is told of its scores; ``whole`` (n, 1) says which records have any, None for all."""
     recipe = model.recipe
     head, count = recipe.head, recipe.scores
@@ -158,7 +154,7 @@ def _outputs(graph: _Graph, model: Model, x: str, whole: str | None) -> None:
             scores = graph.node("Relu", scores) if index else scores
             scores = graph.affine(scores, model.arrays[weight], model.arrays[bias])
     else:
-        scores = _network(graph, head, model, x, count)
+        scores = write_network(graph, head, model, x, count)
     if recipe.outcome is not None:
         found = _estimates(graph, recipe.outcome, graph.node("Cast", scores, to=graph.type("DOUBLE")))
         found = graph.known(whole, found, np.float64)
@@ -174,7 +170,7 @@ def _outputs(graph: _Graph, model: Model, x: str, whole: str | None) -> None:
     graph.output("scores", graph.known(whole, scores), "FLOAT", count)
 
 
-def _estimates(graph: _Graph, outcome: OutcomeForm, scores: str) -> str:
+def _estimates(graph: Graph, outcome: OutcomeForm, scores: str) -> str:
     """:meth:`OutcomeForm.estimates`, (n, 1), of float64 scores."""
     low, half = np.float64(outcome.low), np.float64(outcome.high / 2.0 - outcome.low / 2.0)
     if outcome.loss in ("squared", "huber"):
@@ -188,312 +184,3 @@ def _estimates(graph: _Graph, outcome: OutcomeForm, scores: str) -> str:
     lengths = np.diff([0.0, *outcome.cuts, outcome.high]) / outcome.high
     hazard = graph.node("MatMul", rates, graph.constant(lengths[:, None]))
     return graph.node("Sub", graph.constant(np.float64(1.0)), graph.node("Exp", graph.node("Neg", hazard)))
-
-
-# -- networks --------------------------------------------------------------------------------------------------------------
-
-
-def _network(graph: _Graph, head: NetworkHead, model: Model, x: str, count: int) -> str:
-    architecture = head.architecture(model.width, count)
-    own = {name.removeprefix(head.prefix): value for name, value in model.arrays.items() if name.startswith(head.prefix)}
-    if isinstance(architecture, Trees):
-        return _trees(graph, own, x, count)
-    from veilsum_privacy.training.arrays import load
-
-    module = architecture.module()
-    load(module, own)
-    return _layer(graph, module, graph.single(x))
-
-
-def _trees(graph: _Graph, arrays: Mapping[str, Floats], x: str, count: int) -> str:
-    """Sums of leaves, (n, K): features are compared in float64, as thresholds are; of two classes the first scores 0."""
-    features, thresholds, leaves = (arrays[name] for name in (FEATURES, THRESHOLDS, LEAVES))
-    trees, inner = features.shape
-    nodes, scored = 2 * inner + 1, 1 if leaves.ndim == 2 else leaves.shape[2]
-    each, ends = np.arange(nodes), np.zeros((trees, inner + 1))
-    below = np.minimum(2 * each, nodes - 2) * (each < inner)  # leaves lead nowhere
-    sums = graph.node(
-        "TreeEnsembleRegressor",
-        x,
-        domain="ai.onnx.ml",
-        n_targets=scored,
-        aggregate_function="SUM",
-        base_values_as_tensor=graph.tensor(arrays[BASE].astype(np.float64)),
-        nodes_treeids=np.repeat(np.arange(trees), nodes).tolist(),
-        nodes_nodeids=np.tile(each, trees).tolist(),
-        nodes_modes=(["BRANCH_LT"] * inner + ["LEAF"] * (inner + 1)) * trees,
-        nodes_featureids=np.hstack([np.rint(features), ends]).astype(np.int64).ravel().tolist(),
-        nodes_values_as_tensor=graph.tensor(np.hstack([thresholds, ends]).ravel()),
-        nodes_truenodeids=np.tile(below + (each < inner), trees).tolist(),
-        nodes_falsenodeids=np.tile(below + 2 * (each < inner), trees).tolist(),
-        target_treeids=np.repeat(np.arange(trees), (inner + 1) * scored).tolist(),
-        target_nodeids=np.tile(np.repeat(each[inner:], scored), trees).tolist(),
-        target_ids=np.tile(np.arange(scored), trees * (inner + 1)).tolist(),
-        target_weights_as_tensor=graph.tensor(leaves.ravel().astype(np.float64)),
-    )
-    if count != 2 or scored == 2:
-        return sums
-    return graph.node("Concat", graph.node("Mul", sums, graph.constant(np.float32(0.0))), sums, axis=1)
-
-
-def _layer(graph: _Graph, layer: nn.Module, x: str) -> str:
-    """A layer and what is inside of it, by its own type: a subclass may compute something else."""
-    write = _writers().get(type(layer))
-    if write is None:
-        raise Misuse(
-            f"The model's network has a layer {type(layer).__name__}, which is not written as ONNX here.",
-            "Build the network with the installed package, load the result's arrays, and use torch.onnx.export.",
-        )
-    return write(graph, layer, x)
-
-
-def _writers() -> dict[type[Any], Callable[[_Graph, Any, str], str]]:
-    from torch import nn
-
-    from veilsum_privacy.training.models import networks
-
-    plain = {nn.ReLU: "Relu", nn.Tanh: "Tanh", nn.Sigmoid: "Sigmoid", nn.Identity: "Identity"}
-    return {
-        **{kind: _elementwise(name) for kind, name in plain.items()},
-        networks.Network: lambda graph, layer, x: _layer(graph, layer.head, _layer(graph, layer.features, x)),
-        nn.Sequential: _sequential,
-        nn.Linear: lambda graph, layer, x: graph.affine(x, _values(layer.weight), _bias(layer)),
-        networks.ScaledBias: lambda graph, layer, x: graph.affine(x, _values(layer.weight), layer.constant * _bias(layer)),
-        networks.Scale: lambda graph, layer, x: graph.node("Mul", x, graph.constant(np.float32(layer.scale))),
-        networks.Reshape: lambda graph, layer, x: graph.node("Reshape", x, graph.constant(np.array([-1, *layer.shape]))),
-        networks.Residual: _residual,
-        nn.Flatten: lambda graph, layer, x: graph.node("Flatten", x, axis=_asked(layer.start_dim, 1)),
-        nn.Conv2d: _convolution,
-        nn.GroupNorm: _group_norm,
-        nn.MaxPool2d: _pool,
-        nn.AdaptiveAvgPool2d: _average,
-    }
-
-
-def _elementwise(name: str) -> Callable[[_Graph, Any, str], str]:
-    return lambda graph, layer, x: graph.node(name, x)
-
-
-def _sequential(graph: _Graph, layers: Any, x: str) -> str:
-    for layer in layers:
-        x = _layer(graph, layer, x)
-    return x
-
-
-def _residual(graph: _Graph, block: Residual, x: str) -> str:
-    inner = graph.node("Relu", _layer(graph, block.norm1, _layer(graph, block.conv1, x)))
-    inner = _layer(graph, block.norm2, _layer(graph, block.conv2, inner))
-    beside = x if block.straight else _layer(graph, block.shortcut_norm, _layer(graph, block.shortcut, x))
-    return graph.node("Relu", graph.node("Add", inner, beside))
-
-
-def _convolution(graph: _Graph, layer: Any, x: str) -> str:
-    given = [x, graph.constant(_values(layer.weight).astype(np.float32))]
-    if layer.bias is not None:
-        given.append(graph.constant(_values(layer.bias).astype(np.float32)))
-    _asked(layer.padding_mode, "zeros")
-    pads = [*_pair(layer.padding), *_pair(layer.padding)]
-    return graph.node(
-        "Conv", *given, group=layer.groups, strides=layer.stride, dilations=layer.dilation, pads=pads,
-        kernel_shape=layer.kernel_size,
-    )  # fmt: skip
-
-
-def _group_norm(graph: _Graph, layer: Any, x: str) -> str:
-    """(n, channels, ...) normalised over each group: an InstanceNormalization of the groups, which opset 17 has."""
-    ones, groups = np.ones(layer.num_groups, dtype=np.float32), layer.num_groups
-    grouped = graph.node("Reshape", x, graph.constant(np.array([0, groups, -1])))
-    plain = graph.node(
-        "InstanceNormalization", grouped, graph.constant(ones), graph.constant(0.0 * ones), epsilon=float(layer.eps)
-    )
-    normed = graph.node("Reshape", plain, graph.node("Shape", x))
-    if not layer.affine:
-        return normed
-    shape = (-1, 1, 1)  # of an image's channels
-    weight, bias = (graph.constant(_values(value).reshape(shape).astype(np.float32)) for value in (layer.weight, layer.bias))
-    return graph.node("Add", graph.node("Mul", normed, weight), bias)
-
-
-def _pool(graph: _Graph, layer: Any, x: str) -> str:
-    _asked((layer.ceil_mode, layer.return_indices), (False, False))
-    size, stride, pad = _pair(layer.kernel_size), _pair(layer.stride), _pair(layer.padding)
-    return graph.node("MaxPool", x, kernel_shape=size, strides=stride, pads=[*pad, *pad], dilations=_pair(layer.dilation))
-
-
-def _average(graph: _Graph, layer: Any, x: str) -> str:
-    _asked(_pair(layer.output_size), [1, 1])
-    return graph.node("GlobalAveragePool", x)
-
-
-def _pair(value: Any) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
-
-
-def _asked(value: Any, only: Any) -> Any:
-    """An option of a layer, of which one value alone is written here."""
-    if value != only:
-        raise Misuse(
-            f"A layer of the model's network has an option {value!r}, of which only {only!r} is written as ONNX here.",
-            "Build the network with the installed package, load the result's arrays, and use torch.onnx.export.",
-        )
-    return value
-
-
-def _values(parameter: Any) -> Floats:
-    found: Floats = parameter.detach().double().numpy()
-    return found
-
-
-def _bias(layer: Any) -> Floats:
-    return np.zeros(layer.out_features) if layer.bias is None else _values(layer.bias)
-
-
-# -- graphs ----------------------------------------------------------------------------------------------------------------
-
-
-class _Graph:
-    """A graph as it is written: each method adds nodes and returns the name of what they compute."""
-
-    def __init__(self) -> None:
-        from onnx import TensorProto, helper, numpy_helper
-
-        self._helper, self._from_array = helper, numpy_helper.from_array
-        self._types: Any = TensorProto
-        self._nodes: list[Any] = []
-        self._constants: list[Any] = []
-        self._inputs: list[Any] = []
-        self._outputs: list[Any] = []
-        self._doubles: set[str] = set()
-
-    def type(self, name: str) -> int:
-        """The number of an element type."""
-        return int(getattr(self._types, name))
-
-    def tensor(self, array: NDArray[Any]) -> Any:
-        """An array as an attribute."""
-        return self._from_array(array)
-
-    def node(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """One operator; the name of its one output."""
-        name = f"{operator}_{len(self._nodes)}"
-        self._nodes.append(
-            self._helper.make_node(operator, list(inputs), [name], name=name, domain=domain or None, **attributes)
-        )
-        return name
-
-    def constant(self, value: Any) -> str:
-        """An array, or a number of numpy's, as it is."""
-        name = f"constant_{len(self._constants)}"
-        self._constants.append(self._from_array(np.asarray(value), name))
-        return name
-
-    def affine(self, x: str, matrix: Floats, offset: Floats) -> str:
-        """x @ matrix.T + offset in float32."""
-        weights, bias = (self.constant(array.astype(np.float32)) for array in (matrix, offset))
-        return self.node("Gemm", x, weights, bias, transB=1)
-
-    def single(self, x: str) -> str:
-        """As float32."""
-        return self.node("Cast", x, to=self.type("FLOAT")) if x in self._doubles else x
-
-    def known(self, whole: str | None, values: str, kind: Any = np.float32) -> str:
-        """NaN in rows that are not whole."""
-        return values if whole is None else self.node("Where", whole, values, self.constant(np.array([[np.nan]], dtype=kind)))
-
-    def input(self, name: str, kind: str, width: int) -> str:
-        """(n, width)."""
-        self._inputs.append(self._helper.make_tensor_value_info(name, self.type(kind), ["n", width]))
-        return name
-
-    def output(self, name: str, value: str, kind: str, *shape: int) -> None:
-        """(n, ...)."""
-        self._nodes.append(self._helper.make_node("Identity", [value], [name], name=name))
-        self._outputs.append(self._helper.make_tensor_value_info(name, self.type(kind), ["n", *shape]))
-
-    def features(self, width: int) -> tuple[str, str]:
-        """An encoder's features as the input, with 0 in records that are not finite, and which are."""
-        x = self.input("features", "FLOAT", width)
-        strange = self.node("Or", self.node("IsNaN", x), self.node("IsInf", x))
-        whole = self._all(self.node("Not", strange))
-        return self.node("Where", whole, x, self.constant(np.float32(0.0))), whole
-
-    def columns(self, schema: DatasetSchema, *, skip: bool) -> tuple[str, str | None]:
-        """Scaled columns (n, d) in the schema's order, 0 where missing, float64; with ``skip``, which records miss none."""
-        numbers = [column for column in schema.columns if not isinstance(column, CategoryColumn)]
-        categories = [column for column in schema.columns if isinstance(column, CategoryColumn)]
-        parts, present = [], []
-        if numbers:
-            scaled, known = self._numbers(numbers, schema.missing)
-            parts.append(scaled)
-            present.append(known)
-        texts = self.input("categories", "STRING", len(categories)) if categories else ""
-        for place, column in enumerate(categories):
-            indicators, known = self._indicators(texts, place, column)
-            parts.append(indicators)
-            present.append(known)
-        x = self.node("Concat", *parts, axis=1)
-        starts = np.cumsum([0, *(column.width for column in schema.columns)]).tolist()
-        order = [
-            feature
-            for column in [*numbers, *categories]
-            for feature in range(starts[schema.columns.index(column)], starts[schema.columns.index(column) + 1])
-        ]
-        if order != sorted(order):
-            x = self.node("Gather", x, self.constant(np.argsort(order)), axis=1)
-        self._doubles.add(x)
-        return x, self._all(self.node("Concat", *present, axis=1)) if skip else None
-
-    def _numbers(self, columns: list[NumberColumn], missing: tuple[str, ...]) -> tuple[str, str]:
-        """Columns clamped to their bounds and mapped to [-1, 1], and which values are there."""
-        low, high = (np.array([getattr(column, end) for column in columns], dtype=np.float64) for end in ("low", "high"))
-        half = np.array([column.high / 2.0 - column.low / 2.0 for column in columns])
-        x = self.input("numbers", "DOUBLE", len(columns))
-        strange = self.node("Or", self.node("IsNaN", x), self.node("IsInf", x))
-        dates = np.array([isinstance(column, DateColumn) for column in columns])
-        for code in _codes(missing):  # such as -9, which no date is
-            same = self.node("Equal", x, self.constant(np.where(dates, np.nan, code)))
-            strange = self.node("Or", strange, same)
-        known = self.node("Not", strange)
-        fill = np.array([column.low if column.impute is None else column.impute for column in columns], dtype=np.float64)
-        filled = self.node("Where", known, x, self.constant(fill))
-        known = self.node("Or", known, self.constant(np.array([column.impute is not None for column in columns])))
-        bounded = self.node("Max", self.node("Min", filled, self.constant(high)), self.constant(low))
-        parts = self.node("Div", self.node("Sub", bounded, self.constant(low)), self.constant(half))
-        one = self.constant(np.float64(1.0))
-        scaled = self.node("Clip", self.node("Sub", parts, one), self.constant(np.float64(-1.0)), one)
-        return self.node("Where", known, scaled, self.constant(np.float64(0.0))), known
-
-    def _indicators(self, texts: str, place: int, column: CategoryColumn) -> tuple[str, str]:
-        """One of each category (n, width), and whether the text is one of them (n, 1)."""
-        text = self.node("Gather", texts, self.constant(np.array([place])), axis=1)
-        code = self.node(
-            "LabelEncoder",
-            text,
-            domain="ai.onnx.ml",
-            keys_strings=list(column.categories),
-            values_int64s=list(range(column.width)),
-            default_int64=-1 if column.impute is None else column.categories.index(column.impute),
-        )
-        same = self.node("Equal", code, self.constant(np.arange(column.width)))
-        known = self.node("Not", self.node("Less", code, self.constant(np.int64(0))))
-        return self.node("Cast", same, to=self.type("DOUBLE")), known
-
-    def _all(self, mask: str) -> str:
-        """Whether all of a row (n, d) are true, (n, 1)."""
-        number = self.node("Cast", mask, to=self.type("FLOAT"))
-        return self.node("Cast", self.node("ReduceMin", number, axes=[1], keepdims=1), to=self.type("BOOL"))
-
-    def build(self) -> Any:
-        """The graph."""
-        return self._helper.make_graph(self._nodes, "veilsum", self._inputs, self._outputs, self._constants)
-
-
-def _codes(missing: tuple[str, ...]) -> list[float]:
-    """The numbers among the texts that mean a missing value."""
-    found = []
-    for text in missing:
-        try:
-            found.append(float(text) if "_" not in text else np.nan)
-        except ValueError:
-            continue
-    return [code for code in dict.fromkeys(found) if np.isfinite(code)]

@@ -23,7 +23,8 @@ from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.readers import Table, read_table
+from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.table import Table
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records

@@ -34,8 +34,8 @@ from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.data.images import check_packages
+from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import query_schema
-from veilsum_participant.data.readers import file_parts
 from veilsum_participant.directory import with_pins
 from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults

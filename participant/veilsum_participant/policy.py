@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.wording import counted
 from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.data.csv_files import header_conflict
 from veilsum_participant.data.encoders import find_path
-from veilsum_participant.data.readers import header_conflict, is_csv
+from veilsum_participant.data.readers import is_csv
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.agreed import AgreedStudy

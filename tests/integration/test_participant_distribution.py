@@ -158,7 +158,7 @@ def test_every_module_is_imported_from_the_wheel_and_none_of_a_coordinators(inst
 def test_its_command_has_a_sites_nouns_only(installed: Installed, tmp_path: Path) -> None:
     shown = installed.run(installed.veilsum, "--help")
     assert shown.returncode == 0, shown.stderr
-    assert re.findall(r"^│ ([a-z]\S*)", shown.stdout, re.MULTILINE) == ["participant", "ledger"]
+    assert re.findall(r"^│ ([a-z]\S*)", shown.stdout, re.MULTILINE) == ["participant", "ledger", "schema"]
     version = installed.run(installed.veilsum, "--version").stdout.split()
     assert version == ["veilsum", settings(ROOT / "pyproject.toml")["version"]]
     made = installed.run(installed.veilsum, "participant", "init", tmp_path / "north", "--name", "north", "--json")

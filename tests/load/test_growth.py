@@ -25,6 +25,7 @@ from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.coordination import REST, Coordination, _Session
 from veilsum_coordinator.service.hub import HEARD_SECONDS, Hub
+from veilsum_coordinator.service.objects import Objects
 from veilsum_coordinator.service.status import study_status
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -256,16 +257,15 @@ def test_what_all_members_fetch_is_put_together_once(bed: TestBed) -> None:
         assert all(data is fetched[kind][0] for data in fetched[kind])
 
 
-def test_what_is_made_of_something_else_is_put_together_anew(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = iter([b"first", b"second", b"third", b"fourth"])
-    monkeypatch.setitem(bed.hub._running, KEY, None)  # type: ignore[arg-type]
+def test_what_is_made_of_something_else_is_put_together_anew() -> None:
+    objects, made = Objects(), iter([b"first", b"second", b"third", b"fourth"])
     first, second = object(), object()
-    shown = [bed.hub._once(KEY, 6, source, lambda: next(made)) for source in (first, first, second, second, first)]
+    asked = (first, first, second, second, first)
+    shown = [objects.once(KEY, 6, source, lambda: next(made), keep=True) for source in asked]
     assert shown == [b"first", b"first", b"second", b"second", b"third"]
-    bed.hub._running.pop(KEY)
-    bed.hub._shown.clear()
-    assert bed.hub._once(KEY, 6, first, lambda: next(made)) == b"fourth"
-    assert not bed.hub._shown  # of a study that is over nothing is held
+    objects.clear()
+    assert objects.once(KEY, 6, first, lambda: next(made), keep=False) == b"fourth"
+    assert not objects._shown  # of a study that is over nothing is held
 
 
 @given(

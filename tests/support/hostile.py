@@ -468,18 +468,6 @@ def context_of(receipt: SignedReceipt) -> bytes:
     return parse_receipt(receipt.body).context
 
 
-_ZSTD_MAGIC = bytes.fromhex("28b52ffd")
-_RAW_BYTES = 61_500
-
-
-def _prime(bits: int, factor: int) -> int:
-    """The largest prime of that many bits that is 1 modulo ``factor`` (Fermat tests to fixed bases suffice here)."""
-    candidate = ((1 << bits) - 1) // factor * factor + 1
-    while any(pow(base, candidate - 1, candidate) != 1 for base in (2, 3, 5, 7, 11)):
-        candidate -= factor
-    return candidate
-
-
 def key_extracting_ciphertext(parameters: BfvParameters, slots: int) -> bytes:
     """The ciphertext c0 = 0, c1 = floor(q/t), whose plain decryption is the secret key modulo t, as a sum of many has it."""
     second = np.zeros(parameters.degree, dtype=np.uint64)

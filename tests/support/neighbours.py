@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.studies import complete
+from veilsum_privacy.audit.references import unsigned_study
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
@@ -92,23 +93,7 @@ class Setting:
             cohort_difference="allowed" if variance else "strict",
             unit=unit,
         )
-        return Study(
-            version=1,
-            name="audit",
-            federation="0" * 64,
-            coordinator="coordinator",
-            nonce="0" * 32,
-            created=0,
-            expires=1,
-            method="audit",
-            parameters={},
-            dataset="records",
-            data=self.schema,
-            privacy=demand,
-            tasks=(declaration,),
-            participants=names,
-            weights=dict.fromkeys(names, 1),
-        )
+        return unsigned_study(self.schema, demand, declaration, names)
 
     def plan(self, study: Study, cohort: int | None = None) -> RoundPlan:
         """The plan of a round with this many members; all participants if not told."""

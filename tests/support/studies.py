@@ -15,7 +15,7 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Projection, projection_digest
-from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
 
@@ -29,6 +29,18 @@ SCHEMA = DatasetSchema(
     label=LabelColumn(column="y", classes=tuple(ClassValues(name=name, values=(name,)) for name in CLASSES)),
     max_records=800,
 )
+
+STAYS = DatasetSchema(
+    columns=(
+        NumberColumn(name="age", low=20, high=80, unit="years"),
+        CategoryColumn(name="ward", categories=("north", "it's")),
+        NumberColumn(name="stay", low=0, high=40, unit="days"),
+        NumberColumn(name="dose", low=-5, high=5),
+        CategoryColumn(name="end", categories=("home", "died", "moved")),
+    ),
+    max_records=20_000,
+)
+"""Days in a hospital, which are a number, a count, or a time until an end."""
 
 
 def complete(x: Floats, y: NDArray[Any] | None = None, subjects: NDArray[np.int64] | None = None) -> Records:

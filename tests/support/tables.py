@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from veilsum_participant.data import load_records
-from veilsum_participant.data.readers import Table
+from veilsum_participant.data.table import Table
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 ORDER = ("who", "age", "town", "ill")

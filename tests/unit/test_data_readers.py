@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from support.federation import schema_of, write_records
 from veilsum_node.errors import DataError
-from veilsum_participant.data import check_dataset, load_records, readers
+from veilsum_participant.data import check_dataset, csv_files, load_records
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.readers import read_table
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
@@ -226,7 +226,7 @@ def test_a_cell_of_many_bytes_costs_neither_the_file_nor_the_record(tmp_path: Pa
 
 def test_quoted_cells_cost_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor where the parser's blocks end within such a cell; which rows that meets would depend on all rows before."""
-    monkeypatch.setattr(readers, "_BLOCK", 1 << 16)
+    monkeypatch.setattr(csv_files, "_BLOCK", 1 << 16)
     text = "age,sex,note,chol,num\n" + '60,0,"a ""word"", and another",300,1\n' * 30_000
     for odd, broken in (("", {}), ("60,0\n", {30_001: Fault.CELLS}), ('60,0,"x,1,1\n', {30_001: Fault.QUOTE})):
         table = read_table(write(tmp_path, text + odd), SCHEMA)
@@ -247,14 +247,14 @@ def test_no_thread_of_arrow_s_holds_anything_of_python_s(
 ) -> None:
     """A process that ended right after reading was aborted, one in 300: such a thread met an interpreter that was ending."""
     seen: list[tuple[bool, bool]] = []
-    original = readers.pacsv.read_csv
+    original = csv_files.pacsv.read_csv
 
     def spied(raw: Any, *, read_options: Any, parse_options: Any, convert_options: Any) -> Any:
         native = isinstance(raw, pa.OSFile | pa.BufferReader) and parse_options.invalid_row_handler is None
         seen.append((read_options.use_threads, native))
         return original(raw, read_options=read_options, parse_options=parse_options, convert_options=convert_options)
 
-    monkeypatch.setattr(readers.pacsv, "read_csv", spied)
+    monkeypatch.setattr(csv_files.pacsv, "read_csv", spied)
     table = read_table(write(tmp_path, ("age,sex,note,chol,num\n" + text).encode("latin-1")), SCHEMA)
     assert (table.rows, table.broken) == (1, {1: Fault.CELLS} if len(calls) > 1 else {})
     assert seen == calls

@@ -23,7 +23,7 @@ from support.tables import (
     trimmed,
 )
 from veilsum_node.errors import DataError
-from veilsum_participant.data import FindingKind, check_dataset, lines, load_records, readers
+from veilsum_participant.data import FindingKind, check_dataset, csv_files, lines, load_records
 from veilsum_participant.data.cells import judge_numbers
 from veilsum_participant.data.lines import Fault, split_line
 from veilsum_participant.data.readers import check_structure, read_table
@@ -72,7 +72,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "small":
         monkeypatch.setattr(lines, "_READ", 5)
         monkeypatch.setattr(lines, "MAX_LINE", 64)
-        monkeypatch.setattr(readers, "_BLOCK", 256)
+        monkeypatch.setattr(csv_files, "_BLOCK", 256)
 
 
 @EXAMPLES

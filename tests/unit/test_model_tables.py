@@ -12,7 +12,7 @@ from lifelines import CoxPHFitter
 from lifelines.utils import concordance_index
 from sklearn.metrics import d2_tweedie_score, mean_poisson_deviance, mean_squared_error, r2_score
 
-from support.studies import Watched, agreed, drafted, federation, split_records
+from support.studies import SITES, STAYS, Watched, agreed, drafted, federation, split_records
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum.plan import plan_study
 from veilsum.request import with_model
@@ -21,23 +21,12 @@ from veilsum_coordinator.results.released_models import find_released, released_
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result, save_result
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.outcomes import Outcome
 
-SITES = ("a", "b", "c", "d")
-SCHEMA = DatasetSchema(
-    columns=(
-        NumberColumn(name="age", low=20, high=80, unit="years"),
-        CategoryColumn(name="ward", categories=("north", "south")),
-        NumberColumn(name="stay", low=0, high=40, unit="days"),
-        NumberColumn(name="dose", low=-5, high=5),
-        CategoryColumn(name="end", categories=("home", "died", "moved")),
-    ),
-    max_records=20_000,
-)
 WITHOUT = {"time": [0, 1, 2, 4], "number": [0, 1, 2, 4, 5, 6, 7], "count": [0, 1, 2, 4, 5, 6, 7]}
 OUTCOMES: dict[str, dict[str, Any]] = {
     "number": {"column": "stay", "loss": "squared"},
@@ -79,7 +68,7 @@ def drawn(kind: str, n: int, seed: int) -> tuple[Records, dict[str, Any]]:
 def request_of(method: str, parameters: dict[str, Any], epsilon: float | None) -> StudyRequest:
     privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
     return StudyRequest(
-        name="s", method=method, dataset="stays", data=SCHEMA, parameters=parameters, privacy=privacy, expected_records=2000
+        name="s", method=method, dataset="stays", data=STAYS, parameters=parameters, privacy=privacy, expected_records=2000
     )
 
 
@@ -198,14 +187,14 @@ def test_what_cannot_be_evaluated_is_said(tmp_path: Path) -> None:
     trained("trees of a number", tmp_path)
     request = request_of("federated-evaluation", {"result": "trees-of-a-number"}, 1.0)
     wider = NumberColumn(name="stay", low=0, high=50, unit="days")
-    for columns in ((*SCHEMA.columns[:2], wider, *SCHEMA.columns[3:]), SCHEMA.columns[1:]):
-        other = request.model_copy(update={"data": SCHEMA.model_copy(update={"columns": columns})})
+    for columns in ((*STAYS.columns[:2], wider, *STAYS.columns[3:]), STAYS.columns[1:]):
+        other = request.model_copy(update={"data": STAYS.model_copy(update={"columns": columns})})
         with pytest.raises(ConfigurationError, match="other columns or bounds"):
             with_model(other, tmp_path)
     named = NumberColumn(name="prediction", low=0, high=1)
     parameters = with_model(request, tmp_path).parameters
     taken = request.model_copy(
-        update={"data": SCHEMA.model_copy(update={"columns": (*SCHEMA.columns, named)}), "parameters": parameters}
+        update={"data": STAYS.model_copy(update={"columns": (*STAYS.columns, named)}), "parameters": parameters}
     )
     with pytest.raises(ConfigurationError, match="'prediction'"):
         agreed(taken, SITES)
@@ -221,7 +210,7 @@ def test_the_predictor_is_what_a_site_is_told(kind: str, tmp_path: Path) -> None
     model = Model.from_result(result)
     z = model.scores(Records(records.features[:, own], records.present[:, own], None))
     known = np.isfinite(z).all(axis=1)
-    h = Outcome.model_validate(OUTCOMES[kind]).predictor(z[known], SCHEMA, 25.0 if kind == "count" else None)
+    h = Outcome.model_validate(OUTCOMES[kind]).predictor(z[known], STAYS, 25.0 if kind == "count" else None)
     told = {"number": lambda h: h, "count": np.exp, "time": lambda h: -np.expm1(-np.exp(h))}[kind](h)
     np.testing.assert_allclose(told, estimates(kind, result, records)[known], rtol=1e-9)
 
@@ -230,7 +219,7 @@ def test_rows_are_those_of_the_record_alone(tmp_path: Path) -> None:
     """Also beyond the chunk in which records are scored."""
     trained("a perceptron of a time", tmp_path)
     study = agreed(evaluation("a perceptron of a time", tmp_path, 1.0), SITES)
-    task = build_task(study.tasks[0].task, study.tasks[0].parameters, SCHEMA)
+    task = build_task(study.tasks[0].task, study.tasks[0].parameters, STAYS)
     arrays, (records, _) = find_released(tmp_path, study), drawn("time", 4200, 6)
     every = np.vstack(list(task.vectors(records, arrays)))  # type: ignore[attr-defined]
     for place in (0, 1, 4095, 4096, 4199):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lifelines import ExponentialFitter, PiecewiseExponentialRegressionFitter
 from sklearn.linear_model import LinearRegression, PoissonRegressor
 
-from support.studies import Watched, compiled, complete, split_records
+from support.studies import SITES, STAYS, Watched, compiled, complete, split_records
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
 from veilsum_coordinator.parts.predictions import Prediction
@@ -33,17 +33,7 @@ from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.losses import Hazards, Huber, OutcomeLoss, Poisson, Squared, intervals
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 
-SITES = ("a", "b", "c", "d")
-SCHEMA = DatasetSchema(
-    columns=(
-        NumberColumn(name="age", low=20, high=80, unit="years"),
-        CategoryColumn(name="ward", categories=("north", "it's")),
-        NumberColumn(name="stay", low=0, high=40, unit="days"),
-        NumberColumn(name="dose", low=-5, high=5),
-        CategoryColumn(name="end", categories=("home", "died", "moved")),
-    ),
-    max_records=2000,
-)
+SCHEMA = STAYS.model_copy(update={"max_records": 2000})
 FEATURES = np.array([0, 1, 2, 4])
 NUMBER = {"column": "stay", "loss": "squared"}
 COUNT = {"column": "stay", "loss": "poisson"}

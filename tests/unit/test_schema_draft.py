@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from support.commands import shown, veilsum
 from veilsum_node.errors import ConfigurationError, DataError
-from veilsum_participant.cli.schema import GIVES_AWAY, LEAST, draft_dictionary
+from veilsum_participant.cli.schema import GIVES_AWAY
+from veilsum_participant.drafting.dictionary import draft_dictionary
+from veilsum_participant.drafting.records import LEAST
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 

@@ -20,7 +20,7 @@ from support.neighbours import SETTINGS, Setting, random_records, spoil, with_su
 from support.randomness import SeededRandom
 from support.tables import SCHEMA
 from veilsum_node.errors import DataError
-from veilsum_participant.data import load_records, readers
+from veilsum_participant.data import csv_files, load_records
 from veilsum_participant.data.sources import read_batches
 from veilsum_participant.data.stream import comes_in_batches, stream_records
 from veilsum_participant.query import Images, Query, Source, pixel_names
@@ -217,7 +217,7 @@ def assert_same(batches: list[Records], whole: Records) -> None:
 def test_batches_are_together_what_one_reading_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, subject: str | None, rows: int, persons: int
 ) -> None:
-    monkeypatch.setattr(readers, "_PART", 40 * rows)
+    monkeypatch.setattr(csv_files, "_PART", 40 * rows)
     source = FILES[kind](tmp_path)
     whole, counts = load_records(source, SCHEMA, subject)
     batches = list(stream_records(source, SCHEMA, subject, rows=rows, persons=persons))

@@ -18,9 +18,10 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.observer import StudyObserver
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_coordinator.service.status import StudyEntry, study_status
+from veilsum_coordinator.service.objects import ENCLOSED, Objects, mirrored_object
+from veilsum_coordinator.service.status import StudyEntry, shown_status, study_status
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_coordinator.storage.messages import box_message, receipt_message, roster_object, sum_pieces
+from veilsum_coordinator.storage.messages import roster_object
 from veilsum_node.errors import HostileInput, RefusalCode, Unavailable, VeilsumError
 from veilsum_node.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.log_floods import caused_by
@@ -35,13 +36,6 @@ from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
 LOG = logging.getLogger("veilsum.coordinator")
-
-_ENCLOSED = {
-    pb.DIRECTIVE_KIND_CONTRIBUTE: pb.OBJECT_KIND_BROADCAST,
-    pb.DIRECTIVE_KIND_CONSENT: pb.OBJECT_KIND_RECEIPTS,
-    pb.DIRECTIVE_KIND_DECRYPT: pb.OBJECT_KIND_SUM,
-}
-
 
 HEARD_SECONDS = 10
 """How long it may stay unstored who has heard of a study's end."""
@@ -89,7 +83,7 @@ class Hub:
         self._running: dict[bytes, StudyEntry] = {}  # whose outcome is not stored
         self._open: dict[str, dict[bytes, StudyEntry]] = {}  # by participant: that may have something to say to it yet
         self._heard: dict[bytes, int] = {}  # studies over, since when it is not stored who has heard of their end
-        self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # what is the same for all members, as last sent
+        self._objects = Objects()
         self._waits, self._clock, self._observer = waits, clock, observer
         self._restore()
 
@@ -134,7 +128,7 @@ class Hub:
             self.journal.renew(credentials)
             former, self.credentials = self.credentials, credentials
             if former.signing_key.fingerprint != credentials.signing_key.fingerprint:
-                self._shown.clear()
+                self._objects.clear()
                 for entry in self.studies.values():
                     current = entry.machine.round
                     if current is not None and current.countersigned is not None:
@@ -192,44 +186,14 @@ class Hub:
         Raises:
             HostileInput: there is none for this caller.
         """
-        if kind != pb.OBJECT_KIND_SUM:
-            return [self._object(name, kind, key, number, attempt)]
-        with self.changed:
-            if name not in self._entry(key).machine.seats:
-                raise HostileInput("The caller is not invited to that study.")
-            current = self._entry(key).machine.round
-            present = current is not None and name in current.cohort and (number, attempt) == current.present
-            if current is None or not present or current.phase is not RoundPhase.DECRYPTING:
-                raise _nothing_to_fetch()
-            return sum_pieces(current.sum)
-
-    def _object(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> bytes:
         if kind == pb.OBJECT_KIND_MIRRORED:
-            return self._mirrored(name, number)
+            return [mirrored_object(self.journal.mirror, name, number)]
         with self.changed:
-            entry = self._entry(key)
-            machine = entry.machine
-            if name not in machine.seats:
-                raise HostileInput("The caller is not invited to that study.")
-            if kind == pb.OBJECT_KIND_STUDY:
-                return entry.object.SerializeToString()
-            if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
-                roster = machine.roster
-                return self._once(key, kind, roster, lambda: roster_object(roster))
-            if kind == pb.OBJECT_KIND_BOXES and machine.phase is StudyPhase.SEALING:  # afterwards they are let go of
-                return pb.BoxesObject(boxes=[box_message(box) for box in machine.members.boxes_for(name)]).SerializeToString()
-            current = machine.round
-            if current is not None and name in current.cohort and (number, attempt) == current.present:
-                if kind == pb.OBJECT_KIND_BROADCAST and current.phase is RoundPhase.CONTRIBUTING:
-                    return current.broadcast
-                if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
-                    word = current.countersigned
-                    return self._once(key, kind, word, lambda: _receipts_object(current, word))
-        raise _nothing_to_fetch()
+            return self._objects.pieces(self._entry(key), name, kind, number, attempt)
 
     def enclose(self, name: str, directive: pb.Directive) -> pb.Directive:
         """A directive with what its answer needs, if that is small enough to come along: it saves the participant a call."""
-        kind = _ENCLOSED.get(directive.kind)
+        kind = ENCLOSED.get(directive.kind)
         if kind is None:
             return directive
         with self.changed:
@@ -243,15 +207,6 @@ class Hub:
         if len(found) <= CHUNK_BYTES:
             directive.object = found
         return directive
-
-    def _once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes]) -> bytes:
-        """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
-        known = self._shown.get((bytes(key), kind))
-        if known is None or known[0] is not source:
-            known = source, make()
-            if key in self._running:
-                self._shown[bytes(key), kind] = known
-        return known[1]
 
     def enrol(self, name: str, key: bytes, enrolment: Enrolment) -> None:
         """See :meth:`StudyMachine.enrol`."""
@@ -361,17 +316,6 @@ class Hub:
             if machine.phase.over:
                 self._heard.setdefault(bytes(key), self._steady())
 
-    def _mirrored(self, name: str, after: int) -> bytes:
-        """A participant's own receipts in the mirror after an entry, for one that may have been restored from a backup."""
-        mirror = self.journal.mirror
-        found = mirror.mirrored(name, after)
-        receipts = [
-            pb.MirroredReceipt(receipt=receipt_message(item.receipt), number=item.entry, consent=item.consent or b"")
-            for item in found
-        ]
-        last = max((item.entry for item in found), default=after)
-        return pb.MirroredObject(receipts=receipts, last=last).SerializeToString()
-
     # -- analysts ----------------------------------------------------------------------------------------------------------
 
     def submit(self, caller: str, submitted: pb.StudyObject) -> bytes:
@@ -405,12 +349,12 @@ class Hub:
     def status(self, key: bytes) -> pb.StudyStatus:
         """What is shown of a study."""
         with self.changed:
-            return _shown(self._entry(key))
+            return shown_status(self._entry(key))
 
     def list(self) -> list[pb.StudyStatus]:
         """What is shown of all studies, oldest first."""
         with self.changed:
-            return [_shown(entry) for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)]
+            return [shown_status(entry) for entry in sorted(self.studies.values(), key=lambda entry: entry.submitted)]
 
     def abort(self, key: bytes, reason: str) -> None:
         """Stop a study; it is stopped for good once that is :meth:`stored`."""
@@ -474,8 +418,7 @@ class Hub:
         entry.machine.forget()
         self._logs.pop(key, None)
         self._running.pop(key, None)
-        for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
-            self._shown.pop((key, kind), None)
+        self._objects.forget(key)
 
     def _admit(self, key: bytes, entry: StudyEntry) -> None:
         self.studies[key] = self._running[key] = entry
@@ -549,26 +492,6 @@ class Hub:
                 LOG.info("study %s goes on (%s)", machine.study.name, machine.phase.value, extra=where)
 
 
-def _shown(entry: StudyEntry) -> pb.StudyStatus:
-    """What is shown of a study: no end that a crash could take back."""
-    if entry.outcome is not None:
-        return entry.outcome
-    shown, machine = study_status(entry), entry.machine
-    if machine.phase.over:
-        shown.phase = machine.former.value
-        shown.reason = f"{machine.phase.value}, not yet stored in the database: {machine.reason}".removesuffix(": ")
-    return shown
-
-
 def _nothing_more(machine: StudyMachine, name: str) -> bool:
     """Whether a study will never again want anything of a participant."""
     return machine.phase.over and machine.seats[name].done
-
-
-def _nothing_to_fetch() -> HostileInput:
-    return HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
-
-
-def _receipts_object(current: Round, countersigned: SignedReceipt) -> bytes:
-    receipts = [receipt_message(item) for item in current.receipts()]
-    return pb.ReceiptsObject(receipts=receipts, countersigned=receipt_message(countersigned)).SerializeToString()

@@ -126,3 +126,14 @@ def study_status(entry: StudyEntry) -> pb.StudyStatus:
         epsilon_spent=spent_epsilon(machine.study, releases),
         delta=machine.study.privacy.delta,
     )
+
+
+def shown_status(entry: StudyEntry) -> pb.StudyStatus:
+    """What is shown of a study: no end that a crash could take back."""
+    if entry.outcome is not None:
+        return entry.outcome
+    shown, machine = study_status(entry), entry.machine
+    if machine.phase.over:
+        shown.phase = machine.former.value
+        shown.reason = f"{machine.phase.value}, not yet stored in the database: {machine.reason}".removesuffix(": ")
+    return shown

@@ -15,7 +15,7 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.data import typed
 from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.readers import Table
+from veilsum_participant.data.table import Table
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.base import Records
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,8 +17,18 @@ from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
+from veilsum_participant.cli import budgets
 from veilsum_participant.cli.entries import entry_row, read_time
-from veilsum_participant.cli.places import CONFIG, find_ledger, load_participant, open_own, verify_place
+from veilsum_participant.cli.places import (
+    ConfigOption,
+    LedgerArgument,
+    OwnOption,
+    find_ledger,
+    load_participant,
+    open_own,
+    verify_place,
+)
+from veilsum_participant.cli.recovery import recover
 from veilsum_participant.ledgers import (
     entry_fields,
     new_file,
@@ -34,22 +44,9 @@ from veilsum_privacy.dossier import describe, proven, render, unproven
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.ledger import Kind, LedgerFault, write_csv, write_jsonl
 
-if TYPE_CHECKING:
-    from veilsum_participant.config import ParticipantConfig
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-budget_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Set, change or show budgets.")
-app.add_typer(budget_app, name="budget")
+app.add_typer(budgets.app, name="budget")
 
-LedgerArgument = Annotated[
-    str | None,
-    typer.Argument(help="A state file or an export; default: the ledger of --config.", metavar="[LEDGER]", show_default=False),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", help="The participant's configuration, or the coordinator's.", show_default=str(CONFIG)),
-]
-OwnOption = Annotated[Path | None, typer.Option("--config", help="The participant's configuration.", show_default=str(CONFIG))]
 AuthorityOption = Annotated[
     Path | None,
     typer.Option("--authority", help="The federation's certificate; with --config, that of the identity.", metavar="PEM"),
@@ -59,7 +56,6 @@ AgainstOption = Annotated[
     list[str] | None, typer.Option("--against", help="What others hold: a mirror, a peer's ledger, or an export of one.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
-PopulationArgument = Annotated[str, typer.Argument(help="Population whose budget is meant.")]
 
 
 @app.callback()
@@ -277,143 +273,7 @@ def checkpoint(config: OwnOption = None, as_json: JsonOption = False) -> None:
     print_fields(fields, title="Checkpoint", as_json=as_json)
 
 
-@app.command()
-def recover(
-    source: Annotated[
-        str | None, typer.Option("--from", help="What others hold: a peer's ledger, a mirror, or an export of one.")
-    ] = None,
-    trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust-coordinator", help="Accept the coordinator's mirror as the full record of spending since the backup."
-        ),
-    ] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why it is trusted, for the record.")] = "",
-    operator: Annotated[str, typer.Option("--operator", help="Who decided that, for the record.")] = "",
-    config: OwnOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """After a restored backup: charge what this site's own receipts show and its ledger does not know.
-
-    A restored site releases nothing before a peer's ledger was given with --from, or the coordinator is trusted.
-    """
-    if (source is None) is not trust:
-        raise Misuse("The source of the missing charges is not stated.", "Give exactly one of --from and --trust-coordinator.")
-    settings = load_participant(config)
-    if not settings.state.exists():
-        raise Misuse(f"There is no ledger {settings.state}.", "Put the backup back first: veilsum participant restore.")
-    if source is None:
-        _trust(settings, reason.strip(), operator.strip(), as_json=as_json)
-    else:
-        _recover(settings, source, as_json=as_json)
-
-
-def _recover(settings: ParticipantConfig, source: str, *, as_json: bool) -> None:
-    from veilsum_participant.protocol.endorsement import vouch
-    from veilsum_participant.protocol.recovery import recover_receipts
-    from veilsum_participant.session.client import open_site
-
-    with open_source(source) as others:
-        site = open_site(settings)
-        try:
-            own = others.receipts(participant=site.name)
-            entries = recover_receipts(site, own, lambda entry: others.receipts(entry=entry))
-            waiting = site.restored() is not None
-            obstacle = vouch(site, others)
-        finally:
-            site.database.close()
-    if as_json:
-        print_json({"receipts": len(own), "charged": entries, "completed": not obstacle, "obstacle": obstacle})
-        return
-    numbers = ", ".join(map(str, entries))
-    charged = f"{len(entries)}, now ledger entries {numbers}" if entries else "nothing: the ledger knows them all"
-    print_fields({"receipts": len(own), "charged": charged}, title="Recovered", as_json=False)
-    if waiting:
-        print_line(
-            f"Still nothing is released. {obstacle}" if obstacle else "The restored ledger is complete: releases go on."
-        )
-
-
-def _trust(settings: ParticipantConfig, reason: str, operator: str, *, as_json: bool) -> None:
-    from veilsum_participant.protocol.endorsement import trust_coordinator
-    from veilsum_participant.session.client import open_site
-
-    if not reason or not operator:
-        raise Misuse("A reason and an operator are missing.", "Say with --reason why, and with --operator who decided it.")
-    site = open_site(settings)
-    try:
-        entries = trust_coordinator(site, reason, operator)
-    finally:
-        site.database.close()
-    print_fields({"trusted": True, "entries": entries}, title="The coordinator is trusted", as_json=as_json)
-    if not as_json:
-        print_line("Releases go on once the running or next started participant has read the coordinator's mirror.")
-
-
-@budget_app.callback()
-def budget() -> None:
-    """Set, change or show budgets."""
-
-
-@budget_app.command("set")
-def set_budget(
-    population: PopulationArgument,
-    epsilon: Annotated[str, typer.Option("--epsilon", help='What may be lost in all, or "unlimited".')],
-    delta: Annotated[float, typer.Option("--delta", help="Of the population, over every study.")],
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")],
-    operator: Annotated[str, typer.Option("--operator", help="Who decided it, for the record.")],
-    adaptive: Annotated[
-        Literal["standard", "strict"],
-        typer.Option("--adaptive", help="strict: also proven if later studies are chosen by what earlier ones released."),
-    ] = "standard",
-    config: OwnOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Append a budget to the ledger; it holds for everything released so far."""
-
-    settings = load_participant(config)
-    reason, operator = reason.strip(), operator.strip()
-    if not reason or not operator:
-        raise Misuse("A budget needs a reason and an operator.", "Say with --reason why, and with --operator who decided it.")
-    if not 0 < delta < 0.5:
-        raise Misuse(
-            f"{delta:g} is not a valid delta.", "Give a number well below one divided by the number of records, such as 1e-5."
-        )
-    offered, bound = {settings.population(name) for name in settings.datasets}, _epsilon(epsilon)
-    with open_own(settings) as (opened, database), database.transaction() as connection:
-        known = offered | set(opened.populations(connection))
-        if population not in known:
-            raise Misuse(f"No dataset is of the population {population!r}.", did_you_mean(population, known))
-        opened.set_budget(connection, population, bound, delta, reason=reason, operator=operator, adaptive=adaptive)
-    with open_source(settings.state) as reader:
-        fields = spending_fields(reader, population)
-    below = fields["epsilon"] is not None and (isinstance(fields["spent"], str) or fields["spent"] > fields["epsilon"])
-    if as_json:
-        print_json(fields | {"below_spent": below})
-        return
-    print_fields(spending_row(fields), title=f"Budget of {population}", as_json=False)
-    if below:
-        print_line("Warning: this is below what is spent. Nothing more is released until it is raised.")
-
-
-@budget_app.command("show")
-def show_budget(
-    ctx: typer.Context, place: LedgerArgument = None, config: ConfigOption = None, as_json: JsonOption = False
-) -> None:
-    """Show every population's budget, what is left of it, and who set it when and why."""
-    where = find_ledger(place, config, ctx.obj)
-    with open_source(where.text) as opened:
-        spending = [spending_fields(opened, name) for name in opened.populations()]
-        changes = [entry_fields(entry) for entry in opened.entries(kind=Kind.BUDGET)]
-    if as_json:
-        print_json({"ledger": where.name, "spending": spending, "changes": changes})
-        return
-    empty = "No population has a budget."
-    print_rows([spending_row(item) for item in spending], title="Budgets, as epsilon", as_json=False, empty=empty)
-    if changes:
-        keep = ("no.", "time", "population", "what")
-        rows = [{name: entry_row(item, None)[name] for name in keep} for item in changes]
-        print_rows(rows, title="How they came about", as_json=False)
+app.command()(recover)
 
 
 def _kind(text: str) -> Kind:
@@ -453,15 +313,3 @@ def _study(digest: str | None, names: dict[str, str]) -> str | None:
     if digest is None:
         return None
     return f"{digest[:12]} {names[digest]}" if digest in names else digest[:12]
-
-
-def _epsilon(text: str) -> float | None:
-    if text == "unlimited":
-        return None
-    try:
-        epsilon = float(text)
-    except ValueError:
-        epsilon = math.nan
-    if not 0 < epsilon < math.inf:
-        raise Misuse(f"{text!r} is not a valid epsilon.", 'Give a positive number, or "unlimited".')
-    return epsilon

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from veilsum_node.database import Database
 from veilsum_node.errors import Misuse
@@ -21,6 +23,17 @@ if TYPE_CHECKING:
     from veilsum_privacy.ledger import Ledger, LedgerReader
 
 CONFIG = Path("participant.toml")
+
+LedgerArgument = Annotated[
+    str | None,
+    typer.Argument(help="A state file or an export; default: the ledger of --config.", metavar="[LEDGER]", show_default=False),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", help="The participant's configuration, or the coordinator's.", show_default=str(CONFIG)),
+]
+OwnOption = Annotated[Path | None, typer.Option("--config", help="The participant's configuration.", show_default=str(CONFIG))]
+
 _COORDINATOR_KEYS = {"listen", "database", "waits", "ready_file", "max_peer_streams"}
 
 

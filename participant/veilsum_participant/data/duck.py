@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.lines import as_text
+from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import failed, missing_package, slow
-from veilsum_participant.data.readers import csv_names, file_parts, is_csv, parquet_schema, read_csv_texts
+from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema, read_csv_texts
 from veilsum_participant.query import Query
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_categories, judge_column, judge_labels
-from veilsum_participant.data.readers import Table
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.data.table import Table
 from veilsum_participant.query import Source
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records

@@ -14,7 +14,7 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.data import readers
 from veilsum_participant.data.images import check_packages, pixel_columns
 from veilsum_participant.data.queries import query_batches, query_rows, query_schema
-from veilsum_participant.data.readers import Table, check_types, typed_table
+from veilsum_participant.data.table import Table, check_types, typed_table
 from veilsum_participant.query import Bucket, Images, Query, Source, pixel_names
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 

@@ -25,7 +25,7 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
     nobody sees. A record without an identifier is a subject of its own and is numbered after all others.
 
     Args:
-        identifiers: (n,) array of text or numbers, as :class:`veilsum_participant.data.readers.Table` holds it.
+        identifiers: (n,) array of text or numbers, as :class:`veilsum_participant.data.table.Table` holds it.
 
     Returns:
         The number of each record's subject (n,), and (n,) bool, True where the identifier is missing.

@@ -73,25 +73,28 @@ class Reference:
             cohort_difference="allowed",
             unit=unit,
         )
-        return AgreedStudy(
-            Study(
-                version=1,
-                name="audit",
-                federation="0" * 64,
-                coordinator="coordinator",
-                nonce="0" * 32,
-                created=0,
-                expires=1,
-                method="audit",
-                parameters={},
-                dataset="made-up",
-                data=self.schema,
-                privacy=demand,
-                tasks=(declaration,),
-                participants=SITES,
-                weights=dict.fromkeys(SITES, 1),
-            )
-        )
+        return AgreedStudy(unsigned_study(self.schema, demand, declaration, SITES))
+
+
+def unsigned_study(schema: DatasetSchema, privacy: PrivacyDemand, task: TaskDeclaration, sites: tuple[str, ...]) -> Study:
+    """A study of one task, of equal sites in a federation that exists nowhere."""
+    return Study(
+        version=1,
+        name="audit",
+        federation="0" * 64,
+        coordinator="coordinator",
+        nonce="0" * 32,
+        created=0,
+        expires=1,
+        method="audit",
+        parameters={},
+        dataset="made-up",
+        data=schema,
+        privacy=privacy,
+        tasks=(task,),
+        participants=sites,
+        weights=dict.fromkeys(sites, 1),
+    )
 
 
 def references() -> tuple[Reference, ...]:

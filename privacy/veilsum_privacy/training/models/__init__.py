@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from veilsum_node.config import did_you_mean, explain
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.training.models.base import MAX_VALUES, Architecture, ModelSpec
+from veilsum_privacy.training.models.base import MAX_VALUES, Architecture, ModelSpec, ReleasedArchitecture
 from veilsum_privacy.training.models.discriminants import Discriminant
 from veilsum_privacy.training.models.lenet import LeNet5
 from veilsum_privacy.training.models.perceptrons import Linear, Mlp
@@ -40,7 +40,7 @@ _ALL: tuple[type[Architecture], ...] = (Linear, Mlp, LeNet5, Vgg11, ResNet18)
 MODELS: Mapping[str, type[Architecture]] = {kind.name: kind for kind in _ALL}
 """Every architecture of veilsum's own that gradients train, by name."""
 
-RELEASED: Mapping[str, type[Architecture]] = {Trees.name: Trees, Discriminant.name: Discriminant}
+RELEASED: Mapping[str, type[ReleasedArchitecture]] = {Trees.name: Trees, Discriminant.name: Discriminant}
 """Architectures that methods release and others apply and evaluate, but none trains by gradients."""
 
 
@@ -55,9 +55,8 @@ def build_architecture(spec: ModelSpec, width: int, classes: int, *, trained: bo
         Misuse: an installed entry point is no architecture.
     """
     kind = _kind(spec.name)
-    if trained and spec.name in RELEASED:
-        method = "gbdt" if spec.name == Trees.name else "fedcgs"
-        raise HostileInput(f"The model {spec.name!r} is not trained by gradients.", f"Use the method {method} for it.")
+    if trained and issubclass(kind, ReleasedArchitecture):
+        raise HostileInput(f"The model {spec.name!r} is not trained by gradients.", f"Use the method {kind.method} for it.")
     try:
         options = kind.Options.model_validate(spec.options)
         architecture = kind(options, spec.inputs, width, classes)

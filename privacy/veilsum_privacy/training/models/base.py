@@ -143,6 +143,22 @@ class Architecture(ABC):
         return sum(math.prod(shape) for shape in self.shapes().values())
 
 
+class ReleasedArchitecture(Architecture):
+    """A model that a method releases whole, and that no gradient trains: it has no network and begins with zeros.
+
+    Subclasses set ``method``, the one that releases it.
+    """
+
+    method: ClassVar[str]
+
+    def initial(self, seed: int) -> dict[str, Floats]:
+        """Zeros, whatever the seed."""
+        return {name: np.zeros(shape) for name, shape in self.shapes().items()}
+
+    def network(self) -> Network:
+        raise Misuse(f"The model {self.name!r} is not trained by gradients.", f"Use the method {self.method} for it.")
+
+
 def image(inputs: tuple[int, ...] | None, name: str) -> Image:
     """The inputs as an image.
 

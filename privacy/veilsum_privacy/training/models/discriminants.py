@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.training.models.base import Architecture, Floats, Shapes
+from veilsum_privacy.training.models.base import ReleasedArchitecture, Shapes
 from veilsum_privacy.training.models.perceptrons import Linear, LinearOptions
-
-if TYPE_CHECKING:
-    from veilsum_privacy.training.models.networks import Network
 
 CENTRE = "features.centre"
 """Array (d,) that is taken off the features."""
@@ -29,10 +24,11 @@ class DiscriminantOptions(Frozen):
     clip: Real = Field(gt=0, le=1e6)
 
 
-class Discriminant(Architecture):
+class Discriminant(ReleasedArchitecture):
     """Scores W c(x - m) + b, where c scales a vector down to a norm of ``clip``."""
 
     name = "discriminant"
+    method = "fedcgs"
     Options: ClassVar[type[Frozen]] = DiscriminantOptions
     options: DiscriminantOptions
 
@@ -43,10 +39,3 @@ class Discriminant(Architecture):
 
     def shapes(self) -> Shapes:
         return {CENTRE: (self.width,), **self.linear.shapes()}
-
-    def initial(self, seed: int) -> dict[str, Floats]:
-        """Zeros, whatever the seed."""
-        return {name: np.zeros(shape) for name, shape in self.shapes().items()}
-
-    def network(self) -> Network:
-        raise Misuse("A discriminant of clipped features is not trained by gradients.", "Use the method fedcgs.")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen
-from veilsum_privacy.training.models.base import Architecture, Shapes
-
-if TYPE_CHECKING:
-    from veilsum_privacy.training.models.networks import Network
+from veilsum_privacy.training.models.base import ReleasedArchitecture, Shapes
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +31,7 @@ class TreesOptions(Frozen):
     depth: int = Field(ge=1, le=8)
 
 
-class Trees(Architecture):
+class Trees(ReleasedArchitecture):
     """Scores are sums of the leaves that a record reaches (:mod:`veilsum_privacy.training.trees`); of two classes the first
     scores 0, and leaves are of the second; of an outcome there is one score.
 
@@ -43,18 +39,12 @@ class Trees(Architecture):
     """
 
     name = "trees"
+    method = "gbdt"
     Options: ClassVar[type[Frozen]] = TreesOptions
     options: TreesOptions
 
     def shapes(self) -> Shapes:
         return tree_shapes(self.options.trees, self.options.depth, self.classes)
-
-    def initial(self, seed: int) -> dict[str, Floats]:
-        """Zeros: trees that tell nothing, whatever the seed."""
-        return {name: np.zeros(shape) for name, shape in self.shapes().items()}
-
-    def network(self) -> Network:
-        raise Misuse("Trees have no gradient by which they could be trained.", "Use the method gbdt.")
 
 
 def tree_shapes(trees: int, depth: int, classes: int) -> Shapes:

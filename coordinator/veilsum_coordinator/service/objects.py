@@ -1,0 +1,90 @@
+"""What the participants of a study fetch, serialised. Nothing here locks: the hub does (:mod:`.hub`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.service.status import StudyEntry
+from veilsum_coordinator.storage.messages import box_message, receipt_message, roster_object, sum_pieces
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.ledger.mirror import Mirror
+from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_proto import federation_pb2 as pb
+
+ENCLOSED = {
+    pb.DIRECTIVE_KIND_CONTRIBUTE: pb.OBJECT_KIND_BROADCAST,
+    pb.DIRECTIVE_KIND_CONSENT: pb.OBJECT_KIND_RECEIPTS,
+    pb.DIRECTIVE_KIND_DECRYPT: pb.OBJECT_KIND_SUM,
+}
+"""The object that comes along with a directive, if it is small enough."""
+
+
+class Objects:
+    """Serialises what participants fetch; what is the same for all members of a study, once."""
+
+    def __init__(self) -> None:
+        self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # as last sent
+
+    def pieces(self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int) -> list[bytes]:
+        """An object of a study in pieces, of which the large ones are not copied.
+
+        Raises:
+            HostileInput: there is none for this caller.
+        """
+        machine, key = entry.machine, entry.machine.digest
+        if name not in machine.seats:
+            raise HostileInput("The caller is not invited to that study.")
+        if kind == pb.OBJECT_KIND_STUDY:
+            return [entry.object.SerializeToString()]
+        if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
+            roster = machine.roster
+            return [self.once(key, kind, roster, lambda: roster_object(roster), keep=entry.outcome is None)]
+        if kind == pb.OBJECT_KIND_BOXES and machine.phase is StudyPhase.SEALING:  # afterwards they are let go of
+            boxes = [box_message(box) for box in machine.members.boxes_for(name)]
+            return [pb.BoxesObject(boxes=boxes).SerializeToString()]
+        current = machine.round
+        if current is not None and name in current.cohort and (number, attempt) == current.present:
+            if kind == pb.OBJECT_KIND_BROADCAST and current.phase is RoundPhase.CONTRIBUTING:
+                return [current.broadcast]
+            if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
+                word = current.countersigned
+                return [self.once(key, kind, word, lambda: _receipts_object(current, word), keep=entry.outcome is None)]
+            if kind == pb.OBJECT_KIND_SUM and current.phase is RoundPhase.DECRYPTING:
+                return sum_pieces(current.sum)
+        raise HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
+
+    def once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes], *, keep: bool) -> bytes:
+        """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
+        known = self._shown.get((key, kind))
+        if known is None or known[0] is not source:
+            known = source, make()
+            if keep:
+                self._shown[key, kind] = known
+        return known[1]
+
+    def forget(self, key: bytes) -> None:
+        """Let go of a study's objects."""
+        for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
+            self._shown.pop((key, kind), None)
+
+    def clear(self) -> None:
+        """Let go of all, as what was signed may have been signed anew."""
+        self._shown.clear()
+
+
+def mirrored_object(mirror: Mirror, name: str, after: int) -> bytes:
+    """A participant's own receipts in the mirror after an entry, for one that may have been restored from a backup."""
+    found = mirror.mirrored(name, after)
+    receipts = [
+        pb.MirroredReceipt(receipt=receipt_message(item.receipt), number=item.entry, consent=item.consent or b"")
+        for item in found
+    ]
+    last = max((item.entry for item in found), default=after)
+    return pb.MirroredObject(receipts=receipts, last=last).SerializeToString()
+
+
+def _receipts_object(current: Round, countersigned: SignedReceipt) -> bytes:
+    receipts = [receipt_message(item) for item in current.receipts()]
+    return pb.ReceiptsObject(receipts=receipts, countersigned=receipt_message(countersigned)).SerializeToString()

@@ -1,0 +1,58 @@
+"""Studies of four sites that exist nowhere, as most evaluations compile them, and what they are run on in this process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum.compile import StudyRequest, compile_study
+from veilsum_coordinator.parts.federation import Release
+from veilsum_deploy.datasets import take_records
+from veilsum_deploy.simulation.plain import PlainSite
+from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.base import Records, RecordTask
+
+Floats = NDArray[np.float64]
+SITES = ("a", "b", "c", "d")
+
+
+def compile_for_sites(request: StudyRequest) -> Study:
+    """The study of :data:`SITES`; nobody signs it."""
+    return compile_study(
+        request, federation_id="0" * 64, coordinator="hub", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
+    )
+
+
+def dealt_sites(records: Records, seed: int) -> dict[str, PlainSite]:
+    """Records dealt to :data:`SITES` at random, in numbers that differ by one at most."""
+    dealt = np.random.default_rng((seed, 1)).permutation(len(records)) % len(SITES)
+    return {name: PlainSite(take_records(records, np.flatnonzero(dealt == k))) for k, name in enumerate(SITES)}
+
+
+class Sums:
+    """A federation of one site's worth of records, with the noise of four."""
+
+    def __init__(self, study: Study, records: Records, rng: np.random.Generator) -> None:
+        self.study, self._records, self._rng, self._rounds = study, records, rng, 0
+        self.encoder: Mapping[str, Floats] = {}
+
+    def sum(
+        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
+    ) -> Release:
+        """One round."""
+        agreed = AgreedStudy(self.study).task(label)
+        task = cast(RecordTask[Any], agreed.task)
+        total = sum(batch.sum(axis=0, dtype=np.float64) for batch in task.vectors(self._records, broadcast or {}))
+        std = math.sqrt(agreed.released_variance(len(SITES)))
+        noised = total + std * agreed.unit * self._rng.standard_normal(agreed.task.layout().size)
+        self._rounds += 1
+        return Release(label, self._rounds, agreed.task.layout().split(noised), agreed.block_std(std), SITES, bytes(32))
+
+    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
+        """Nothing is kept."""

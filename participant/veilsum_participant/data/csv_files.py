@@ -1,0 +1,121 @@
+"""Read CSV files: each line by itself, as text. What libraries raise :mod:`.readers` makes a :class:`DataError`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from veilsum_node.errors import DataError
+from veilsum_participant.data.lines import Fault, first_byte, mended, mended_parts, read_header
+from veilsum_participant.data.table import Table, require_columns, wanted_columns, with_subject
+from veilsum_privacy.study.schema import DatasetSchema
+
+_BLOCK = 1 << 26
+"""Bytes of a CSV file that are parsed at a time; any line that is used is shorter, as Latin-1 too."""
+_PART = 1 << 24
+"""Bytes of a CSV file in one of its batches."""
+
+
+def csv_layout(path: Path, schema: DatasetSchema, subject: str | None, header: bool | None) -> tuple[list[str], int]:
+    """All columns of a CSV file, and the byte after which its records begin."""
+    if header not in (None, schema.header):
+        advice = "State `header` under [datasets] in participant.toml as the file is, or use a schema that fits it."
+        raise DataError(f"{path}: {header_conflict(schema)}", advice)
+    names, start = read_header(path) if schema.header else (list(schema.order), first_byte(path))
+    require_columns(path, wanted_columns(schema, subject), names)
+    return names, start
+
+
+def header_conflict(schema: DatasetSchema) -> str:
+    """What schema and owner of a CSV file say of its first line where they differ."""
+    said = ("holds records", "names the columns")
+    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
+
+
+def read_csv(path: Path, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
+    """See :func:`.readers.read_table`."""
+    names, start = csv_layout(path, schema, subject, header)
+    read, rows, broken = _parse_csv(path, start, names, wanted_columns(schema, subject))
+    columns = {name: read[name] for name in schema.file_columns}
+    return Table(path, columns, rows, None if subject is None else read[subject], broken, schema.header)
+
+
+def csv_batches(
+    path: Path, schema: DatasetSchema, subject: str | None, header: bool | None, names: list[str]
+) -> Iterator[tuple[int, Table]]:
+    """See :func:`.readers.read_batches`; ``names`` are the columns wanted beside the subject."""
+    order, start = csv_layout(path, schema, subject, header)
+    place = 0
+    for text in mended_parts(path, start, len(order), _PART):
+        read, rows, _ = _parse(lambda text=text: pa.BufferReader(text), order, with_subject(names, subject), {})  # type: ignore[misc]
+        columns = {name: read[name] for name in names}
+        yield place, Table(path, columns, rows, None if subject is None else read[subject], header=schema.header)
+        place += rows
+
+
+def csv_names(path: Path) -> list[str]:
+    """See :func:`.readers.csv_names`."""
+    names, _ = read_header(path)
+    require_columns(path, names, names)
+    return names
+
+
+def read_csv_texts(path: Path) -> Any:
+    """See :func:`.readers.read_csv_texts`."""
+    names = csv_names(path)
+    read, _, _ = _parse_csv(path, read_header(path)[1], names, names)
+    return pa.table(read)
+
+
+def _parse_csv(path: Path, start: int, names: list[str], wanted: list[str]) -> tuple[dict[str, Any], int, dict[int, Fault]]:
+    """The wanted columns of a CSV file's records, from the byte ``start`` on, as trimmed texts; how many; which are broken."""
+    content, faults = mended(path, start, len(names))
+
+    def opened() -> Any:
+        if content is not None:
+            return pa.BufferReader(content)
+        raw = pa.OSFile(str(path), "rb")
+        raw.seek(start)
+        return raw
+
+    return _parse(opened, names, wanted, faults)
+
+
+def _parse(
+    opened: Callable[[], Any], names: list[str], wanted: list[str], faults: Mapping[int, Fault]
+) -> tuple[dict[str, Any], int, dict[int, Fault]]:
+    """:func:`_parse_csv` of mended lines, of which some are known for faulty."""
+    positions = {name: str(names.index(name)) for name in wanted}
+    broken: dict[int, Fault] = {}
+
+    def skip(row: Any) -> str:
+        broken[row.number] = faults.get(row.number, Fault.CELLS)
+        return "skip"
+
+    def parse(threads: bool, skip: Callable[[Any], str] | None) -> Any:
+        with opened() as raw:
+            return pacsv.read_csv(
+                raw,
+                read_options=pacsv.ReadOptions(
+                    column_names=[str(index) for index in range(len(names))], use_threads=threads, block_size=_BLOCK
+                ),
+                parse_options=pacsv.ParseOptions(newlines_in_values=False, invalid_row_handler=skip),
+                convert_options=pacsv.ConvertOptions(
+                    column_types={position: pa.large_string() for position in positions.values()},
+                    include_columns=list(positions.values()),
+                    strings_can_be_null=False,
+                ),
+            )
+
+    # Arrow's threads get nothing of Python's: one that lets go of it while the interpreter ends aborts the process
+    try:
+        table = parse(True, None)
+    except pa.ArrowInvalid:  # a row has too few or too many cells
+        table = parse(False, skip)  # on one thread, which numbers the rows as well
+    read = {name: pc.utf8_trim_whitespace(table[position].combine_chunks()) for name, position in positions.items()}
+    return read, table.num_rows, broken

@@ -1,0 +1,97 @@
+"""The columns that are read of a file or a query, and the checks and names that all formats have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from veilsum_node.config import did_you_mean
+from veilsum_node.errors import DataError
+from veilsum_participant.data import typed
+from veilsum_participant.data.lines import Fault
+from veilsum_privacy.study.schema import DatasetSchema
+
+CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of one file, or of a query.
+
+    Attributes:
+        path: the file; None for a query.
+        columns: by name, an array of trimmed text (missing cells null or as written) or float64 (missing cells null or NaN).
+        rows: number of rows read.
+        subjects: the column that tells whose record each row is: trimmed text, or numbers in the file's own type, which keeps
+            long numbers apart; None if none was asked for.
+        broken: 1-based data rows of a CSV file that are not among ``rows``, in order, and why.
+        header: whether the CSV file's first line names its columns; None for other formats.
+    """
+
+    path: Path | None
+    columns: dict[str, Any]
+    rows: int
+    subjects: Any = None
+    broken: Mapping[int, Fault] = field(default_factory=dict)
+    header: bool | None = None
+
+    def filter(self, keep: NDArray[np.bool_]) -> Table:
+        """The rows (rows,) that are True, but for what is told of broken ones."""
+        mask = pa.array(keep)
+        columns = {name: column.filter(mask) for name, column in self.columns.items()}
+        subjects = None if self.subjects is None else self.subjects.filter(mask)
+        return Table(self.path, columns, int(keep.sum()), subjects, header=self.header)
+
+
+def typed_table(path: Path | None, schema: DatasetSchema, subject: str | None, columns: Any, rows: int | None = None) -> Table:
+    """The table of chunked columns, by name: an Arrow table, or a mapping with the number of its ``rows``."""
+    read = {name: typed.values(columns[name]) for name in schema.file_columns}
+    count = columns.num_rows if rows is None else rows
+    return Table(path, read, count, None if subject is None else typed.identifiers(columns[subject]))
+
+
+def check_types(source: object, found: Any, schema: DatasetSchema, subject: str | None) -> None:
+    """Check that an Arrow schema ``found`` in ``source`` has the columns to read, of types that can be read.
+
+    Raises:
+        DataError: a column is missing, or of a type that holds neither numbers nor texts.
+    """
+    wanted = wanted_columns(schema, subject)
+    require_columns(source, wanted, found.names)
+    for name in wanted:
+        kind = found.field(name).type
+        if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
+            raise unreadable_column(source, name, kind, subject)
+
+
+def unreadable_column(path: object, name: str, kind: object, subject: str | None) -> DataError:
+    """The refusal of a column by the type that it is stored in."""
+    if name == subject:
+        told = f"{path}: column {name!r} holds {kind}, by which subjects cannot be told apart."
+        return DataError(told, "Store texts or numbers.")
+    return DataError(f"{path}: column {name!r} holds {kind}.", "Store numbers or texts.")
+
+
+def wanted_columns(schema: DatasetSchema, subject: str | None) -> list[str]:
+    """The names of all columns to read, once each."""
+    return with_subject(list(schema.file_columns), subject)
+
+
+def with_subject(names: list[str], subject: str | None) -> list[str]:
+    """The names and the subject's, once each."""
+    return list(dict.fromkeys([*names, subject] if subject is not None else names))
+
+
+def require_columns(path: object, names: Sequence[str], present: Sequence[str]) -> None:
+    """Insist that every named column is there, once."""
+    for name in names:
+        if name not in present:
+            raise DataError(f"{path}: column {name!r} is missing.", did_you_mean(name, present))
+        if list(present).count(name) > 1:
+            raise DataError(f"{path}: column {name!r} occurs more than once.", "Rename or remove all but one.")

@@ -1,0 +1,125 @@
+"""What a draft of a schema is, and its text: a schema file whose open keys are comments, so that no reader accepts it yet."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from veilsum_node.errors import DataError
+
+MAX_CATEGORIES, MAX_NAME = 256, 128
+"""Categories that a column may have; characters of a column's name."""
+
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A column of a draft.
+
+    Attributes:
+        name: of the column.
+        kind: ``number``, ``date`` or ``category``.
+        low: lower bound in the column's unit; None where it is open, as a date's always is.
+        high: upper bound, likewise.
+        unit: of a number; may be empty.
+        categories: known ones; fewer than two are open.
+        note: a line for the reader; may be empty.
+    """
+
+    name: str
+    kind: str
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    categories: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether a person has to fill something in."""
+        return len(self.categories) < 2 if self.kind == "category" else self.low is None or self.high is None
+
+    def lines(self) -> Iterator[str]:
+        """The column's table in TOML; open keys are comments."""
+        yield "[[columns]]"
+        if self.note:
+            yield f"# {_one_line(self.note)}"
+        yield f"kind = {_quoted(self.kind)}"
+        yield f"name = {_quoted(self.name)}"
+        if self.kind == "category":
+            yield f"{'# ' if self.open else ''}categories = [{', '.join(map(_quoted, self.categories))}]"
+            return
+        if self.kind == "date":
+            yield '# origin = ""'
+        for key, bound in (("low", self.low), ("high", self.high)):
+            yield f"# {key} = " if bound is None else f"{key} = {number_text(bound)}"
+        if self.unit:
+            yield f"unit = {_quoted(self.unit)}"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Columns of a schema to be, and by name why others of the source are none."""
+
+    columns: tuple[Drafted, ...]
+    left_out: Mapping[str, str]
+
+    @property
+    def open(self) -> list[str]:
+        """Columns that a person has to complete."""
+        return [column.name for column in self.columns if column.open]
+
+    def text(self, warning: str = "") -> str:
+        """The draft as a schema file; ``warning`` stands at its head."""
+        lines = ["# A draft: review each column; complete what is commented out. Until then no command accepts it."]
+        lines += [
+            "# low, high: in the column's unit, from medicine or measurement, never from records; values beyond are clamped.",
+            "# origin of a date: a date column, or a date as 2024-02-29; low and high are in days from it.",
+            "# Not drafted: label (the class column) and max_records (bound on a site's records; 100000 unless stated).",
+        ]
+        if warning:
+            lines.append(f"# {warning}")
+        lines += [f"# Left out: {_one_line(name)} ({why})" for name, why in self.left_out.items()]
+        for column in self.columns:
+            lines += ["", *column.lines()]
+        return "\n".join(lines) + "\n"
+
+
+def checked_draft(path: Path, columns: Sequence[Drafted], left_out: Mapping[str, str]) -> Draft:
+    """The draft of a file.
+
+    Raises:
+        DataError: a name stands twice or is too long, or a schema has no such number of columns.
+    """
+    names = [column.name for column in columns]
+    if len({*names, *left_out}) != len(names) + len(left_out):
+        raise DataError(f"{path}: a column stands twice.", "Remove all but one.")
+    if any(len(name) > MAX_NAME for name in names):
+        raise DataError(f"{path}: a column's name is longer than {MAX_NAME} characters.", "Shorten the variable's name.")
+    check_count(path, len(columns))
+    return Draft(tuple(columns), left_out)
+
+
+def check_count(path: Path, count: int) -> None:
+    """Insist on a number of columns that a schema can have."""
+    if not 0 < count <= 4096:
+        raise DataError(f"{path}: makes {count} columns; a schema has 1 to 4096.", "Choose the columns that the study needs.")
+
+
+def _quoted(text: str) -> str:
+    """TOML's basic string: JSON's, with DEL escaped as well."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _one_line(text: str) -> str:
+    """Text for a comment, which holds no line break or control character."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def number_text(value: float) -> str:
+    """A number in one spelling, whole ones without a point."""
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)

@@ -1,0 +1,132 @@
+"""Draft a schema of a file of records: kinds of columns and categories, never a bound."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from veilsum_node.errors import DataError
+from veilsum_participant.drafting.draft import (
+    MAX_CATEGORIES,
+    MAX_NAME,
+    NUMBER,
+    Draft,
+    Drafted,
+    check_count,
+    checked_draft,
+    number_text,
+)
+
+if TYPE_CHECKING:
+    from veilsum_privacy.study.schema import DatasetSchema
+
+LEAST = 10
+"""Private records that must name a category before a draft does."""
+
+MAX_CODES = 5
+"""Whole numbers of a column that count as codes, at most."""
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?", re.DOTALL)
+
+
+def draft_records(path: Path, *, private: bool) -> Draft:
+    """Draft the columns of a file of records: kinds and categories, never a bound.
+
+    A column is what most of its cells are: numbers, dates or texts. Values *repeat* that at least two records name, of private
+    records at least :data:`LEAST`. Texts are categories if at most 256 values repeat and they make up half of the cells; whole
+    numbers are if two to five repeat and make up 95 %. A draft lists all values of public records, of private ones those that
+    repeat.
+
+    Args:
+        path: CSV whose first line names the columns, or Parquet.
+        private: whether not everyone may see the records.
+
+    Raises:
+        DataError: the file cannot be read, or its first line holds no names.
+    """
+    from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema, read_table
+    from veilsum_participant.data.typed import is_date, readable
+    from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn
+
+    if path.suffix.lower() == ".npz":
+        raise DataError(
+            f"{path}: is neither CSV nor Parquet.", "An npz archive names no categories; write its schema by hand."
+        )
+    left_out: dict[str, str] = {}
+    dates: set[str] = set()
+    if is_csv(path):
+        names = csv_names(path)
+        if any(not name or NUMBER.fullmatch(name) or _DATE.fullmatch(name) for name in names):
+            raise DataError(
+                f"{path}: its first line does not name the columns.", "Put a line with their names before the records."
+            )
+    else:
+        found = parquet_schema(path)[1]
+        dates = {name for name in found.names if is_date(found.field(name).type)}
+        names = [name for name in found.names if name in dates or readable(found.field(name).type)]
+        left_out = {name: "neither numbers, texts nor dates" for name in found.names if name not in names}
+    left_out |= {name: "name too long" for name in names if not 0 < len(name) <= MAX_NAME}
+    names = [name for name in names if name not in left_out]
+    check_count(path, len(names))
+    read = DatasetSchema(
+        columns=tuple(
+            DateColumn(name=name, low=0.0, high=1.0, origin="1970-01-01")
+            if name in dates
+            else CategoryColumn(name=name, categories=("0", "1"))
+            for name in names
+        )
+    )
+    columns: list[Drafted] = []
+    table = read_table(path, read)
+    for name in names:
+        made = _observed(name, _counts(table.columns[name], read), private=private)
+        if isinstance(made, str):
+            left_out[name] = made
+        else:
+            columns.append(made)
+    return checked_draft(path, columns, left_out)
+
+
+def _counts(array: Any, schema: DatasetSchema) -> Counter[str]:
+    """How many cells hold each value that is not missing; a number in one spelling."""
+    counts: Counter[str] = Counter()
+    for item in array.value_counts().to_pylist():
+        value = item["values"]
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+            continue
+        text = number_text(value) if isinstance(value, float) else value
+        if text in schema.missing or text.lower() == "nan":
+            continue
+        if NUMBER.fullmatch(text) and math.isfinite(float(text)):
+            text = number_text(float(text))
+        counts[text] += item["counts"]
+    return counts
+
+
+def _observed(name: str, counts: Counter[str], *, private: bool) -> Drafted | str:
+    """A column of records by what its cells hold, or why it is none."""
+    cells = counts.total()
+    numbers = sum(count for value, count in counts.items() if NUMBER.fullmatch(value))
+    dates = sum(count for value, count in counts.items() if _DATE.fullmatch(value))
+    repeated = [value for value, count in counts.items() if count >= (LEAST if private else 2)]
+    covered = sum(counts[value] for value in repeated)
+    listed = tuple(sorted(repeated if private else counts, key=_order))
+    if 2 * dates > cells:
+        return Drafted(name, "date")
+    if 2 * numbers > cells:
+        whole = all(NUMBER.fullmatch(value) and float(value).is_integer() for value in repeated)
+        if whole and 2 <= len(repeated) <= MAX_CODES and covered >= 0.95 * cells:
+            return Drafted(
+                name, "category", categories=listed, note="Whole numbers: codes, or does the column count something?"
+            )
+        return Drafted(name, "number")
+    if not repeated or 2 * covered < cells or len(listed) > MAX_CATEGORIES:
+        return "texts of too many kinds, or none"
+    return Drafted(name, "category", categories=listed)
+
+
+def _order(value: str) -> tuple[float, str]:
+    return (float(value), "") if NUMBER.fullmatch(value) else (math.inf, value)
