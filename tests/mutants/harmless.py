@@ -78,6 +78,10 @@ HARMLESS: dict[str, str] = {
     f"{_OUTCOMES}.split: own.name == self.event and isinstance(own, CategoryColumn) -> own.name == self.event": _TYPE,
     f"{_OUTCOMES}.split: features[:, counted] > 0.5 -> features[:, counted] >= 0.5": "a category's feature is 0 or 1",
     f"{_OUTCOMES}.split: 0.0 -> 1.0": _UNKNOWN,
+    f"{_OUTCOMES}.predictor: np.asarray(largest + np.log(np.add.reduce(parts, axis=1)), dtype=np.float64) "
+    "-> np.asarray(largest + np.log(np.add.reduce(parts, axis=1)))": _TYPE,
+    f"{_OUTCOMES}.predictor: np.clip(scores[:, 0], -1.0, 1.0) -> np.clip(-1.0, scores[:, 0], 1.0)": _MIDDLE,
+    f"{_OUTCOMES}.predictor: np.minimum(logarithm, math.log(most)) -> np.minimum(math.log(most), logarithm)": _EITHER,
     f"{_OUTCOMES}._outcomes: np.maximum(number.low + (scaled + 1.0) * half, 0.0) "
     "-> np.maximum(0.0, number.low + (scaled + 1.0) * half)": _EITHER,
     f"{_PARTICIPANT}/policy.py::_epsilon_faults: cost > privacy.epsilon * (1 + 1e-09) "

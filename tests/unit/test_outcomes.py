@@ -184,6 +184,48 @@ def test_an_outcome_by_hand() -> None:
     assert tenth.curvature(np.zeros(1)) == 1.0
 
 
+def test_what_scores_predict_by_hand() -> None:
+    schema = DatasetSchema(
+        columns=(
+            NumberColumn(name="stay", low=4, high=20),
+            NumberColumn(name="age", low=20, high=80),
+            CategoryColumn(name="end", categories=("home", "died")),
+        ),
+        max_records=10,
+    )
+    scores = np.array([[0.5, 2.0], [-3.0, 1.0], [1.5, -1.0]])
+    for loss in ("squared", "huber"):
+        number = Outcome.model_validate({"column": "stay", "loss": loss})
+        np.testing.assert_allclose(number.predictor(scores[:, :1], schema), [16.0, 4.0, 20.0])
+    count = Outcome.model_validate({"column": "stay", "loss": "poisson"})
+    np.testing.assert_allclose(np.exp(count.predictor(scores[:, :1], schema)), 8.0 * np.exp(scores[:, 0]))
+    np.testing.assert_allclose(np.exp(count.predictor(scores[:, :1], schema, most=10.0)), [10.0, 8.0 * np.exp(-3.0), 10.0])
+    died = {"column": "stay", "loss": "hazard", "event": "end", "censored": ["home"], "cuts": [5.0]}
+    found = Outcome.model_validate(died).predictor(scores, schema)
+    np.testing.assert_allclose(np.exp(found), 0.25 * np.exp(scores[:, 0]) + 0.75 * np.exp(scores[:, 1]))
+    far = Outcome.model_validate(died).predictor(np.array([[-800.0, 800.0]]), schema)
+    np.testing.assert_allclose(far, 800.0 + np.log(0.75))
+
+
+def test_an_outcome_has_at_most_64_cuts_and_a_bend_above_0() -> None:
+    died = {"column": "stay", "loss": "hazard", "event": "end"}
+    assert len(Outcome.model_validate({**died, "cuts": [float(k + 1) for k in range(64)]}).cuts) == 64
+    with pytest.raises(ValueError, match="cuts"):
+        Outcome.model_validate({**died, "cuts": [float(k + 1) for k in range(65)]})
+    for bend in (0.5, 1e100):
+        assert Outcome.model_validate({"column": "stay", "loss": "huber", "bend": bend}).bend == bend
+    for bend in (0.0, 1.5e100):
+        with pytest.raises(ValueError, match="bend"):
+            Outcome.model_validate({"column": "stay", "loss": "huber", "bend": bend})
+
+
+def test_the_largest_scores_have_finite_losses() -> None:
+    for loss, outcome in ((Poisson(), [[1.0]]), (Hazards(1), [[0.5, 1.0]])):
+        far = np.array([[1e6]])
+        assert np.isfinite(loss.gradient(far, np.array(outcome))).all()
+        assert np.isfinite(loss.values(far, np.array(outcome))).all()
+
+
 def test_an_outcome_may_be_negative_but_must_have_something_to_be_predicted_from() -> None:
     dose = Outcome.model_validate({"column": "dose", "loss": "squared"})
     dose.check(SCHEMA)

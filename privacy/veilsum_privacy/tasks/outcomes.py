@@ -37,7 +37,7 @@ class Outcome(Frozen):
 
     column: ColumnName
     loss: Literal["squared", "huber", "poisson", "hazard"]
-    bend: Real | None = Field(default=None, gt=0, le=1e100)
+    bend: Real | None = Field(default=None, gt=0)
     event: ColumnName | None = None
     censored: tuple[str, ...] = ()
     cuts: tuple[Real, ...] = Field(default=(), max_length=64)
