@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +18,7 @@ from scipy import stats
 from support.neighbours import SETTINGS
 from support.randomness import SeededRandom
 from veilsum_node.errors import Misuse
-from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.randomness import SYSTEM_RANDOM, Expanded
 from veilsum_privacy.mechanism import noise
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise, task_noise
 from veilsum_privacy.study.study import NoiseKind
@@ -94,46 +96,79 @@ def test_the_sum_of_honest_shares_reaches_the_planned_variance() -> None:
 
 @pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(50, 3), Fraction(2**62, 3), Fraction(2**96)])
 def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkeypatch: pytest.MonkeyPatch) -> None:
+    law = noise._law(variance)
+    monkeypatch.setattr(noise, "_law", lambda _: replace(law, sure=0))
     fast = discrete_gaussian(variance, 1000, SeededRandom(6))
-    enclose = noise._Sampler._enclose
-    asked = 0
+    monkeypatch.setattr(noise, "_law", lambda _: replace(law, sure=0, width=2**32))
+    accept, asked = noise._Sampler._exact_accept, []
+    monkeypatch.setattr(noise._Sampler, "_exact_accept", lambda self, bits, x: asked.append(bits) or accept(self, bits, x))
+    np.testing.assert_array_equal(discrete_gaussian(variance, 1000, SeededRandom(6)), fast)
+    assert len(asked) >= 1000 * (variance > 1) or len(asked) > 500, "what is certainly rejected need not ask"
 
-    def know_nothing(self: noise._Sampler, low: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        nonlocal asked
-        asked += len(low)
-        floor, width = enclose(self, low, block)
-        return np.full_like(floor, 2**31), np.full_like(width, 2**32)
 
-    monkeypatch.setattr(noise._Sampler, "_enclose", know_nothing)
-    exact = discrete_gaussian(variance, 1000, SeededRandom(6))
-    assert asked >= 1000
-    np.testing.assert_array_equal(fast, exact)
+VARIANCES = [
+    Fraction(1, 4),
+    Fraction(1),
+    Fraction(40),
+    Fraction(4095),
+    Fraction(2**14 - 1),
+    Fraction(2**14),
+    Fraction(2**60, 3),
+]
+
+
+@pytest.mark.parametrize("variance", VARIANCES)
+def test_what_sixteen_bits_settle_is_what_thirty_one_would(variance: Fraction) -> None:
+    """Every cell of the table from its first to its last word; and the bound against the worst of the blocks in it."""
+    law = noise._law(variance)
+    first = np.arange(2**16) << 15
+    blocks = [len(law.edges) - np.searchsorted(law.edges, words, side="right") for words in (first, first + 2**15 - 1)]
+    settled = law.table != 2**16 - 1
+    for found in blocks:
+        np.testing.assert_array_equal(law.table[settled], found[settled])
+    open_words = {int(edge) >> 15 for edge in law.edges}
+    assert set(np.flatnonzero(~settled).tolist()) == open_words, "an edge's own word is never settled"
+    mpmath.mp.prec = 120
+    worst = mpmath.exp(-mpmath.mpf(law.kappa.numerator) / law.kappa.denominator * (2 * int(law.table[settled].max()) + 1))
+    assert law.sure <= worst * 2**16 < law.sure + 3
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.fractions(Fraction(1, 2**15), 2, max_denominator=2**70), st.sampled_from([31, 95, 159]))
+@example(Fraction(1, 2**15), 31)
+@example(Fraction(2), 31)
+def test_edges_are_the_floors_of_the_chances_of_blocks(kappa: Fraction, bits: int) -> None:
+    mpmath.mp.prec = 400
+    exact = mpmath.mpf(kappa.numerator) / kappa.denominator
+    weights = [mpmath.exp(-exact * i * i) for i in range(int(mpmath.sqrt(260 / exact)) + 2)]
+    left, whole = mpmath.fsum(weights), mpmath.fsum(weights)
+    edges = noise._edges(kappa, bits)
+    for weight, edge in zip(weights, edges, strict=False):
+        left -= weight
+        assert edge == int(mpmath.floor(left / whole * 2**bits))
+    assert edges[-1] == 0 < edges[-2]
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     variance=st.fractions(Fraction(1, 4), Fraction(2**96), max_denominator=1024),
     share=st.fractions(0, 1, max_denominator=2**60),
-    block=st.integers(0, 22),
+    block=st.fractions(0, 1),
 )
-@example(variance=Fraction(845_091, 406), share=Fraction(0), block=0)  # m rounded up would be too much here
-@example(Fraction(2**52), Fraction(3, 4), 1)  # t = 2^26, whose low bits are all kept, and 2^27
-@example(Fraction(2**54), Fraction(3, 4), 1)
-@example(Fraction(442_546_851_853_993_095_642_725_771_902_976, 730_491), Fraction(1), 0)  # much is lost in these
-@example(Fraction(1_647_830_326_417_653_624_785_499_570), Fraction(463_311_198_199, 2**45), 2)
-def test_the_enclosure_holds_the_acceptance_probability(variance: Fraction, share: Fraction, block: int) -> None:
+@example(Fraction(2**60, 3), Fraction(0), Fraction(0))
+@example(Fraction(2**60, 3), Fraction(1), Fraction(1))  # the most that is lost
+@example(Fraction(1, 4), Fraction(1), Fraction(1))
+def test_the_enclosure_holds_the_acceptance_probability(variance: Fraction, share: Fraction, block: Fraction) -> None:
     sampler = noise._Sampler(variance, SeededRandom(0))
-    t = 1 << sampler._r
-    low = min(math.floor(share * t), t - 1)
-    floor, width = sampler._enclose(np.array([low]), np.array([block]))
+    law, t = sampler._law, 1 << sampler._law.r
+    at, j = math.floor(share * t), math.floor(block * (len(law.edges) - 1))
+    floor = int(sampler._enclose(np.array([at]), np.array([j]))[0])
     mpmath.mp.prec = 200
-    kappa = mpmath.mpf(t * t) * variance.denominator / (2 * variance.numerator)
-    peak = max(j - kappa * j * j for j in range(6))
-    x = kappa * (mpmath.mpf(low + block * t) / t) ** 2 - block + peak
-    assert x > -(mpmath.mpf(2) ** -150), "a probability above 1"
+    w = mpmath.mpf(at) / t
+    x = mpmath.mpf(t * t) * variance.denominator / (2 * variance.numerator) * (2 * j * w + w * w)
     truth = mpmath.exp(-x) * 2**31
-    assert int(floor[0]) - int(width[0]) <= truth + mpmath.mpf(2) ** -100
-    assert truth <= int(floor[0]) + 7
+    assert floor - law.width <= truth + mpmath.mpf(2) ** -100
+    assert truth <= floor + 7
 
 
 @settings(max_examples=150, deadline=None)
@@ -150,15 +185,17 @@ def test_the_bracket_encloses_the_exponential_tightly(x: Fraction, bits: int) ->
 @given(variance=st.fractions(Fraction(1, 4), Fraction(2**96), max_denominator=1024))
 @example(Fraction(1, 4))
 @example(Fraction(2**96))
-@example(Fraction(4**9, 3))
-@example(Fraction(4**9 - Fraction(1, 2), 3))
-@example(Fraction(4**9 - 2, 3))
-def test_blocks_are_about_as_long_as_the_noise_is_wide(variance: Fraction) -> None:
-    """What bounds V at the peak, and with it the numbers among which m is looked for."""
-    r, kappa, m = noise._constants(variance)
-    assert kappa == Fraction(4**r) / (2 * variance)
-    assert Fraction(3, 8) < kappa <= Fraction(3, 2) or (r == 0 and kappa <= 2)
-    assert m == max(j - kappa * j * j for j in range(9))
+@example(Fraction(2**14))
+@example(Fraction(2**14 - 1))
+def test_blocks_are_a_small_part_of_the_noise(variance: Fraction) -> None:
+    """What bounds V in 64 bits, and that few are rejected."""
+    law = noise._law(variance)
+    assert law.kappa == Fraction(4**law.r) / (2 * variance)
+    assert Fraction(1, 2**15) < law.kappa <= (2 if law.r == 0 else Fraction(1, 2**13))
+    assert law.kappa <= Fraction(1, 2**13) or law.r == 0
+    assert len(law.edges) < 2**10
+    assert law.kappa_fixed == math.floor(law.kappa * 2**law.kappa_places)
+    assert 2**22 <= law.kappa_fixed < 2**23
 
 
 @settings(max_examples=100, deadline=None)
@@ -178,51 +215,57 @@ def test_tables_are_the_floors_of_the_exponential() -> None:
     for table, places in ((coarse, 8), (fine, 16)):
         for index in [*range(0, len(table), 7), len(table) - 1]:
             assert table[index] == int(mpmath.floor(mpmath.exp(-mpmath.mpf(index) / 2**places) * 2**31))
-    assert list(noise._block_edges()) == [int(mpmath.floor(mpmath.exp(-j) * 2**32)) for j in range(22, 0, -1)]
 
 
-class ForcedBits:
-    """A source whose first proposal has the given 32-bit block word; what follows is seeded."""
+class Script:
+    """A stream of the given pieces, one a call."""
 
-    def __init__(self, block_word: int, tail: bytes) -> None:
-        self._block_word, self._tail, self._rest = block_word, tail, SeededRandom(7)
-        self._first = True
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = list(pieces)
 
     def bytes(self, count: int) -> bytes:
-        data = bytearray(self._rest.bytes(count))
-        if self._first:
-            data[:4] = self._block_word.to_bytes(4, "little")
-            data[count // 4 : count // 4 + 4] = bytes(4)
-        elif self._tail:
-            data[: len(self._tail)] = self._tail
-            self._tail = b""
-        self._first = False
-        return bytes(data)
+        piece = self._pieces.pop(0)
+        assert len(piece) == count
+        return piece
+
+    def all_used(self) -> bool:
+        return not self._pieces
 
 
-@pytest.mark.parametrize(("word", "tail", "expected"), [
-    (0, (2**64 - 1).to_bytes(8, "little"), 22),
-    (0, (1).to_bytes(8, "little"), 66),
-    (math.floor(2**32 / math.e), bytes(8), 1),
-    (math.floor(2**32 / math.e), b"\xff" * 8, 0),
-    (math.floor(2**32 / math.e) + 1, b"", 0),
-])  # fmt: skip
-def test_undecided_blocks_are_drawn_on(word: int, tail: bytes, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = noise._Sampler(Fraction(2**40), ForcedBits(word, tail))
-    monkeypatch.setattr(noise._Sampler, "_exact_accept", lambda *_: True)
-    enclose = noise._Sampler._enclose
-    monkeypatch.setattr(noise._Sampler, "_enclose", lambda self, low, block: (enclose(self, low, block)[0] * 0 + 2**31, 0))
-    first = abs(int(sampler.propose(16)[0]))
-    assert first >> sampler._r == expected
+def scripted(variance: Fraction, *pieces: bytes, places: int = 0) -> noise._Sampler:
+    sampler = noise._Sampler(variance, SeededRandom(0), places)
+    sampler._random = Script(*pieces)  # type: ignore[assignment]
+    return sampler
+
+
+@pytest.mark.parametrize("j", [1, 2, 50, 300])
+def test_undecided_blocks_are_drawn_on(j: int) -> None:
+    """The next 64 bits of the same number decide; those of the edge itself ask for 64 more."""
+    variance = Fraction(2**40)
+    kappa = noise._law(variance).kappa
+    edge, longer = noise._edges(kappa, 31)[j - 1], noise._edges(kappa, 95)[j - 1]
+    middle = longer - (edge << 64)
+    assert 0 < middle < 2**64 - 1
+    for rest, block in ((0, j), (middle - 1, j), (middle + 1, j - 1), (2**64 - 1, j - 1)):
+        sampler = scripted(variance, rest.to_bytes(8, "little"))
+        assert sampler._exact_block(edge) == block
+        assert sampler._random.all_used()
+    for rest, block in ((bytes(8), j), (b"\xff" * 8, j - 1)):
+        assert scripted(variance, middle.to_bytes(8, "little"), rest)._exact_block(edge) == block
+    assert scripted(variance)._exact_block(edge - 1) == j
+    assert scripted(variance)._exact_block(edge + 1) == j - 1
+
+
+def test_blocks_beyond_the_table_exist() -> None:
+    variance = Fraction(2**40)
+    law = noise._law(variance)
+    longer, far = noise._edges(law.kappa, 95), len(law.edges) + 20
+    assert scripted(variance, (longer[far] + 1).to_bytes(8, "little"))._exact_block(0) == far
 
 
 @pytest.mark.parametrize(("tail", "accepted"), [(bytes(8), True), (b"\xff" * 8, False)])
 def test_undecided_acceptances_are_drawn_on(tail: bytes, accepted: bool) -> None:
-    class Tail:
-        def bytes(self, count: int) -> bytes:
-            return tail[:count]
-
-    sampler = noise._Sampler(Fraction(100), Tail())
+    sampler = scripted(Fraction(100), tail)
     edge = math.floor(2**31 / math.e)
     assert sampler._exact_accept(edge, Fraction(1)) is accepted
     assert sampler._exact_accept(edge - 1, Fraction(1))
@@ -230,52 +273,94 @@ def test_undecided_acceptances_are_drawn_on(tail: bytes, accepted: bool) -> None
     assert sampler._exact_accept(2**31 - 1, Fraction(0))
 
 
-class Proposals:
-    """A source of each proposal's four words: for its block, its acceptance, its low bits, and more of them with its sign."""
-
-    def __init__(self, *proposals: tuple[int, int, int, int]) -> None:
-        self._words = np.array(proposals, dtype="<u4").T.tobytes()
-
-    def bytes(self, count: int) -> bytes:
-        assert count == len(self._words), "these decide without more bits"
-        return self._words
-
-
-def proposed(variance: int, *proposals: tuple[int, int, int, int]) -> list[int]:
-    return noise._Sampler(Fraction(variance), Proposals(*proposals)).propose(len(proposals)).tolist()
-
-
-FIRST = 2**32 - 1  # the word of the block V = 0
-NEGATIVE = 1 << 31
+def proposed(variance: int, word: int, accept: int, low: int, *, below: bool) -> int | None:
+    """What one proposal comes to; None if it is rejected. ``word`` and ``accept`` have 31 bits."""
+    law = noise._law(Fraction(variance))
+    halves = [word >> 15, (word & 0x7FFF) << 1 | below, accept >> 15]
+    pieces = [b"".join(half.to_bytes(2, "little") for half in halves)]
+    pieces += [(low & 0xFFFF).to_bytes(2, "little")] * (law.r > 0) + [(low >> 16).to_bytes(4, "little")] * (law.r > 16)
+    again = law.table[word >> 15] == 0xFFFF or accept >> 15 >= law.sure
+    further = ((accept & 0x7FFF) << 1).to_bytes(2, "little") if again else b""
+    sampler = scripted(Fraction(variance), *pieces, further)
+    step, rejected = sampler._propose(1, None)
+    assert sampler._random.all_used()
+    return None if rejected.size else int(step[0])
 
 
-@pytest.mark.parametrize(("block", "low"), [(0, 0), (0, 8), (0, 15), (1, 0), (1, 9), (2, 0), (2, 14), (3, 3)])
-def test_a_proposal_is_accepted_with_its_probability_to_the_last_bit(block: int, low: int) -> None:
+@pytest.mark.parametrize(("block", "low"), [(0, 0), (0, 1), (0, 15), (1, 0), (3, 9), (70, 0), (200, 14), (300, 3)])
+@pytest.mark.parametrize("below", [False, True])
+def test_a_proposal_is_accepted_with_its_probability_to_the_last_bit(block: int, low: int, below: bool) -> None:
+    """t = 16; y is -a, at distance a, or a + 1."""
     mpmath.mp.prec = 120
-    x = mpmath.mpf(128) / 100 * (mpmath.mpf(low + 16 * block) / 16) ** 2 - block  # t = 16, kappa = 1.28, m = 0
-    word, threshold = int(mpmath.exp(-block) * 2**32) - 1, int(mpmath.exp(-x) * 2**31)
-    bits = [0, threshold - 1, threshold + 1, 2**31 - 1] if threshold < 2**31 else [0, threshold - 1]
-    for last in (0, 1):
-        found = proposed(100, *((word, accept << 1 | last, low, 0) for accept in bits))
-        assert found == [low + 16 * block] * sum(accept < threshold for accept in bits)
+    variance = 2**21 + 1
+    law = noise._law(Fraction(variance))
+    assert law.r == 4
+    a = 16 * block + low
+    word, x = noise._edges(law.kappa, 31)[block] + 1, mpmath.mpf((a + 1 - below) ** 2 - (16 * block) ** 2) / (2 * variance)
+    threshold = int(mpmath.exp(-x) * 2**31)
+    for accept in {0, threshold - 1, min(threshold + 1, 2**31 - 1), 2**31 - 1}:
+        assert proposed(variance, word, accept, low, below=below) == ((-a if below else a + 1) if accept < threshold else None)
 
 
 def test_a_block_ends_at_its_edge_to_the_last_bit() -> None:
-    mpmath.mp.prec = 120
-    edges = [int(mpmath.exp(-j) * 2**32) for j in range(23)]
-    words = [word for j in range(1, 22) for word in (edges[j] - 1, edges[j] + 1)]
-    wanted = [16 * block for j in range(1, 22) for block in (j, j - 1)]
-    likely = [index for index, value in enumerate(wanted) if value <= 64]  # beyond, no 31 bits are low enough to be sure
-    assert proposed(100, *((words[index], 0, 0, 0) for index in likely)) == [wanted[index] for index in likely]
+    variance = 2**21 + 1
+    edges = noise._edges(noise._law(Fraction(variance)).kappa, 31)
+    for j in (1, 2, 17, 150, 380):
+        for word, block in ((edges[j - 1] - 1, j), (edges[j - 1] + 1, j - 1)):
+            assert proposed(variance, word, 0, 0, below=True) == -16 * block
 
 
-@pytest.mark.parametrize("low", [0, 1, 2**31, 2**32 - 1, 2**32, 2**44 + 12345, 2**45 - 1])
-@pytest.mark.parametrize("beyond", [0, 2**45, 2**62])
+@pytest.mark.parametrize("low", [0, 1, 2**15, 2**16 - 1, 2**16, 2**38 + 12345, 2**39 - 1])
+@pytest.mark.parametrize("beyond", [0, 2**39, 2**47])
 def test_low_bits_and_sign_come_from_words_of_their_own(low: int, beyond: int) -> None:
-    """t = 2^45: what is beyond is cut off."""
-    words = (low + beyond) & 0xFFFFFFFF, (low + beyond) >> 32
-    both = [(FIRST, 0, words[0], words[1]), (FIRST, 0, words[0], words[1] | NEGATIVE)]
-    assert proposed(2**90, *both) == ([low, -low] if low else [0]), "a negative zero is rejected"
+    """t = 2^39: what is beyond is cut off."""
+    assert noise._law(Fraction(2**90)).r == 39
+    found = [proposed(2**90, 2**31 - 1, 0, low + beyond, below=below) for below in (False, True)]
+    assert found == [low + 1, -low]
+
+
+def test_bits_are_the_keystream_of_a_fresh_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key of 32 bytes a call, asked of the source for that call; the words are ChaCha20's under it (RFC 8439, nonce 0)."""
+    keys = []
+
+    class Source:
+        def bytes(self, count: int) -> bytes:
+            keys.append((count, bytes(count) if not keys else SYSTEM_RANDOM.bytes(count)))
+            return keys[-1][1]
+
+    expanded = Expanded(Source())
+    assert (expanded.bytes(20) + expanded.bytes(44)).hex() == (
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+    )
+    around = np.zeros(200_000, dtype=np.int64)
+    for _ in range(3):
+        discrete_gaussian(Fraction(100), 200_000, Source())
+        noise.gaussian_around(around, Fraction(100), Source())
+    assert [count for count, _ in keys] == [32] * 7
+    assert len({key for _, key in keys}) == 7
+    asked = []
+    monkeypatch.setattr("os.urandom", lambda count: asked.append(count) or keys[1][1])
+    discrete_gaussian(Fraction(100), 200_000, SYSTEM_RANDOM)
+    assert asked == [32], "the operating system's generator gives the key"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_processes_after_a_fork_draw_noise_of_their_own() -> None:
+    discrete_gaussian(Fraction(2**40), 10, SYSTEM_RANDOM)  # what is remembered of it is copied
+    drawn = []
+    for _ in range(3):
+        read, write = os.pipe()
+        if not (child := os.fork()):
+            os.write(write, discrete_gaussian(Fraction(2**40), 10, SYSTEM_RANDOM).tobytes())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            drawn.append(pipe.read())
+        os.waitpid(child, 0)
+    drawn.append(discrete_gaussian(Fraction(2**40), 10, SYSTEM_RANDOM).tobytes())
+    assert len({part[:80] for part in drawn}) == 4
+    assert all(len(part) == 80 for part in drawn)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])

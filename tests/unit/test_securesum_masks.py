@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from support.securesum import ALPHA, uniform_p_value
-from veilsum_privacy.securesum.masks import Keystream, MaskStream, derive
+from veilsum_node.randomness import Keystream
+from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 
 KEY = bytes(range(32))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+
+from veilsum_node.randomness import Keystream
 
 Slots = NDArray[np.uint64]
 
@@ -19,17 +20,6 @@ def derive(secret: bytes, purpose: str, *info: bytes) -> bytes:
     """HKDF-SHA256 (RFC 5869) of ``secret`` to 32 bytes, bound to a purpose and length-prefixed info."""
     bound = b"".join(len(part).to_bytes(4, "big") + part for part in (b"veilsum/1/" + purpose.encode(), *info))
     return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=bound).derive(secret)
-
-
-class Keystream:
-    """ChaCha20's keystream under a key that is never used again."""
-
-    def __init__(self, key: bytes) -> None:
-        self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-
-    def read(self, count: int) -> bytes:
-        """The next ``count`` bytes."""
-        return self._encryptor.update(bytes(count))
 
 
 class MaskStream:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.masks import Keystream, MaskStream, derive
+from veilsum_node.randomness import Keystream
+from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import TAGS
 
 Slots = NDArray[np.uint64]
