@@ -145,7 +145,7 @@ class Worker:
         if not all(map(math.isfinite, [*(found or {}).values(), *figures.values()])) or not (found or figures):
             note = f"the method {study.method} predicts nothing"
             return RunRecord(job.run, job.kind, job.seed, "refused", {}, epsilon, seconds, records, note)
-        left_out = study.parameters.get("missing") == "skip" and not all(map(complete, dealt.tests.values()))
+        left_out = bool(found) and study.parameters.get("missing") == "skip" and not all(map(complete, dealt.tests.values()))
         note = "; ".join(filter(None, [forced, LEFT_OUT if left_out else ""]))
         told = (found or {}, epsilon, seconds, records, note, without_accuracy(figures))
         return RunRecord(job.run, job.kind, job.seed, "ok", *told)
