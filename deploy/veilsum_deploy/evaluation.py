@@ -18,11 +18,12 @@ from veilsum_privacy.tasks.base import Records
 
 
 def pool(parts: list[Records]) -> Records:
-    """Records of several sites in one place."""
+    """Records of several sites in one place; labels where all have them."""
+    labels = [part.labels for part in parts if part.labels is not None]
     return Records(
         np.concatenate([part.features for part in parts]),
         np.concatenate([part.present for part in parts]),
-        np.concatenate([part.labels for part in parts if part.labels is not None]),
+        np.concatenate(labels) if len(labels) == len(parts) else None,
     )
 
 

@@ -128,11 +128,12 @@ def test_a_sweep_leaves_each_domain_out(photos: Path, features: Path, capsys: py
     code, text, err = veilsum(capsys, "simulate", path, "--data", features, *vary, "--seeds", 2, "--jobs", 1, "--json")
     assert code == 0, err
     rows = json.loads(text)["rows"]
-    assert {row["cell"]["leave_out"] for row in rows} == {"without", "ink", "chalk"}
-    assert len([row for row in rows if row["kind"] == "cell"]) == 6
+    assert {row["cell"].get("leave_out") for row in rows} == {"without", "ink", "chalk", None}
+    kinds = [row["kind"] for row in rows]
+    assert (kinds.count("cell"), kinds.count("left-out")) == (6, 2)
     for row in rows:
         assert (row["done"], row["statuses"]) == (2, {})
-        assert set(row["domains"]) == set(DOMAINS)
+        assert set(row["domains"]) == ({"ink", "chalk"} if row["kind"] == "left-out" else set(DOMAINS))
     pooled = {row["cell"]["leave_out"]: row["domains"]["ink"] for row in rows if row["kind"] == "pooled"}
     assert pooled["without"] > 0.9
 
@@ -142,7 +143,12 @@ def test_each_leaves_every_domain_out_in_turn(photos: Path, features: Path, caps
     options = ("--vary", "leave_out=without,each,ink", "--baselines", "none", "--jobs", 1, "--json")
     code, text, err = veilsum(capsys, "simulate", path, "--data", features, *options)
     assert code == 0, err
-    assert [row["cell"]["leave_out"] for row in json.loads(text)["rows"]] == ["without", *sorted(DOMAINS)]
+    *rows, mean = json.loads(text)["rows"]
+    assert [row["cell"]["leave_out"] for row in rows] == ["without", *sorted(DOMAINS)]
+    assert mean["kind"] == "left-out"
+    assert mean["domains"] == {row["cell"]["leave_out"]: row["domains"][row["cell"]["leave_out"]] for row in rows[1:]}
+    code, _, err = veilsum(capsys, "simulate", path, "--data", features, *options, "--baseline", "leave_out=each")
+    assert (code, "leave_out=each is every domain in turn" in " ".join(err.split())) == (2, True), err
 
 
 def dealt(features: Path, setting: Setting, seed: int = 0) -> tuple[Deal, Any]:

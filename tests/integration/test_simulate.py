@@ -465,8 +465,11 @@ def test_what_stands_beside_one_study(tmp_path: Path, capsys: pytest.CaptureFixt
     found = {one["baseline"]: one for one in json.loads(text)["baselines"]}
     assert list(found) == ["alone", "pooled", "trained-alone", "trained-pooled", "central"]
     assert min(one["accuracy"] for one in found.values()) > 0.8
+    assert all(one["held_out"]["auc"] > one["accuracy"] for one in found.values())
     code, text, _ = veilsum(capsys, "simulate", study, *options[:-1], "--baselines", "pooled,central")
     assert (code, "pooled, same epsilon" in text, "each site alone" in text) == (0, True, False)
+    beside = text[text.index("Beside it") :]
+    assert beside.index("area") < beside.index("mean predicted") < beside.index("accuracy")
 
 
 def test_a_sweep_shows_what_stands_beside_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -478,9 +481,36 @@ def test_a_sweep_shows_what_stands_beside_each_cell(tmp_path: Path, capsys: pyte
     kinds = [row["kind"] for row in summary["rows"]]
     assert kinds == ["alone", "pooled", "trained-alone", "trained-pooled", "cell", "central", "cell", "central"]
     assert all(row["done"] == 2 and row["average"] is not None for row in summary["rows"])
+    assert all({"auc", "observed", "accuracy_of_constant_guess"} <= set(row["figures"]) for row in summary["rows"])
     rows = {row["label"]: row for row in summary["rows"]}
     assert rows["pooled, same epsilon, epsilon 50"]["epsilon"] == pytest.approx(50, rel=0.01)
-    assert '"Pooled, same epsilon"' in (tmp_path / "out" / "table.md").read_text()
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert '"Pooled, same epsilon"' in table
+    assert "| epsilon | area | mean predicted | observed | AVG | guess | runs |" in table
+    assert all(0.5 < float(run["auc"]) <= 1.0 for run in read_runs(tmp_path / "out"))
+
+
+def test_a_sweep_of_numbers_has_r_squared_in_place_of_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(8)
+    x = rng.uniform(0, 10, 200)
+    lines = [f"{a:.3f},{2 * a + b:.3f}" for a, b in zip(x, rng.normal(0, 0.5, 200), strict=True)]
+    (tmp_path / "all.csv").write_text("\n".join(["x,y", *lines]) + "\n")
+    (tmp_path / "schema.toml").write_text(
+        'max_records = 200\n[[columns]]\nkind = "number"\nname = "x"\nlow = 0\nhigh = 10\n'
+        '[[columns]]\nkind = "number"\nname = "y"\nlow = -5\nhigh = 25\n'
+    )
+    parameters = '{ outcome = { column = "y", loss = "squared" }, steps = 60 }'
+    schema = f'"{tmp_path / "schema.toml"}"'
+    study = write_bare_study(tmp_path / "study.toml", method='"fedsgd"', schema=schema, parameters=parameters)
+    options = ("--data", tmp_path / "all.csv", "--vary", "privacy.epsilon=none", "--sites", 2, "--jobs", 1, "--json")
+    code, text, err = veilsum(capsys, "simulate", study, *options)
+    assert code == 0, err
+    rows = {row["kind"]: row for row in json.loads(text)["rows"]}
+    assert set(rows) == {"alone", "pooled", "trained-alone", "trained-pooled", "cell", "central"}
+    assert "a linear discriminant needs classes" in rows["pooled"]["notes"]
+    for kind in ("cell", "central", "trained-pooled"):
+        assert (rows[kind]["average"], rows[kind]["statuses"]) == (None, {})
+        assert rows[kind]["figures"]["r_squared"]["mean"] > 0.8
 
 
 @pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])

@@ -284,13 +284,33 @@ def test_a_perceptron_takes_features_as_they_are(scale: float) -> None:
     assert np.mean(found[0].argmax(axis=1) == y) > 0.8
 
 
+@pytest.mark.parametrize("mode", ["single-domain", "multi-domain"])
+def test_the_coordinators_control_repeats_means_or_prototypes(mode: str) -> None:
+    """One release of counts and sums alone; a linear head on as many copies of every mean, in plain numpy."""
+    sites = skewed(0)
+    options: dict[str, Any] = {"mode": mode, "target": 7, "hidden": 0, "rounds": 3, "train": "coordinator"}
+    watched = Watched(compiled(schema_of(D, K), clip=2.0, control="oversample", **options), sites)
+    result = METHODS["ggeur"].run(watched)
+    assert [(task.task, task.disclosure) for task in watched.study.tasks] == [
+        ("prototypes", "joint" if mode == "single-domain" else "per-site")
+    ]
+    held = [pooled(sites)] if mode == "single-domain" else [(own.features, own.labels) for own in sites.values()]
+    centres = [(x[y == c].mean(axis=0), c) for x, y in held for c in range(K) if np.any(y == c)]
+    x, y = np.repeat([mean for mean, _ in centres], 7, axis=0), np.repeat([c for _, c in centres], 7)
+    layers, _ = mlp_head(x, y, ("c0", "c1", "c2"), 0, Descent(3, 64, 0.1, 0.9), np.random.default_rng(0))
+    np.testing.assert_allclose(result.arrays["weights"], layers[0][0], atol=1e-4)
+    assert "similarity" not in result.arrays
+    assert {row["most_alike"] for row in result.summary["classes"]} == {None}
+    noised = METHODS["ggeur"].run(Watched(compiled(schema_of(D, K), 20.0, control="oversample", mode=mode, rounds=3), sites))
+    assert accuracy(noised, sites) > 0.8
+
+
 def test_what_is_refused() -> None:
     schema = schema_of(D, K)
     with pytest.raises(ConfigurationError, match='needs noise = "none"'):
         compiled(schema, 1.0, train="sites")
-    for control in ("oversample", "none"):
-        with pytest.raises(ConfigurationError, match="the coordinator has none"):
-            compiled(schema, 1.0, control=control)
+    with pytest.raises(ConfigurationError, match="the coordinator has none"):
+        compiled(schema, 1.0, control="none")
     with pytest.raises(ConfigurationError, match="needs a label"):
         compiled(schema.model_copy(update={"label": None}))
     with pytest.raises(ConfigurationError, match="target"):

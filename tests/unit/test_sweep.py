@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.metrics import roc_auc_score
 
 from support.studies import agreed
 from veilsum.compile import StudyRequest
@@ -20,10 +22,11 @@ from veilsum_coordinator.methods.fedcgs import application
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import accuracy, exact_head, pool
+from veilsum_deploy.simulation.baselines import alone, pooled
 from veilsum_deploy.simulation.deal import Deal, Setting, deal
-from veilsum_deploy.simulation.folder import Folder, Results
+from veilsum_deploy.simulation.folder import HELD_OUT, Folder, Results
 from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
-from veilsum_deploy.simulation.scores import alone, domain_accuracies, overall, pooled, spread
+from veilsum_deploy.simulation.scores import domain_accuracies, overall, spread
 from veilsum_deploy.simulation.sweep import Axis, Cell, Source, Sweep, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
 from veilsum_node.config import read_toml
@@ -153,7 +156,9 @@ def invented(sweep: Sweep, seed: int = 0) -> dict[str, RunRecord]:
     found = {}
     for job in plan_jobs(sweep):
         shares = dict(zip(("x", "y"), rng.uniform(0, 1, 2).tolist(), strict=True))
-        found[job.run] = RunRecord(job.run, job.kind, job.seed, "ok", shares, 1.5 if job.kind == "cell" else None, 0.25, 40)
+        figures = {"auc": float(rng.uniform()), "mean_predicted": 0.25, "accuracy_of_constant_guess": 0.5}
+        epsilon = 1.5 if job.kind == "cell" else None
+        found[job.run] = RunRecord(job.run, job.kind, job.seed, "ok", shares, epsilon, 0.25, 40, "", figures)
     return found
 
 
@@ -218,12 +223,61 @@ def test_the_csv_holds_the_markdowns_figures() -> None:
     lines = list(csv.DictReader(to_csv(sweep, rows).splitlines()))
     words = table_rows(sweep, rows)
     assert len(lines) == len(words) == 2 * (2 + 2)
-    assert [*words[0]] == ["limit", "a", "x", "y", "AVG", "STD", "gain", "gain in STD", "cost", "runs"]
+    heads = ["limit", "a", "area", "mean predicted", "x", "y", "AVG", "STD", "guess", "gain", "gain in STD", "cost", "runs"]
+    assert [*words[0]] == heads
     for line, word in zip(lines, words, strict=True):
         assert word["AVG"] == f"{100 * float(line['average.mean']):.1f} ± {100 * float(line['average.error']):.1f}"
         assert word["x"] == f"{100 * float(line['accuracy.x']):.1f}"
+        assert word["area"] == f"{100 * float(line['auc.mean']):.1f} ± {100 * float(line['auc.error']):.1f}"
+        assert (word["mean predicted"], word["guess"]) == ("25.0", "50.0")
         assert (word["gain"] == "") == (line["gain.mean"] == "")
     assert [word["a"] for word in words[:4]] == ["each site alone", "pooled", "0", "1"]
+
+
+def test_figures_of_numbers_lead_where_there_are_no_classes() -> None:
+    """R squared in points, the rest in the outcome's unit; a gain is over the figure that leads."""
+    sweep = make_sweep("a=0,1", baseline="a=0", beside="none")
+    rng = np.random.default_rng(3)
+    told = {job.run: {"r_squared": rng.uniform(), "root_mean_squared_error": 12.3456} for job in plan_jobs(sweep)}
+    records = {job.run: RunRecord(job.run, "cell", job.seed, "ok", held_out=dict(told[job.run])) for job in plan_jobs(sweep)}
+    rows = tabulate(sweep, plan_jobs(sweep), records)
+    values = np.array([[told[sweep.run_id("cell", cell, seed)]["r_squared"] for seed in range(3)] for cell in sweep.cells()])
+    gains = 100 * (values[1] - values[0])
+    mean, error = 100 * values.mean(axis=1), 100 * values.std(axis=1, ddof=1) / math.sqrt(3)
+    first = {"a": "0", "R squared": f"{mean[0]:.1f} ± {error[0]:.1f}", "RMSE": "12.35", "gain": "", "runs": "3"}
+    second = {"a": "1", "R squared": f"{mean[1]:.1f} ± {error[1]:.1f}", "RMSE": "12.35"}
+    gain = f"{gains.mean():+.1f} ± {gains.std(ddof=1) / math.sqrt(3):.1f}"
+    assert table_rows(sweep, rows) == [first, {**second, "gain": gain, "runs": "3"}]
+
+
+def test_the_row_over_domains_left_out_is_of_each_where_no_site_had_it() -> None:
+    sweep = make_sweep("leave_out=without,x,y", "a=0,1", beside="none", seeds=4)
+    records = invented(sweep)
+    lost = sweep.run_id("cell", Cell((("leave_out", "y"), ("a", 1))), 2)
+    records[lost] = RunRecord(lost, "cell", 2, "not-estimable")
+    rows = [row for row in tabulate(sweep, plan_jobs(sweep), records) if row.kind == "left-out"]
+    assert [row.cell.values for row in rows] == [(("a", 0),), (("a", 1),)]
+    for row in rows:
+        a = row.cell.value("a")
+        seeds = [seed for seed in range(4) if (a, seed) != (1, 2)]
+        own = np.array(
+            [
+                [records[sweep.run_id("cell", Cell((("leave_out", d), ("a", a))), seed)].accuracies[d] for d in "xy"]
+                for seed in seeds
+            ]
+        )
+        assert row.domains == {"x": pytest.approx(own[:, 0].mean()), "y": pytest.approx(own[:, 1].mean())}
+        assert row.average is not None
+        assert row.average.mean == pytest.approx(own.mean())
+        assert row.average.error == pytest.approx(own.mean(axis=1).std(ddof=1) / math.sqrt(len(seeds)))
+        assert row.told == len(seeds)
+    lines = table_rows(sweep, rows)
+    assert [(line["leave_out"], line["a"], line["runs"]) for line in lines] == [
+        ("mean over those left out", "0", "4"), ("mean over those left out", "1", "3 of 4"),
+    ]  # fmt: skip
+    assert "left it out" in to_markdown(sweep, "title", [], rows)
+    one = make_sweep("leave_out=without,x", beside="none")
+    assert all(row.kind == "cell" for row in tabulate(one, plan_jobs(one), invented(one)))
 
 
 @given(st.lists(st.floats(0, 1), max_size=9))
@@ -254,7 +308,7 @@ def test_a_folder_gives_back_its_runs_to_the_bit(tmp_path: Path) -> None:
         for job in reversed(jobs):
             append(job, records[job.run])
     text = (tmp_path / "out" / "runs.csv").read_text()
-    assert {len(line) for line in csv.reader(text.splitlines()) if len(line) > 3} >= {13}
+    assert {len(line) for line in csv.reader(text.splitlines()) if len(line) > 3} >= {13 + len(HELD_OUT)}
     again = Folder(tmp_path / "out", sweep, ("x", "y"), resume=True).earlier()
     assert refused not in again  # what was refused is tried again
     assert again == {run: record for run, record in records.items() if run != refused}
@@ -303,11 +357,14 @@ def digits() -> Deal:
 def test_what_sites_reach_alone_and_pooled_is_their_own_discriminants(digits: Deal) -> None:
     schema = digits.tests["digits"].schema
     test = digits.tests["digits"].records
-    alone_found = alone(digits, schema, lambda records: records)["digits"]
+    alone_found = alone(digits, schema, lambda records: records).accuracies["digits"]
     each = [accuracy(exact_head(data.records, schema), test, schema) for data in digits.training.values()]
     assert alone_found == pytest.approx(np.mean(each))
-    whole = accuracy(exact_head(pool([data.records for data in digits.training.values()]), schema), test, schema)
-    assert pooled(digits, schema, lambda records: records)["digits"] == pytest.approx(whole)
+    head = exact_head(pool([data.records for data in digits.training.values()]), schema)
+    whole, found = accuracy(head, test, schema), pooled(digits, schema, lambda records: records)
+    assert found.accuracies["digits"] == pytest.approx(whole)
+    area = roc_auc_score(test.labels, softmax(head.scores(test.features), axis=1), multi_class="ovr")
+    assert found.held_out["auc"] == pytest.approx(area, abs=1e-12)
     assert alone_found < 0.9 < whole
 
 

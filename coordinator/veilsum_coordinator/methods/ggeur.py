@@ -8,7 +8,7 @@ head is trained on what is generated around released class means or prototypes, 
 copied to fill a class depends on how many there are, which no bound on one record holds: training at sites on what they
 generated is refused under noise.
 
-Two controls stand beside it: the same counts without deviations, and no generation at all.
+Two controls stand beside it: the same counts without deviations, and, at sites, no generation at all.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from veilsum_coordinator.parts.generation import (
     PROTOTYPES,
     FeatureUse,
     GenerationParameters,
+    centres_plan,
     class_expectations,
     generation_plans,
+    run_centres,
     run_generation,
 )
 from veilsum_coordinator.parts.local_rounds import LocalRounds, TrainingParameters, resolved_training, training_plan
@@ -59,8 +61,9 @@ class GGEURParameters(GenerationParameters):
         clip: L2 norm that a record's features are scaled down to; by default as in the method fedcgs.
         missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         train: where the head is trained: at the ``sites``, by default in a study without noise, or at the ``coordinator``.
-        control: ``geometry`` is the method. ``oversample`` repeats records and prototypes to the same counts, without
-            deviations, and ``none`` generates nothing; both for training at the sites.
+        control: ``geometry`` is the method. ``oversample`` repeats records and prototypes, at the coordinator class means or
+            prototypes, to the same counts without deviations, and asks for no second moments. ``none`` generates nothing, for
+            training at the sites.
         extra: samples around each class prototype of each other site, in multi-domain mode (500 in GGEUR's experiments).
         hidden: width of the head's hidden layer; 0 for a linear head.
         objective, server: at the sites and here, as in the method fedavg.
@@ -128,7 +131,7 @@ class GGEUR(Method):
                 " the fewer it has, so one record's influence on a trained model has no small bound.",
                 'Use train = "coordinator", which generates from noised prototypes and geometries alone.',
             )
-        if train == "coordinator" and parameters.control != "geometry":
+        if train == "coordinator" and parameters.control == "none":
             raise ConfigurationError(
                 f'ggeur with control = "{parameters.control}" trains on records, and the coordinator has none.',
                 'Use train = "sites", in a study without noise.',
@@ -149,7 +152,7 @@ class GGEUR(Method):
         use = FeatureUse.of(inputs, parameters.clip, parameters.missing)
         plans = generation_plans(parameters, use)
         if parameters.train == "coordinator":
-            return plans
+            return plans if parameters.control == "geometry" else (centres_plan(parameters, use),)
         wanted = {GEOMETRY: parameters.control == "geometry", PROTOTYPES: parameters.elsewhere}
         model = resolved_model(parameters.model, inputs.width, len(inputs.classes), "ggeur, parameters.hidden")
         generation = _site_generation(parameters)
@@ -163,7 +166,8 @@ class GGEUR(Method):
         each = records / max(len(study.data.classes), 1)
         found: list[Expectation] = []
         for label in labels:
-            found += class_expectations(study, label, cohort, each / (cohort if label == PROTOTYPES else 1))
+            sites = cohort if study.task(label).disclosure == "per-site" else 1
+            found += class_expectations(study, label, cohort, each / sites)
         return found or block_expectations(study, cohort, records)
 
     def run(self, federation: Federation) -> Result:
@@ -174,7 +178,8 @@ class GGEUR(Method):
 
     def _at_coordinator(self, federation: Federation, parameters: GGEURParameters) -> Result:
         names = federation.study.data.classes
-        generation = run_generation(federation, parameters)
+        repeat = parameters.control == "oversample"
+        generation = run_centres(federation, parameters) if repeat else run_generation(federation, parameters)
         summary = _described(generation, names)
         if generation.not_estimable is not None:
             summary["not_estimable"] = generation.not_estimable
@@ -183,7 +188,7 @@ class GGEUR(Method):
         summary["samples"] = len(features)
         rng = np.random.default_rng(parameters.seed)
         layers, classes = mlp_head(features, labels, names, parameters.hidden, parameters.descent, rng)
-        extra = {"similarity": generation.similarities()}
+        extra = {} if repeat else {"similarity": generation.similarities()}
         return _finished(federation, parameters, mlp_arrays(layers), classes, summary, extra)
 
     def _at_sites(self, federation: Federation, parameters: GGEURParameters) -> Result:
@@ -235,15 +240,15 @@ def _described(generation: GeneratedFeatures, names: Sequence[str]) -> dict[str,
     for c, name in enumerate(names):
         others = np.where(np.arange(len(names)) == c, -1.0, table[c])
         total, known = float(geometry.values[c].sum()), c in generation.known
-        nearest = int(np.argmax(others))
+        nearest, alike = int(np.argmax(others)), known and total > 0.0
         rows.append(
             {
                 "class": name,
                 "in_head": known,
                 "centres": int(np.sum(generation.classes == c)),
                 "share_of_five_axes": float(geometry.values[c, :5].sum()) / total if total > 0.0 else None,
-                "most_alike": names[nearest] if known and others[nearest] > 0.0 else None,
-                "similarity": float(others[nearest]) if known and others[nearest] > 0.0 else None,
+                "most_alike": names[nearest] if alike and others[nearest] > 0.0 else None,
+                "similarity": float(others[nearest]) if alike and others[nearest] > 0.0 else None,
             }
         )
     return {"classes": rows, "largest_similarity": min(5, geometry.means.shape[1])}

@@ -127,6 +127,22 @@ def released_geometry(release: Release) -> ClassGeometry:
     return class_geometry(n, means, covariances)
 
 
+def without_deviations(release: Release) -> ClassGeometry:
+    """Class means of a joint release of class sums, or of one per site over all of them, with covariances of zero.
+
+    A class whose count over all sites is within its noise is left out.
+    """
+    counts, sums, noise = release.values["counts"], release.values["sums"], release.noise_std["counts"]
+    if counts.ndim == 2:
+        noise *= math.sqrt(len(counts))
+        counts, sums = counts.sum(axis=0), sums.sum(axis=0)
+    known = np.array([not moments.within_noise(float(n), noise) for n in counts])
+    n: Floats = np.where(known, counts, 0.0)
+    d = sums.shape[1]
+    means, covariances = class_covariances(n, sums, np.zeros((len(n), d, d)))
+    return class_geometry(n, means, np.zeros_like(covariances))
+
+
 def noise_of_geometry(geometry: ClassGeometry, sums_std: float) -> NoiseInWeights | None:
     """How much of a discriminant of the known classes noise of their sums explains; None without noise, or without a class."""
     known = geometry.counts > 0.0

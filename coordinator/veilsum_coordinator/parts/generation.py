@@ -24,10 +24,16 @@ from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.generated import GeneratedFeatures, noise_of_geometry, released_geometry, released_prototypes
+from veilsum_coordinator.parts.generated import (
+    GeneratedFeatures,
+    noise_of_geometry,
+    released_geometry,
+    released_prototypes,
+    without_deviations,
+)
 from veilsum_coordinator.parts.moment_plans import IMPORTANCE, Missing, task_parameters
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.study.study import Study
+from veilsum_privacy.study.study import Disclosure, Study
 from veilsum_privacy.tasks.base import Alignment, FeatureParameters, balanced_weights
 
 Floats = NDArray[np.float64]
@@ -137,6 +143,22 @@ def generation_plans(parameters: GenerationParameters, use: FeatureUse, *, share
         return (geometry,)
     sums = use.parameters("prototypes")
     return geometry, TaskPlan(PROTOTYPES, "prototypes", sums, disclosure="per-site", source=use.source, share=own)
+
+
+def centres_plan(parameters: GenerationParameters, use: FeatureUse) -> TaskPlan:
+    """The release of what is generated around, where nothing deviates from it: class means, or prototypes per site."""
+    disclosure: Disclosure = "joint" if parameters.mode == "single-domain" else "per-site"
+    return TaskPlan(PROTOTYPES, "prototypes", use.parameters("prototypes"), disclosure=disclosure, source=use.source)
+
+
+def run_centres(federation: Federation, parameters: GenerationParameters) -> GeneratedFeatures:
+    """Run the release of :func:`centres_plan`; what is generated from it repeats the centres."""
+    release = federation.sum(PROTOTYPES)
+    copies, scale, seed = parameters.copies, parameters.scale, parameters.seed
+    geometry = without_deviations(release)
+    if parameters.mode == "single-domain":
+        return GeneratedFeatures.around_means(geometry, copies, scale, seed)
+    return GeneratedFeatures(geometry, *released_prototypes(release, geometry), copies, scale, seed)
 
 
 def run_generation(

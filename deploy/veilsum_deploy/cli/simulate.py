@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,7 +41,8 @@ _PARTITION = (
 _VARY = (
     "Sweep: a key of the study by its dotted path, and its values; repeat it for all combinations. none as a privacy.epsilon"
     " stands for noise = none, default or without as any value for leaving the key out. partition, sites, limit, cap and"
-    " leave_out vary too; study=NAME,... takes method and parameters of other study files beside the study."
+    " leave_out vary too, leave_out=each over every domain in turn; study=NAME,... takes method and parameters of other study"
+    " files beside the study."
 )
 
 
@@ -292,14 +294,25 @@ def _study(
             row["std"] = ""  # one run shows no spread
     print_rows(rows, title="Results over all runs", as_json=False, empty="The result has no estimates; see its bundle.")
     if baselines:
-        shown = [{"records": one["words"], "accuracy": _share(one["accuracy"]), "note": one["note"]} for one in baselines]
-        print_rows(shown, title="Beside it, on the same test records", as_json=False)
+        print_rows(_beside(baselines), title="Beside it, on the same test records", as_json=False)
     if out is not None:
         print_line(f"Results, CSV and Markdown are in {out}.")
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _beside(baselines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A row for each baseline, with the figures that any of them has."""
+    found = [
+        {**(one["held_out"] or {}), **({} if one["accuracy"] is None else {"accuracy": one["accuracy"]})} for one in baselines
+    ]
+    names = [name for name in NAMES if any(name in figures for figures in found)]
+    return [
+        {
+            "records": one["words"],
+            **{NAMES[name]: f"{figures[name]:.4g}" if name in figures else "" for name in names},
+            "note": one["note"],
+        }
+        for one, figures in zip(baselines, found, strict=True)
+    ]
 
 
 def _sweep(

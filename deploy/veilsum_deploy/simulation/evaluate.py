@@ -39,6 +39,10 @@ def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress,
     progress("Reading the records", 0.0)
     collection = load_source(sweep)
     sweep = sweep.with_each_domain([domain.name for domain in collection.domains])
+    values = {axis.key: axis.values for axis in sweep.axes}
+    if sweep.baseline is not None and sweep.baseline[1] not in values[sweep.baseline[0]]:
+        advice = "Vary leave_out=without,each and use --baseline leave_out=without, or name one domain in both."
+        raise Misuse("The baseline leave_out=each is every domain in turn, and a gain is over one cell.", advice)
     for group in sweep.groups():
         site_names(collection, sweep.setting_of(group))
         # What is wrong for every cell of a group is said before anything runs.

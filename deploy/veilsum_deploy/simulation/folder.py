@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from veilsum_deploy.simulation.held_out import NAMES
 from veilsum_deploy.simulation.jobs import Job, Kind, RunRecord, Status
 from veilsum_deploy.simulation.plots import Table, draw
 from veilsum_deploy.simulation.report import SUMMARY, TABLE_CSV, TABLE_MARKDOWN, check_empty
@@ -24,6 +25,7 @@ from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
 
 RUNS = "runs.csv"
+HELD_OUT = tuple(name for name in NAMES if name != "accuracy")
 _FIGURES = ("AVG", "STD", "epsilon", "seconds", "records", "note")
 _ADVICE = "Name another folder, or resume its sweep with the same --vary keys."
 
@@ -88,7 +90,7 @@ class Folder:
     @property
     def _header(self) -> list[str]:
         shares = [f"accuracy.{name}" for name in self._domains]
-        return ["run", "kind", *self._keys, "seed", "status", *shares, *_FIGURES]
+        return ["run", "kind", *self._keys, "seed", "status", *HELD_OUT, *shares, *_FIGURES]
 
     def earlier(self) -> dict[str, RunRecord]:
         """The runs that are there, by id; those that were refused or failed are left out, to be tried again.
@@ -176,7 +178,8 @@ class Folder:
         average, std = spread(record.accuracies) if record.accuracies else ("", "")
         epsilon = "" if record.epsilon is None else record.epsilon
         figures = [average, std, epsilon, round(record.seconds, 4), record.records, record.note]
-        return [record.run, record.kind, *keys, record.seed, record.status, *shares, *figures]
+        told = [record.held_out.get(name, "") for name in HELD_OUT]
+        return [record.run, record.kind, *keys, record.seed, record.status, *told, *shares, *figures]
 
     def _record(self, line: Mapping[str, str]) -> RunRecord:
         try:
@@ -193,6 +196,7 @@ class Folder:
                 float(line["seconds"]),
                 int(line["records"]),
                 line["note"],
+                {name: float(line[name]) for name in HELD_OUT if line[name]},
             )
         except ValueError as error:
             raise StateError(f"{self.path / RUNS} holds a line that is not a run.", _ADVICE) from error

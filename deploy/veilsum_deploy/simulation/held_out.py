@@ -6,10 +6,11 @@ Nothing here is part of a study. Figures are exact; those of a federated evaluat
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from veilsum_aggregation.heads import LinearHead
 from veilsum_deploy.simulation.deal import Deal
 from veilsum_deploy.simulation.scores import Kept, labelled, source_of
 from veilsum_participant.applying.measurement import headline, outcome_headline
@@ -17,7 +18,7 @@ from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.recipe import OutcomeForm
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Integers
+from veilsum_privacy.tasks.base import Floats, Integers, Records
 from veilsum_privacy.tasks.outcomes import Outcome
 
 NAMES = {
@@ -32,6 +33,31 @@ NAMES = {
     "accuracy_of_constant_guess": "accuracy of the constant guess",
 }
 """Figures in the order in which people read them."""
+
+
+LEADING = ("auc", "r_squared", "deviance_explained", "concordance")
+"""The figures that come first, each of its kind of prediction."""
+
+SHARES = frozenset(NAMES) - {"root_mean_squared_error", "mean_predicted", "observed"}
+"""Figures that are shown in points; the mean predicted and observed too where classes are predicted."""
+
+
+def without_accuracy(figures: Mapping[str, float]) -> dict[str, float]:
+    """The figures beside accuracy, which is told by domain."""
+    return {name: value for name, value in figures.items() if name != "accuracy"}
+
+
+def mean_figures(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure over those that have it."""
+    told = {name: [figures[name] for figures in each if name in figures] for name in NAMES}
+    return {name: statistics.fmean(values) for name, values in told.items() if values}
+
+
+def of_head(head: LinearHead | None, records: Records, schema: DatasetSchema) -> dict[str, float]:
+    """Figures of a linear head on labelled records; none without a head."""
+    if head is None or records.labels is None:
+        return {}
+    return headline(head.scores(records.features), records.labels, schema.classes, head.classes)
 
 
 def held_out(
@@ -55,7 +81,7 @@ def held_out(
     sites = {domain: deal.sites_of(domain) for domain in deal.tests}
     turns = max(map(len, sites.values())) if result.application.get("alignment") is not None else 1
     found = [_of_classes(model, deal, schema, kept, source, sites, turn) for turn in range(turns)]
-    return {name: statistics.fmean(each[name] for each in found if name in each) for name in NAMES if name in found[0]}
+    return mean_figures(found)
 
 
 def _of_classes(

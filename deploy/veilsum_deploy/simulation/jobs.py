@@ -18,6 +18,7 @@ from veilsum_deploy.collections import Collection
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.engines import Engine, Shared
+from veilsum_deploy.simulation.held_out import held_out, without_accuracy
 from veilsum_deploy.simulation.runs import run_plain
 from veilsum_deploy.simulation.scores import complete, domain_accuracies
 from veilsum_deploy.simulation.study import Draft, draft_of, with_stations
@@ -50,11 +51,12 @@ class RunRecord:
         kind, seed: of the job.
         status: ``ok``; ``not-estimable`` where noise left no classifier; ``refused`` with the reason in ``note``; ``failed``
             where veilsum itself is at fault.
-        accuracies: share of test records classified rightly, by domain; empty unless ok.
+        accuracies: share of test records classified rightly, by domain; empty unless ok, and where outcomes are predicted.
         epsilon: what the study costs each site; None without noise and for other kinds.
         seconds: that the study took, without dealing and testing.
         records: training records of all sites.
-        note: why there are no accuracies, which sites were given a record, or :data:`LEFT_OUT`.
+        note: why there are no figures, which sites were given a record, or :data:`LEFT_OUT`.
+        held_out: figures by their names in :data:`.held_out.NAMES`, but for accuracy; empty unless ok.
     """
 
     run: str
@@ -66,6 +68,7 @@ class RunRecord:
     seconds: float = 0.0
     records: int = 0
     note: str = ""
+    held_out: dict[str, float] = field(default_factory=dict)
 
 
 def plan_jobs(sweep: Sweep) -> list[Job]:
@@ -129,8 +132,8 @@ class Worker:
         if job.kind != "cell":
             beside_it = beside(job.kind, draft, dealt, lambda: int(time.time()))
             seconds, note = time.perf_counter() - started, "; ".join(filter(None, [forced, beside_it.note]))
-            status: Status = "ok" if beside_it.accuracies else "refused"
-            own = (beside_it.accuracies, beside_it.epsilon, seconds, records, note)
+            status: Status = "ok" if beside_it.accuracies or beside_it.held_out else "refused"
+            own = (beside_it.accuracies, beside_it.epsilon, seconds, records, note, without_accuracy(beside_it.held_out))
             return RunRecord(job.run, job.kind, job.seed, status, *own)
         study, result, kept = run_plain(draft, dealt, lambda: int(time.time()))
         seconds, epsilon = time.perf_counter() - started, study.privacy.epsilon
@@ -138,12 +141,14 @@ class Worker:
             note = str(result.summary["not_estimable"])
             return RunRecord(job.run, job.kind, job.seed, "not-estimable", {}, epsilon, seconds, records, note)
         found = domain_accuracies(result, dealt, draft.schema, kept, draft.program)
-        if found is None or not all(map(math.isfinite, found.values())):
-            note = f"the method {study.method} makes no classifier"
+        figures = held_out(result, dealt, draft.schema, kept, draft.program) or {}
+        if not all(map(math.isfinite, [*(found or {}).values(), *figures.values()])) or not (found or figures):
+            note = f"the method {study.method} predicts nothing"
             return RunRecord(job.run, job.kind, job.seed, "refused", {}, epsilon, seconds, records, note)
-        left_out = study.parameters.get("missing") == "skip" and not all(map(complete, dealt.tests.values()))
+        left_out = bool(found) and study.parameters.get("missing") == "skip" and not all(map(complete, dealt.tests.values()))
         note = "; ".join(filter(None, [forced, LEFT_OUT if left_out else ""]))
-        return RunRecord(job.run, job.kind, job.seed, "ok", found, epsilon, seconds, records, note)
+        told = (found or {}, epsilon, seconds, records, note, without_accuracy(figures))
+        return RunRecord(job.run, job.kind, job.seed, "ok", *told)
 
     def _draft(self, job: Job) -> Draft:
         setting, sweep = self._sweep.setting_of(job.cell), self._sweep

@@ -49,6 +49,7 @@ def summarise(simulation: Simulation, outcome: Outcome) -> dict[str, Any]:
             {
                 "baseline": kind,
                 "words": BASELINES[kind],
+                "held_out": one.held_out or None,
                 "accuracy": one.accuracy,
                 "accuracy_by_domain": one.accuracies,
                 "epsilon": one.epsilon,

@@ -19,6 +19,7 @@ from veilsum.local.sites import make_local
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.runner import run_study
+from veilsum_deploy.simulation.baseline_names import OF_RECORDS
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, deal, site_names
 from veilsum_deploy.simulation.engines import Engine
@@ -113,8 +114,11 @@ def _simulate(
             if store is not None:
                 store.save(number, *runs[-1])
     found: dict[str, Beside] = {}
-    if dealt.tests and simulation.baselines and runs[0][1].accuracies is not None:
+    first = runs[0][1]
+    if dealt.tests and (first.accuracies is not None or first.held_out):
         for kind in simulation.baselines:
+            if first.accuracies is None and kind in OF_RECORDS:  # discriminants tell classes, and here are none
+                continue
             progress(f"Beside it: {kind}", 1.0)
             found[kind] = _beside(kind, simulation.draft, dealt, clock)
     progress("Done", 1.0)

@@ -1,4 +1,4 @@
-"""How good a result's classifier is on each domain's test records, and what sites would reach alone or with pooled records.
+"""How good a result's classifier is on each domain's test records.
 
 Test records of a domain go through the alignment of the domain's own site; where it has several, or none, through that of each
 of these, or of all, in turn, and the accuracies are averaged. Nothing here is part of a study.
@@ -15,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_deploy.datasets import Dataset
-from veilsum_deploy.evaluation import accuracy as head_accuracy
-from veilsum_deploy.evaluation import exact_head, pool
 from veilsum_deploy.simulation.deal import Deal
 from veilsum_node.errors import DataError
 from veilsum_participant.applying.model import Model
@@ -77,25 +75,6 @@ def source_of(result: Result) -> str | None:
     return None if alignment is None or alignment["kind"] == "maps" else str(alignment["source"])
 
 
-def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> dict[str, float]:
-    """Accuracy of linear discriminants that each site makes of its own records in the clear, on its own domain.
-
-    A domain's figure is the average over its sites, or over all where it has none.
-    """
-    heads = {site: _head(encode(dataset.records), schema) for site, dataset in deal.training.items()}
-    found = {}
-    for domain, dataset in deal.tests.items():
-        records = encode(labelled(dataset.records))
-        found[domain] = statistics.fmean(head_accuracy(heads[site], records, schema) for site in deal.sites_of(domain))
-    return found
-
-
-def pooled(deal: Deal, schema: DatasetSchema, encode: Encode) -> dict[str, float]:
-    """Accuracy of the linear discriminant of all sites' records in one place, in the clear."""
-    head = _head(encode(pool([dataset.records for dataset in deal.training.values()])), schema)
-    return {domain: head_accuracy(head, encode(labelled(dataset.records)), schema) for domain, dataset in deal.tests.items()}
-
-
 def spread(accuracies: Mapping[str, float]) -> tuple[float, float]:
     """AVG and STD over domains: the mean, each domain counted once, and the standard deviation with n in the denominator."""
     values = list(accuracies.values())
@@ -125,10 +104,3 @@ def labelled(records: Records) -> Records:
 def complete(dataset: Dataset) -> bool:
     """Whether no labelled record lacks a feature."""
     return bool(labelled(dataset.records).present.all())
-
-
-def _head(records: Records, schema: DatasetSchema) -> Any:
-    try:
-        return exact_head(records, schema)
-    except DataError:  # a site whose few records are all incomplete can make no classifier
-        return None

@@ -133,12 +133,14 @@ class Beside:
         epsilon: what it would cost; None without noise.
         note: what to know of it, or why it has no accuracies.
         accuracy: over all test records.
+        held_out: figures of all test records (:mod:`.held_out`); of sites alone means over domains.
     """
 
     accuracies: dict[str, float]
     epsilon: float | None = None
     note: str = ""
     accuracy: float | None = None
+    held_out: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
