@@ -3,11 +3,16 @@
 Tests marked ``system`` run whole federations for long. They are left out unless their file, or they themselves, are named on
 the command line, or a mark expression decides (``-m system``). Properties are tried on half of the examples that they state
 but under ``--hypothesis-profile=thorough``. `make test-system` asks for both.
+
+``@pytest.mark.sampled(n)`` stands at a test with many parameters that exercise one path: its first and last case and every nth
+between them run everywhere, and the others are marked ``system``. Let n have no factor in common with the number of values of
+an inner parameter, or only some of these are sampled.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -28,7 +33,9 @@ settings.register_profile(THOROUGH, deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` decides by the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _mark_what_is_not_sampled(items)
     if settings.get_current_profile_name() != THOROUGH:
         for item in items:
             _halve_examples(item)
@@ -40,6 +47,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+def _mark_what_is_not_sampled(items: list[pytest.Item]) -> None:
+    families: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("system"):
+            families.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    for cases in families.values():
+        stride = cases[0].get_closest_marker("sampled").args[0]
+        for index, item in enumerate(cases[:-1]):
+            if index % stride:
+                item.add_marker("system")
 
 
 def _halve_examples(item: pytest.Item) -> None:

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pandas as pd
 import pytest
-from mlflow.tracking import MlflowClient
 
 import veilsum
 from support.commands import shown
@@ -131,6 +129,8 @@ def federation() -> Iterator[veilsum.Federation]:
 def test_a_study_is_one_run_with_its_cost_numbers_and_files(
     server: Server, federation: veilsum.Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import onnx
+
     result = federation.dataset(epsilon=8.0).train("fedcgs").run(tmp_path / "result")
     key = result.to_mlflow(server.uri, "heart: trial 1", dossier="https://intranet/dossiers/7.html")
     (run,) = server.runs("heart: trial 1")
@@ -207,6 +207,8 @@ def test_rounds_are_steps_and_checkpoints_are_runs_of_their_own(
 def test_an_export_that_was_interrupted_is_completed_once(
     server: Server, federation: veilsum.Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mlflow.tracking import MlflowClient
+
     result = federation.dataset(epsilon=4.0).train("fedcgs").run()
 
     def broken(*_: object) -> None:
@@ -253,6 +255,8 @@ def test_what_cannot_be_tracked_is_refused(
     server: Server, federation: veilsum.Federation, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    from mlflow.tracking import MlflowClient
+
     result = federation.dataset(noise="none").count().run()
     with pytest.raises(Misuse, match="address on the web"):
         result.to_mlflow(server.uri, "refused", dossier="javascript:alert(1)")

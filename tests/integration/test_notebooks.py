@@ -11,9 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 WRITE = os.environ.get("VEILSUM_WRITE_NOTEBOOKS") == "1"
@@ -31,6 +29,9 @@ def settled(cell: Any) -> list[Any]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_runs_and_shows_what_is_kept(path: Path, tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
     kept = nbformat.read(path, as_version=4)
     run = nbformat.from_dict(json.loads(json.dumps(kept)))
     NotebookClient(run, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
@@ -46,6 +47,8 @@ def test_a_notebook_runs_and_shows_what_is_kept(path: Path, tmp_path: Path) -> N
 
 
 def test_notebooks_are_tutorials() -> None:
+    import nbformat
+
     assert {path.stem for path in NOTEBOOKS} == {"first-study", "survival-and-regression", "model"}
     for path in NOTEBOOKS:
         cells = nbformat.read(path, as_version=4).cells

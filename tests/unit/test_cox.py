@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import statsmodels.api as sm
-from lifelines import CoxPHFitter
 
 from support.neighbours import check_rows_stand_alone
 from support.studies import agreed, demand, drafted, federation, split_records
@@ -76,6 +74,8 @@ def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
 
 
 def test_without_noise_it_is_lifelines() -> None:
+    from lifelines import CoxPHFitter
+
     records, terms, time, event = records_of(8000)
     frame = pd.DataFrame(terms, columns=["age", "size", "arm"]).assign(time=time, event=event)
     model = CoxPHFitter().fit(frame, "time", "event")
@@ -101,6 +101,8 @@ def test_without_noise_it_is_lifelines() -> None:
 
 def test_without_noise_it_is_a_poisson_regression_of_periods() -> None:
     """Of one row a record and period, with the time at risk for its offset (Holford 1980)."""
+    import statsmodels.api as sm
+
     records, terms, time, event = records_of(3000, 4)
     study = compiled(COX, None)
     plain = federation(study, split_records(records, 4))

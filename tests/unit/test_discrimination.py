@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lifelines.utils import concordance_index
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
@@ -107,6 +106,8 @@ def test_errors_are_those_of_small_changes() -> None:
 
 
 def test_without_noise_it_is_scikit_learns_and_lifelines() -> None:
+    from lifelines.utils import concordance_index
+
     records, risk, time, event = cohort(8000)
     summary = answers(records, None, EVENT, TIME)
     first, *shares = summary["auc"]

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import statsmodels.api as sm
-from lifelines import CoxPHFitter
 
 from support.studies import SITES, agreed, federation, split_records
 from support.studies import compiled as compiled_study
@@ -233,6 +231,9 @@ def registry() -> pd.DataFrame:
 
 def pooled(family: str, frame: pd.DataFrame) -> float:
     """The coefficient of `arm` in the clear, by statsmodels and lifelines."""
+    import statsmodels.api as sm
+    from lifelines import CoxPHFitter
+
     x = sm.add_constant(frame[["age", "arm"]].to_numpy(dtype=float))
     if family == "linear":
         return float(sm.OLS(frame.visits, x).fit().params.iloc[2])

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from lifelines import CoxPHFitter
-from lifelines.utils import concordance_index
 from sklearn.metrics import d2_tweedie_score, mean_poisson_deviance, mean_squared_error, r2_score
 
 from support.studies import SITES, STAYS, Watched, agreed, drafted, federation, split_records
@@ -98,6 +96,9 @@ def estimates(kind: str, result: Result, records: Records) -> Floats:
 
 def oracle(kind: str, said: Floats, truth: dict[str, Any]) -> dict[str, float]:
     """The measures by other packages, of what is predicted record by record."""
+    from lifelines import CoxPHFitter
+    from lifelines.utils import concordance_index
+
     known = np.isfinite(said)
     y, said = truth["stay"][known], said[known]
     assert known.sum() == truth["known"].sum()  # features are skipped that are missing

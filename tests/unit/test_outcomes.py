@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lifelines import ExponentialFitter, PiecewiseExponentialRegressionFitter
 from sklearn.linear_model import LinearRegression, PoissonRegressor
 
 from support.studies import SITES, STAYS, Watched, compiled, complete, split_records
@@ -112,6 +111,8 @@ def test_the_constant_has_no_gradient_on_average(loss: OutcomeLoss) -> None:
 
 
 def test_hazards_are_those_of_lifelines() -> None:
+    from lifelines import ExponentialFitter, PiecewiseExponentialRegressionFitter
+
     rng = np.random.default_rng(4)
     times, events = rng.exponential(8.0, 500), rng.random(500) < 0.7
     told = intervals(times, events & (times < 30.0), (0.0, 30.0))

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import statsmodels.api as sm
-from lifelines import CoxPHFitter
-from lifelines.utils import concordance_index
 from sklearn.metrics import (
     brier_score_loss,
     d2_tweedie_score,
@@ -115,6 +112,10 @@ def predictor(fits: Path, family: str, truth: dict[str, np.ndarray]) -> np.ndarr
 
 def oracle(family: str, h: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str, float]:
     """The measures by other packages, of the same predictions record by record."""
+    import statsmodels.api as sm
+    from lifelines import CoxPHFitter
+    from lifelines.utils import concordance_index
+
     known = truth["counted" if family == "poisson" else "known"]
     h, own = h[known], {name: values[known] for name, values in truth.items()}
     with_constant = sm.add_constant(h)

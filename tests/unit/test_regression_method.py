@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import statsmodels.api as sm
 
 from support.neighbours import check_rows_stand_alone
 from support.studies import agreed, demand, drafted, federation, split_records
@@ -81,6 +80,8 @@ def run(study: Study, records: Records, seed: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("parameters", "name"), [(LOGISTIC, "odds_ratio"), (POISSON, "rate_ratio")])
 def test_without_noise_it_is_statsmodels(parameters: dict[str, Any], name: str) -> None:
+    import statsmodels.api as sm
+
     records, terms, died, visits = records_of(6000)
     known = np.isfinite(terms[:, 1])
     if name == "odds_ratio":
@@ -169,6 +170,8 @@ noise = "none"
 
 def test_a_study_file_states_interactions_splines_logarithms_and_another_reference(tmp_path: Path) -> None:
     """All as derived numbers, against statsmodels on the same columns; the reference is stage II here."""
+    import statsmodels.api as sm
+
     records, terms, _, visits = records_of(20_000)
     (tmp_path / "study.toml").write_text(TERMS_FILE)
     request = validate({**read_toml(tmp_path / "study.toml"), "data": SCHEMA}, StudyRequest, source="study.toml")
