@@ -230,7 +230,7 @@ class Site:
         with self._caches:
             known = self._known(dataset, schema)
         large = record_bytes(schema) * schema.max_records > offered.memory << 20
-        if known is None and large and comes_in_batches(origin := offered.origin(dataset), subject):
+        if known is None and large and comes_in_batches(origin := offered.origin(dataset)):
             rows = max(1, min(BATCH, (offered.memory << 20) // 4) // record_bytes(schema))
             persons = max(1, (offered.memory << 20) // record_bytes(schema))
             found = stream_records(origin, schema, subject, header=offered.header, rows=rows, persons=persons)

@@ -1,4 +1,5 @@
-"""Sums over 10 million records of 50 columns, read from Parquet in batches: time and peak memory, a process for each task."""
+"""Sums over 10 million records of 50 columns, read from Parquet in batches, and over 2 million that a query yields: time and
+peak memory, a process for each task."""
 
 from __future__ import annotations
 
@@ -13,16 +14,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
+from adbc_driver_postgresql import dbapi
+from pydantic import SecretStr
 
 from benchmarks.memory import peak
 from support.neighbours import Setting, moments_parameters
+from support.postgres import server
 from veilsum_participant.config import DatasetConfig
 from veilsum_participant.data.stream import BATCH, record_bytes, stream_records
+from veilsum_participant.query import Query, Source
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 COLUMNS = 50
 RECORDS, QUICK = 10_000_000, 200_000
+ASKED = 2_000_000
+"""Records that a database holds."""
 VISITS = 4
 """Records of a person in the mean."""
 
@@ -46,6 +53,9 @@ RUNS = (
     ("statistics", "anywhere"),
 )
 """A task, and the column of subjects if these are the unit."""
+
+ASKING = (("DuckDB", None), ("DuckDB", "anywhere"), ("PostgreSQL", None), ("PostgreSQL", "anywhere"))
+"""Who answers a query, and the column of subjects; the task is the statistics."""
 
 
 def write(path: Path, records: int) -> int:
@@ -75,14 +85,42 @@ def measure(*, quick: bool) -> dict[str, Any]:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             name = task if subject is None else f"{task} by subject, {subject}"
             found[name] = json.loads(done.stdout)
+        found["records of queries"] = asked = min(records, ASKED)
+        found["file of queries, MB"] = write(path, asked) / 1e6
+        url = fill(path)
+        for engine, subject in ASKING:
+            source = url if engine == "PostgreSQL" else str(path)
+            command = [sys.executable, "-m", "benchmarks.large", source, "asked", *([subject] if subject else [])]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            name = f"query, {engine}" + (f", by subject, {subject}" if subject else "")
+            found[name] = json.loads(done.stdout)
     return found
 
 
-def main(path: Path, task: str, subject: str | None = None) -> None:
+def fill(path: Path) -> str:
+    """Copy a Parquet file into a table of PostgreSQL; return the URL."""
+    url = server().new_database()
+    with dbapi.connect(url) as connection, connection.cursor() as cursor:
+        for batch in parquet.ParquetFile(path).iter_batches(1 << 17):
+            cursor.adbc_ingest("records", batch, mode="create_append")
+        connection.commit()
+    return url
+
+
+def main(place: str, task: str, subject: str | None = None) -> None:
     """One run, in the default memory of a dataset."""
+    path: Source = Path(place)
+    if task == "asked":
+        text, away = "SELECT * FROM records", place.startswith("postgresql:")
+        path = (
+            Query("d", text, SecretStr(place), timeout=3600)
+            if away
+            else Query("d", text, files={"records": Path(place)}, timeout=3600)
+        )
+        task = "statistics"
     setting = TASKS[task]
     study = setting.study("record" if subject is None else "subject", grid=2**20, variance=10**9)
-    memory = DatasetConfig(path=path).memory << 20
+    memory = DatasetConfig(path=Path("x")).memory << 20
     persons, rows = memory // record_bytes(SCHEMA), BATCH // record_bytes(SCHEMA)
     start, processor = time.perf_counter(), time.process_time()
     batches = stream_records(path, SCHEMA, subject, rows=rows, persons=persons)
@@ -93,4 +131,4 @@ def main(path: Path, task: str, subject: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(*sys.argv[1:])

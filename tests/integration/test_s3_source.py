@@ -123,7 +123,7 @@ def test_objects_are_read_as_files_are(tmp_path: Path, store: str, url: str, row
     batches = join_batches(stream_records(source, SCHEMA, subject, rows=7, persons=20))
     for name in ("features", "present", "labels", "subjects"):
         assert str(getattr(batches, name)) == str(getattr(records, name))
-    assert comes_in_batches(source, subject)
+    assert comes_in_batches(source)
     report = check_dataset(source, SCHEMA)
     assert report.records == rows
     assert str(report.violations[0]).startswith(f"{url}, row ")

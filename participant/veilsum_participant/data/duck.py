@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +56,42 @@ def rows(query: Query) -> Any:
             return _answer(connection, query).to_arrow_table()
 
 
-def batches(query: Query, rows: int) -> Iterator[Any]:
-    """The same as Arrow tables of so many rows, one at least; the query's time runs while it is asked."""
-    left = float(query.timeout)
+@contextmanager
+def answers(query: Query) -> Iterator[_Answers]:
+    """See :func:`veilsum_participant.data.queries.answers`."""
     with _connection() as connection:
         _open(connection, query)
+        yield _Answers(connection, query)
+
+
+@dataclass
+class _Answers:
+    connection: Any
+    query: Query
+
+    def orders(self, subject: str) -> bool:
+        """Never: it would hold all that it sorts."""
+        return False
+
+    def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
+        return self._read(rows, None)
+
+    def column(self, rows: int, name: str) -> Iterator[Any]:
+        return self._read(rows, name)
+
+    def _read(self, rows: int, name: str | None) -> Iterator[Any]:
+        import duckdb
+
+        left = float(self.query.timeout)
         reader = None
         while True:
             began = time.monotonic()
-            with _watched(connection, query, left):
+            with _watched(self.connection, self.query, left):
                 if reader is None:
-                    reader = _answer(connection, query).to_arrow_reader(rows)
+                    found = _answer(self.connection, self.query)
+                    if name is not None:
+                        found = found.select(duckdb.ColumnExpression(name))
+                    reader = found.to_arrow_reader(rows)
                     yielded = reader.schema.empty_table()
                 else:
                     batch = next(reader, None)

@@ -8,8 +8,10 @@ to the role's rights and settings; only SQLite is tested.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -36,32 +38,74 @@ def schema(query: Query) -> Any:
 
 def rows(query: Query) -> Any:
     """See :func:`veilsum_participant.data.queries.query_rows`."""
+    with answers(query) as found:
+        return pa.concat_tables(found.batches(_BATCH))
+
+
+@contextmanager
+def answers(query: Query) -> Iterator[_Answers]:
+    """See :func:`veilsum_participant.data.queries.answers`; of SQLite in one transaction, so that its file stays as it is."""
     with _connection(query) as connection:
-        raw = connection.connection.driver_connection
-        ended = threading.Event()
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN")
+        yield _Answers(connection, query)
 
-        def stop() -> None:
-            ended.set()
-            raw.interrupt()  # type: ignore[union-attr]
 
-        watch = threading.Timer(query.timeout, stop)
-        if hasattr(raw, "interrupt"):  # SQLite's has it
-            watch.start()
-        try:
-            result = connection.execution_options(stream_results=True).exec_driver_sql(query.text)
-            names = list(result.keys())
-            batches = [_columns(batch, len(names)) for batch in result.partitions(_BATCH)]
-        except DBAPIError as error:  # its words may hold a record's
-            if ended.is_set():
-                raise slow(query) from None
-            if error.connection_invalidated:
-                raise _away(query) from None
-            raise failed(query, type(error.orig).__name__) from None
-        finally:
-            watch.cancel()
-    if tuple(names) != query.columns:
-        raise DataError(f"The {query} yields other columns than `columns` names.", "Name them in the query's order.")
-    return pa.Table.from_batches([pa.RecordBatch.from_arrays(columns, names) for columns in batches], _texts(query))
+@dataclass
+class _Answers:
+    connection: Connection
+    query: Query
+
+    def orders(self, subject: str) -> bool:
+        """Never: SQLite would write what it sorts to a file of its own, and how another database sorts nobody knows."""
+        return False
+
+    def column(self, rows: int, name: str) -> Iterator[Any]:
+        return (table.select([name]) for table in self.batches(rows))
+
+    def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
+        query, left = self.query, float(self.query.timeout)
+        parts: Iterator[Any] | None = None
+        while True:
+            began = time.monotonic()
+            with _watched(self.connection, query, left):
+                if parts is None:
+                    options = self.connection.execution_options(stream_results=True)
+                    result = options.exec_driver_sql(query.text)
+                    parts, part = result.partitions(rows), []
+                    names = tuple(result.keys())
+                elif not (part := next(parts, [])):
+                    return
+            left -= time.monotonic() - began
+            if names != query.columns:
+                message = f"The {query} yields other columns than `columns` names."
+                raise DataError(message, "Name them in the query's order.")
+            yield pa.table(_columns(part, len(names)), _texts(query))
+
+
+@contextmanager
+def _watched(connection: Connection, query: Query, seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer, of SQLite. A failure is told by its kind alone: its words may hold a record's."""
+    raw = connection.connection.driver_connection
+    ended = threading.Event()
+
+    def stop() -> None:
+        ended.set()
+        raw.interrupt()  # type: ignore[union-attr]
+
+    watch = threading.Timer(max(0.0, seconds), stop)
+    if hasattr(raw, "interrupt"):  # SQLite's has it
+        watch.start()
+    try:
+        yield
+    except DBAPIError as error:
+        if ended.is_set():
+            raise slow(query) from None
+        if error.connection_invalidated:
+            raise _away(query) from None
+        raise failed(query, type(error.orig).__name__) from None
+    finally:
+        watch.cancel()
 
 
 def _texts(query: Query) -> Any:

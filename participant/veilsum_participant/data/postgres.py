@@ -1,11 +1,18 @@
-"""Queries on PostgreSQL, by ADBC: Arrow batches over libpq, each query in a read-only transaction of its own."""
+"""Queries on PostgreSQL, by ADBC: Arrow batches over libpq, each query in a read-only transaction of its own.
+
+Where records come in batches and subjects count, the server sorts: its own disk holds them already, the site's never does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import pyarrow as pa
 
 from veilsum_node.errors import DataError, Unavailable, VeilsumError
 from veilsum_participant.data.queries import failed, missing_package, slow
@@ -15,6 +22,9 @@ _CANCELLED = "57014"
 _PASSING = ("08", "57", "53", "40", "55P03")
 """Conditions that pass: no connection, a server that stops or starts, no resources, a conflict, a lock. Beside them, an error
 without a code is one of the connection."""
+
+SPACES = tuple(letter for letter in map(chr, range(0x3001)) if letter.isspace())
+"""All that identifiers are trimmed of; no later letter is a space."""
 
 _PARAMETERS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 """Of libpq, where the URL does not say otherwise: a server that vanishes is noticed within a minute."""
@@ -34,15 +44,89 @@ def schema(query: Query) -> Any:
 
 def rows(query: Query) -> Any:
     """See :func:`veilsum_participant.data.queries.query_rows`."""
+    with _cursor(query) as cursor, _told(query):
+        cursor.execute(_as_table(query))
+        return cursor.fetch_arrow_table()
+
+
+@contextmanager
+def answers(query: Query) -> Iterator[_Answers]:
+    """See :func:`veilsum_participant.data.queries.answers`; all is read in one transaction, which sees one state."""
     with _cursor(query) as cursor:
-        try:
-            cursor.execute(_as_table(query))
-            return cursor.fetch_arrow_table()
-        except _driver_error() as error:  # its words may hold a record's
-            if error.sqlstate == _CANCELLED:
-                raise slow(query) from None
-            _raise_away(query, error)
-            raise failed(query, f"SQLSTATE {error.sqlstate}") from None
+        with _told(query):
+            cursor.execute("SELECT current_setting('server_encoding')")
+            (encoding,) = cursor.fetchone()
+            kinds = {part.name: part.type for part in cursor.adbc_execute_schema(_as_table(query))}
+        cursor.execute("SET LOCAL cursor_tuple_fraction = 1")  # all rows will be read
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})  # FETCH is no query that COPY takes
+        yield _Answers(cursor, query, encoding, kinds)
+
+
+@dataclass
+class _Answers:
+    """A server-side cursor: the server's ``statement_timeout`` holds for each FETCH, not for what is computed between them."""
+
+    cursor: Any
+    query: Query
+    encoding: str
+    kinds: Mapping[str, Any]
+
+    def orders(self, subject: str) -> bool:
+        """Numbers always; texts where Unicode's composed forms can be compared as the participant does, byte by byte."""
+        return _is_number(self.kinds[subject]) or self.encoding == "UTF8"
+
+    def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
+        text = _as_table(self.query)
+        if order is not None:
+            name = _quoted(order)
+            text += f" ORDER BY {name if _is_number(self.kinds[order]) else _as_told(name)}"
+        return self._read(text, rows)
+
+    def column(self, rows: int, name: str) -> Iterator[Any]:
+        return self._read(f"SELECT {_quoted(name)} FROM ({_as_table(self.query)}) AS records", rows)  # noqa: S608
+
+    def _read(self, text: str, rows: int) -> Iterator[Any]:
+        with _told(self.query):
+            self.cursor.execute(f"DECLARE records NO SCROLL CURSOR FOR {text}")
+        left, count = float(self.query.timeout), rows
+        first = True
+        while first or count == rows:
+            began = time.monotonic()
+            with _told(self.query):
+                self.cursor.execute(f"SET LOCAL statement_timeout = {max(1, round(1000 * left))}")
+                self.cursor.execute(f"FETCH FORWARD {rows} FROM records")
+                found = self.cursor.fetch_arrow_table()
+            left -= time.monotonic() - began
+            count, first = found.num_rows, False
+            yield found
+        with _told(self.query):
+            self.cursor.execute("CLOSE records")
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _as_told(name: str) -> str:
+    """A text as :mod:`veilsum_participant.data.subjects` compares it: trimmed and composed, in the order of its bytes."""
+    spaces = "".join(f"\\{ord(space):04x}" for space in SPACES)
+    return f"normalize(btrim({name}::text, U&'{spaces}')) COLLATE \"C\""
+
+
+@contextmanager
+def _told(query: Query) -> Iterator[None]:
+    """A failure while records are read, by its code alone: the driver's words may hold a record's."""
+    try:
+        yield
+    except _driver_error() as error:
+        if error.sqlstate == _CANCELLED:
+            raise slow(query) from None
+        _raise_away(query, error)
+        raise failed(query, f"SQLSTATE {error.sqlstate}") from None
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -43,21 +44,61 @@ def query_rows(query: Query) -> Any:
     _, rows = _engine(query.url)
     for pause in PAUSES:
         try:
-            return _plain(rows(query))
+            return plain(rows(query))
         except Unavailable:
             time.sleep(pause)
-    return _plain(rows(query))
+    return plain(rows(query))
 
 
-def query_batches(query: Query, rows: int) -> Iterator[Any]:
-    """What a query on files yields, as Arrow tables of so many rows, one at least.
+class Answers(Protocol):
+    """A query that may be asked again and again of the same records: of a transaction's, or of files that nobody changes."""
+
+    def orders(self, subject: str) -> bool:
+        """Whether :meth:`batches` can sort by the column, as :func:`veilsum_participant.data.subjects.told` compares it."""
+        ...
+
+    def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
+        """What the query yields, as Arrow tables of so many rows, one at least; the query's time runs while it is asked."""
+        ...
+
+    def column(self, rows: int, name: str) -> Iterator[Any]:
+        """One of its columns, in the same way."""
+        ...
+
+
+@contextmanager
+def answers(query: Query) -> Iterator[Answers]:
+    """Ask a query's database for batches. A connection that breaks is the caller's to try again.
 
     Raises:
-        DataError, ConfigurationError: as :func:`query_rows`.
+        DataError, Unavailable, ConfigurationError: as :func:`query_rows`, here or as batches are taken.
     """
-    from veilsum_participant.data import duck
+    asked: Callable[[Query], AbstractContextManager[Answers]]
+    if not query.url:
+        from veilsum_participant.data.duck import answers as asked
+    elif _is_postgres(query.url):
+        from veilsum_participant.data.postgres import answers as asked
+    else:
+        from veilsum_participant.data.engines import answers as asked
+    with asked(query) as found:
+        yield found
 
-    return map(_plain, duck.batches(query, rows))
+
+def plain(table: Any) -> Any:
+    """An Arrow table with the types that files have; see :func:`query_schema`."""
+    columns = {}
+    for part in table.schema:
+        column, kind = table[part.name], part.type
+        if pa.types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+        elif _plain_type(kind) != kind:
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
+        columns[part.name] = column
+    return pa.table(columns)
+
+
+def _is_postgres(url: str) -> bool:
+    return url.partition(":")[0] in ("postgresql", "postgres")
 
 
 def _engine(url: str) -> tuple[Callable[[Query], Any], Callable[[Query], Any]]:
@@ -66,7 +107,7 @@ def _engine(url: str) -> tuple[Callable[[Query], Any], Callable[[Query], Any]]:
         from veilsum_participant.data import duck
 
         return duck.schema, duck.rows
-    if url.partition(":")[0] in ("postgresql", "postgres"):
+    if _is_postgres(url):
         from veilsum_participant.data import postgres
 
         return postgres.schema, postgres.rows
@@ -97,15 +138,3 @@ def _plain_type(kind: Any) -> Any:
     if isinstance(kind, pa.BaseExtensionType) and pa.types.is_string(kind.storage_type):
         return kind.storage_type  # NUMERIC and JSON of PostgreSQL
     return kind
-
-
-def _plain(table: Any) -> Any:
-    columns = {}
-    for part in table.schema:
-        column, kind = table[part.name], part.type
-        if pa.types.is_dictionary(kind):
-            column = column.cast(kind.value_type)
-        elif _plain_type(kind) != kind:
-            column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
-        columns[part.name] = column
-    return pa.table(columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError, Misuse
-from veilsum_participant.data import readers
+from veilsum_participant.data import readers, typed
 from veilsum_participant.data.images import check_packages, pixel_columns
-from veilsum_participant.data.queries import query_batches, query_rows, query_schema
+from veilsum_participant.data.queries import Answers, plain, query_rows, query_schema
 from veilsum_participant.data.table import Table, check_types, typed_table
 from veilsum_participant.query import Bucket, Images, Query, Source, pixel_names
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
@@ -71,18 +71,15 @@ def read_batches(
     """What :func:`read_table` reads, in the same order, in tables of about so many rows, one at least.
 
     Args:
-        source, schema, subject, header: as in :func:`check_structure`; a query is one on files.
+        source, schema, subject, header: as in :func:`check_structure`, without a query (:func:`ask_batches`).
         rows: of a table.
-        keep: (n,) of a source without a query, which of its rows are read; some are.
+        keep: (n,) which of its rows are read; some are.
 
     Raises:
         DataError, ConfigurationError: as :func:`read_table`; or a source that has been changed has other rows than ``keep``.
     """
     if isinstance(source, Query):
-        for found in query_batches(source, rows):
-            check_types(f"The {source}", found.schema, schema, subject)
-            yield typed_table(None, schema, subject, found)
-        return
+        raise Misuse("A query is asked.")
     if isinstance(source, Images):
         for table in read_batches(
             source.table, _beside_pixels(source, schema), rows, subject=subject, header=header, keep=keep
@@ -102,8 +99,51 @@ def read_batches(
             yield table if kept.all() else table.filter(kept)
 
 
+def asked_query(source: Source) -> Query | None:
+    """The query that a source is, or that names its images; None without one."""
+    table = source.table if isinstance(source, Images) else source
+    return table if isinstance(table, Query) else None
+
+
+def ask_batches(
+    source: Source,
+    answers: Answers,
+    schema: DatasetSchema,
+    rows: int,
+    *,
+    subject: str | None = None,
+    ordered: bool = False,
+    keep: Callable[[Any], NDArray[np.bool_]] | None = None,
+) -> Iterator[Table]:
+    """What a query yields, and the pixels of the images that its rows name, in tables of about so many rows, one at least.
+
+    Args:
+        source, answers: the query, or the images that it names; and where it is asked.
+        schema, rows, subject: as in :func:`read_batches`.
+        ordered: whether it is sorted by the subject.
+        keep: by the column ``subject``, which rows are wanted.
+
+    Raises:
+        DataError, Unavailable: as :func:`veilsum_participant.data.queries.answers`.
+    """
+    own = _beside_pixels(source, schema) if isinstance(source, Images) else schema
+    for found in map(plain, answers.batches(rows, order=subject if ordered else None)):
+        check_types(f"The {asked_query(source)}", found.schema, own, subject)
+        table = typed_table(None, own, subject, found)
+        if keep is not None:
+            table = table.filter(keep(table.subjects))
+        yield _with_pixels(source, table, schema) if isinstance(source, Images) else table
+
+
+def ask_identifiers(answers: Answers, subject: str, rows: int) -> Iterator[Any]:
+    """The column ``subject`` of a query, in arrays of about so many rows, one at least."""
+    return (typed.identifiers(plain(found)[subject]) for found in answers.column(rows, subject))
+
+
 def changed(source: Source) -> DataError:
     """The error where a source has other rows than a moment ago."""
+    if asked_query(source) is not None:
+        return DataError(f"{source}: yields other rows than a moment ago.", "It must not depend on chance or on the time.")
     return DataError(f"{source}: was changed while it was read.", "Write it under another name, then rename it.")
 
 
@@ -117,7 +157,7 @@ def read_identifiers(source: Source, schema: DatasetSchema, subject: str, rows: 
         yield from read_identifiers(source.table, _beside_pixels(source, schema), subject, rows, header=header)
         return
     if isinstance(source, Query):
-        raise Misuse("A query is not asked for identifiers alone.")
+        raise Misuse("A query is asked.")
     for _, table in readers.read_batches(source, schema, rows, subject=subject, header=header, identifiers=True):
         yield table.subjects
 

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+BUCKETS = 1 << 16
+
 NO_SUBJECT = ("", "?", "na", "n/a", "nan", "none", "null")
 """Texts that stand for a missing identifier, in any case of letters."""
 
@@ -35,14 +37,23 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
 
 def number_parts(parts: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """:func:`number_subjects` of identifiers that come in parts, of one type, of which there is one at least."""
-    encoded = pa.concat_arrays([_told(part) for part in parts]).dictionary_encode()
+    encoded = pa.concat_arrays([told(part) for part in parts]).dictionary_encode()
     missing = np.asarray(pc.is_null(encoded.indices).to_numpy(zero_copy_only=False), dtype=np.bool_)
     numbers = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     numbers[missing] = len(encoded.dictionary) + np.arange(int(missing.sum()))
     return cast(NDArray[np.int64], numbers), missing
 
 
-def _told(identifiers: Any) -> Any:
+def bucket_subjects(identifiers: Any) -> NDArray[np.int64]:
+    """A number below :data:`BUCKETS` for each record (n,), the same for all of a subject's; -1 where no identifier is."""
+    encoded = told(identifiers).dictionary_encode()
+    hashes = np.fromiter(map(hash, encoded.dictionary.to_pylist()), np.int64, len(encoded.dictionary)).view(np.uint64)
+    buckets = (hashes * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(48)).astype(np.int64)  # Fibonacci hashing spreads integers
+    places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return cast(NDArray[np.int64], np.append(buckets, -1)[places])
+
+
+def told(identifiers: Any) -> Any:
     """Identifiers as they are compared, null where there is none."""
     if _is_text(identifiers.type):
         identifiers = pc.utf8_normalize(pc.cast(identifiers, pa.large_string()), form="NFC")
