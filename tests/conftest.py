@@ -11,6 +11,7 @@ an inner parameter, or only some of these are sampled.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -24,6 +25,9 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("POT_BACKEND_DISABLE_JAX", "1")  # POT would import it, for a second in every process
 
 import veilsum_node.transport.tls13  # noqa: E402, F401
+
+# What is imported and collected stays to the end: looking through it for garbage again and again finds nothing.
+gc.disable()
 
 THOROUGH = "thorough"
 _STATED = "_stated_settings"
@@ -47,6 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _mark_what_is_not_sampled(items: list[pytest.Item]) -> None:

@@ -107,7 +107,7 @@ def _set_back(network: FaultedProcesses, name: str) -> tuple[int, ...]:
     ("name", "change"),
     [
         pytest.param("c", HOUR, marks=pytest.mark.system),
-        ("c", -HOUR),
+        pytest.param("c", -HOUR, marks=pytest.mark.system),  # test_steady_clock.py and histories set clocks back by default
         pytest.param("c", DAY, marks=pytest.mark.system),
         pytest.param("c", -DAY, marks=pytest.mark.system),
         pytest.param(COORDINATOR, HOUR, marks=pytest.mark.system),
@@ -129,6 +129,7 @@ def test_a_clock_is_set_in_the_middle_of_a_round(network: FaultedProcesses, name
     assert (len(after) > len(before)) == (name == "c" and change < 0)
 
 
+@pytest.mark.system
 def test_the_greeting_tells_the_difference(network: FaultedProcesses) -> None:
     start = len(network.log("c"))
     network.clocks["c"].set(AHEAD - HOUR)

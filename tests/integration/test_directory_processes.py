@@ -78,6 +78,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
         federation.stop()
 
 
+@pytest.mark.system  # the directory and its pins in one process by default, in test_directory.py
 def test_pins_from_a_directory(federation: Federation, tmp_path: Path) -> None:
     """Unconfirmed it is refused; confirmed it bears distributed noise; a key that the authority swaps alone counts for
     nothing; a new version shows the change and is refused until it is confirmed."""

@@ -435,6 +435,7 @@ def test_no_address_holds_a_password(place: Place) -> None:
         assert "secret" not in str(caught.value)
 
 
+@pytest.mark.system
 def test_from_login_to_study(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     data = make_data("abc")
     waits = Waits(enrol=60, grace=5)

@@ -116,6 +116,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         made.stop()
 
 
+@pytest.mark.system  # each source is held to the same records in files by default
 def test_sites_with_other_sources_give_the_integers_of_one_process(tmp_path: Path, processes: Processes) -> None:
     records = make_records()
     url = server().new_database()

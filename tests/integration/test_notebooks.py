@@ -27,7 +27,9 @@ def settled(cell: Any) -> list[Any]:
     return [output for output in cell["outputs"] if output["output_type"] != "stream" or output["name"] != "stderr"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.system] * (path.stem != "first-study")) for path in NOTEBOOKS]
+)
 def test_a_notebook_runs_and_shows_what_is_kept(path: Path, tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient

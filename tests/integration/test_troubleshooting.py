@@ -231,6 +231,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
         made.stop()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_printed_as_the_page_shows(fault: str, federation: Processes, tmp_path: Path) -> None:
     printed = FAULTS[fault](Desk(federation, tmp_path / "desk"))

@@ -28,7 +28,7 @@ from veilsum_privacy.securesum.parameters import BFV_8192
 from veilsum_privacy.study.study import parse_study
 
 FOUND = Path(__file__).parents[1] / "data" / "fuzzing"
-SECONDS, LEAST, MOST = 0.3, 40, 400
+SECONDS, LEAST, MOST = 0.15, 25, 400
 SEED = 20261121
 """The same inputs in every run of the tests; other ones are for runs by hand, as long as one likes."""
 

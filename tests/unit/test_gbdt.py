@@ -373,6 +373,7 @@ def evenly(classes: int, n: int = 200) -> dict[str, Records]:
     return {name: replace(some_records(index, n), labels=rng.integers(0, classes, n)) for index, name in enumerate(SITES)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("schema", "epsilon", "parameters"),
     [
@@ -399,6 +400,7 @@ def test_the_plan_prices_the_noise_that_models_have(
     assert stated.half_width / 1.96 == pytest.approx(simulated, rel=0.25)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("loss", "epsilon", "parameters"),
     [

@@ -134,7 +134,9 @@ def test_without_noise_measures_are_those_of_other_packages(which: str, tmp_path
     assert outer < 0.05 * counted  # few predictions are cut to the bounds
 
 
-@pytest.mark.parametrize("which", ["trees of a number", "trees of a count", "a perceptron of a time"])
+@pytest.mark.parametrize(
+    "which", ["trees of a number", "trees of a count", pytest.param("a perceptron of a time", marks=pytest.mark.system)]
+)
 def test_with_noise_intervals_cover_and_are_planned(which: str, tmp_path: Path) -> None:
     kind, result = MODELS[which][1], trained(which, tmp_path)
     records, truth = drawn(kind, 8000, 3)

@@ -175,7 +175,7 @@ def test_without_noise_measures_are_those_of_other_packages(fits: Path, family: 
         assert middle["observed"]["value"] == pytest.approx(middle["predicted"], abs=4 * middle["observed"]["sampling_error"])
 
 
-@pytest.mark.parametrize("family", list(FITS))
+@pytest.mark.parametrize("family", [pytest.param(name, marks=[pytest.mark.system] * (name == "cox")) for name in FITS])
 def test_noise_is_in_the_errors_and_planned(fits: Path, family: str) -> None:
     """At epsilon 1 and 10,000 records: figures lie where their errors say, and are as wide as the plan told."""
     records, truth = cohort(10_000, 3)
@@ -206,7 +206,7 @@ def test_with_few_records_nothing_is_told(fits: Path) -> None:
         assert all("not_estimable" in row["value"] for row in summary["measures"]), family
 
 
-@pytest.mark.parametrize("kind", ["event", "number", "rate", "hazard"])
+@pytest.mark.parametrize("kind", ["event", "number", "rate", pytest.param("hazard", marks=pytest.mark.system)])
 def test_intervals_cover(kind: str) -> None:
     """The population's values, of 400,000 records, at about the noise of epsilon 1."""
     rng = np.random.default_rng(5)

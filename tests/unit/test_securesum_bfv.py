@@ -84,6 +84,7 @@ def _refused(data: bytes, parameters: BfvParameters) -> None:
         SecretKey.parse(data, parameters)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("slots", [1, SOME, None], ids=["one slot", "some slots", "all slots"])
 def test_sums_are_exact_to_the_largest_cohort(slots: int | None, key: SecretKey, parameters: BfvParameters) -> None:
     """Against whole numbers, in both forms that sums travel in: with seeds, and with the second polynomial."""

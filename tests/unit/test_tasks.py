@@ -206,7 +206,7 @@ BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])
 
 @EVERY
 @BOTH_UNITS
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), base=st.integers(0, 30), added=st.integers(0, 8), grid=st.integers(1, 2**26))
 def test_neighbours_change_a_sum_by_at_most_the_grid(
     setting: Setting, unit: Unit, seed: int, base: int, added: int, grid: int
@@ -239,6 +239,7 @@ def test_the_worst_neighbours_reach_the_grid(setting: Setting, unit: Unit) -> No
             assert 0.95 * grid <= change <= grid
 
 
+@pytest.mark.sampled(3)
 @EVERY
 @BOTH_UNITS
 def test_more_records_than_agreed_cost_no_privacy(setting: Setting, unit: Unit) -> None:
@@ -255,6 +256,7 @@ def test_more_records_than_agreed_cost_no_privacy(setting: Setting, unit: Unit) 
         assert max(np.abs(total).max() for total in totals) <= bound
 
 
+@pytest.mark.sampled(3)
 @EVERY
 def test_one_record_each_is_the_same_in_both_units(setting: Setting) -> None:
     records = NEIGHBOURS[setting.task].random(setting, np.random.default_rng(3), 50)
@@ -266,6 +268,7 @@ def test_one_record_each_is_the_same_in_both_units(setting: Setting) -> None:
     assert sums[0].any()
 
 
+@pytest.mark.sampled(3)
 @EVERY
 @BOTH_UNITS
 def test_nothing_that_a_record_holds_raises(setting: Setting, unit: Unit) -> None:
@@ -305,6 +308,7 @@ def test_a_row_is_the_same_in_any_company(setting: Setting, layout: str) -> None
     check_rows_stand_alone(task, records, setting.seen)
 
 
+@pytest.mark.sampled(5)
 @EVERY
 @BOTH_UNITS
 @pytest.mark.parametrize(("noise", "cohort", "colluders"), [("local", 4, 1), ("distributed", 4, 1), ("distributed", 5, 2)])
