@@ -32,7 +32,7 @@ def measure_round(size: int, members: int) -> tuple[float, float, int]:
     """Seconds and CPU seconds of one round, from its start to the released values, and the number of values.
 
     Raises:
-        AssertionError: the lanes are not those of the other measurements.
+        AssertionError: the lanes are not those of the other measurements, or the records of a site did not count.
     """
     logging.getLogger("veilsum").setLevel(logging.WARNING)
     features = features_for(size)
@@ -56,4 +56,5 @@ def measure_round(size: int, members: int) -> tuple[float, float, int]:
         release = federation.sum(task.label)
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         assert len(release.cohort) == members
+        assert abs(release.values["counts"].sum() - members * RECORDS) < members * RECORDS / 2
     return seconds, cpu, encoding.size

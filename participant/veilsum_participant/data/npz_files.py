@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import zipfile
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data import typed
@@ -17,6 +19,9 @@ from veilsum_privacy.study.schema import DatasetSchema
 _HEADERS = threading.Lock()
 """While numpy reads the headers of arrays: two threads that parse syntax at once can fail, before Python 3.11.8
 (https://github.com/python/cpython/issues/106905)."""
+
+
+_SHORT = 2**20  # bytes of an array
 
 
 def npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[str, tuple[str, int | None]]:
@@ -75,10 +80,18 @@ def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]
 def read_npz(path: Path, schema: DatasetSchema, subject: str | None) -> Table:
     """See :func:`.readers.read_table`."""
     layout = npz_layout(path, schema, subject)
-    with _HEADERS, np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name, _ in set(layout.values())}
+    with _HEADERS, zipfile.ZipFile(path) as archive:
+        arrays = {name: _array(archive, name) for name in {array for array, _ in layout.values()}}
     columns = {
         name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
         for name, (array, column) in layout.items()
     }
     return typed_table(path, schema, subject, columns, len(columns[schema.file_columns[0]]))
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """An array of an archive; a short one, of which there may be thousands, is decompressed before its header is read."""
+    member = archive.getinfo(f"{name}.npy" if f"{name}.npy" in archive.NameToInfo else name)
+    with BytesIO(archive.read(member)) if member.file_size <= _SHORT else archive.open(member) as file:
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,8 +91,9 @@ def with_subject(names: list[str], subject: str | None) -> list[str]:
 
 def require_columns(path: object, names: Sequence[str], present: Sequence[str]) -> None:
     """Insist that every named column is there, once."""
+    times = Counter(present)
     for name in names:
-        if name not in present:
+        if not times[name]:
             raise DataError(f"{path}: column {name!r} is missing.", did_you_mean(name, present))
-        if list(present).count(name) > 1:
+        if times[name] > 1:
             raise DataError(f"{path}: column {name!r} occurs more than once.", "Rename or remove all but one.")

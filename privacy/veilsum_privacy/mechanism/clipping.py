@@ -214,20 +214,26 @@ def truncate_to_grid(
     if vectors.dtype == np.int64 and grid % clip == 0:  # so clip is an integer, at most grid
         return _multiply_to_grid(cast(Integers, vectors), int(clip), grid)
     vectors = np.asarray(vectors, dtype=np.float64)
-    invalid: NDArray[np.bool_] = np.logical_not(np.isfinite(vectors).all(axis=1))
-    rows = np.where(invalid[:, None], 0.0, vectors)
-    # Norms relative to the largest value: no square overflows or vanishes.
-    peak = np.abs(rows).max(axis=1, initial=0.0)
-    unit = rows / np.where(peak > 0, peak, 1.0)[:, None]
-    norm = row_norms(unit)
+    # Norms relative to the largest value: no square overflows or vanishes. It is finite if all values are.
+    peak = np.maximum(vectors.max(axis=1, initial=0.0), -vectors.min(axis=1, initial=0.0))
+    invalid: NDArray[np.bool_] = np.logical_not(np.isfinite(peak))
+    rows = vectors
+    if invalid.any():
+        rows, peak = np.where(invalid[:, None], 0.0, vectors), np.where(invalid, 0.0, peak)
+    scaled = rows / np.where(peak > 0, peak, 1.0)[:, None]
+    norm = row_norms(scaled)
     with np.errstate(over="ignore"):
         clipped = peak * norm > clip
-        scaled = np.where(clipped[:, None], unit / np.maximum(norm, 1.0)[:, None], rows / clip)  # a norm is 0 or at least 1
-    integers = np.trunc(scaled * grid).astype(np.int64)
+        scaled[clipped] /= norm[clipped, None]
+        if not clipped.any():
+            np.divide(rows, clip, out=scaled)
+        elif not clipped.all():
+            scaled[~clipped] = rows[~clipped] / clip
+    integers = (scaled * grid).astype(np.int64)  # toward zero
     shrink = 2.0**-52
     while (above := np.flatnonzero(np.einsum("ij,ij->i", integers, integers) > grid * grid)).size:
         # Rounding can leave a row a hair above the bound: pull it in, by twice as much each time.
-        integers[above] = np.trunc(scaled[above] * (1.0 - shrink) * grid).astype(np.int64)
+        integers[above] = (scaled[above] * (1.0 - shrink) * grid).astype(np.int64)
         shrink *= 2
     return cast(Integers, integers), clipped, invalid
 

@@ -432,6 +432,16 @@ def _exp_of_fraction(x: Fraction, places: int) -> tuple[int, int]:
 @cache
 def _exp_tables() -> tuple[Integers, Integers]:
     """floor(2^31 exp(-j / 2^8)) for j = 0 .. 24 * 2^8 and floor(2^31 exp(-j / 2^16)) for j = 0 .. 255."""
-    coarse = [exp_bracket(Fraction(j, 1 << 8), _UNIT)[0] for j in range((_TOP << 8) + 1)]
-    fine = [exp_bracket(Fraction(j, 1 << 16), _UNIT)[0] for j in range(1 << 8)]
-    return np.array(coarse, dtype=np.int64), np.array(fine, dtype=np.int64)
+    return _powers(Fraction(1, 1 << 8), (_TOP << 8) + 1), _powers(Fraction(1, 1 << 16), 1 << 8)
+
+
+def _powers(step: Fraction, count: int) -> Integers:
+    """floor(2^31 exp(-j step)) for j = 0 .. count - 1, by products that are cut off: the j-th lacks at most 4 j."""
+    places = 128
+    ratio, power, found = exp_bracket(step, places)[0], 1 << places, []
+    for j in range(count):
+        floor = power >> (places - _UNIT)
+        certain = (power + 4 * j) >> (places - _UNIT) == floor
+        found.append(floor if certain else exp_bracket(j * step, _UNIT)[0])
+        power = power * ratio >> places
+    return np.array(found, dtype=np.int64)

@@ -18,7 +18,7 @@ from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Piece, Records, RecordTask, Task, batches
-from veilsum_privacy.tasks.features import CENTRE, centre_of, clipped, second_moment_bound, usable
+from veilsum_privacy.tasks.features import CENTRE, centre_of, clipped, products, second_moment_bound, usable, weighted
 
 
 class ClassMomentsParameters(FeatureParameters):
@@ -112,7 +112,7 @@ class ClassMoments(RecordTask[ClassMomentsParameters]):
 
     def _by_class(self, records: Records, labels: NDArray[np.int64], centre: Floats | None) -> Iterator[Piece]:
         """The records of one class after another, whose values all belong into that class's part of each block."""
-        layout, upper = self.layout(), np.triu_indices(self.dimension, 1)
+        layout = self.layout()
         starts = np.cumsum([0, *(block.size for block in layout.blocks)])
         for index in range(self._classes):
             own = labels == index
@@ -128,8 +128,8 @@ class ClassMoments(RecordTask[ClassMomentsParameters]):
                 x = clipped(self.parameters, mine, part, used, centre)
                 values = {"counts": used[:, None].astype(np.float64), "sums": x, "squares": x * x}
                 if any(block.name == "products" for block in layout.blocks):
-                    values["products"] = x[:, upper[0]] * x[:, upper[1]]
-                yield Piece(places, np.hstack([values[block.name] * block.weight for block in layout.blocks]))
+                    values["products"] = products(x)
+                yield Piece(places, weighted(layout, values))
 
     def serves(self, reader: Task[Any]) -> bool:
         return self.parameters.second in ("pooled", "class") and not self.parameters.centre
@@ -140,7 +140,7 @@ class ClassMoments(RecordTask[ClassMomentsParameters]):
         layout = self.layout()
         names = {block.name for block in layout.blocks}
         each = self.parameters.second != "pooled"
-        upper, centre = np.triu_indices(self.dimension, 1), self._centre(broadcast)
+        centre = self._centre(broadcast)
         for part in batches(len(records), layout.size):
             used = usable(self.parameters, records, part, self._classes)
             x = clipped(self.parameters, records, part, used, centre)
@@ -149,9 +149,8 @@ class ClassMoments(RecordTask[ClassMomentsParameters]):
             if "squares" in names:
                 blocks["squares"] = _in_class(member, x * x) if each else x * x
             if "products" in names:
-                products = x[:, upper[0]] * x[:, upper[1]]
-                blocks["products"] = _in_class(member, products) if each else products
-            yield np.hstack([blocks[block.name] * block.weight for block in layout.blocks])
+                blocks["products"] = _in_class(member, products(x)) if each else products(x)
+            yield weighted(layout, blocks)
 
 
 def _in_class(member: NDArray[np.bool_], values: Floats) -> Floats:

@@ -15,7 +15,7 @@ from pydantic import Field
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, Task, batches
-from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
+from veilsum_privacy.tasks.features import clipped, products, second_moment_bound, usable, weighted
 
 
 class GaussianMomentsParameters(FeatureParameters):
@@ -82,7 +82,6 @@ class GaussianMoments(RecordTask[GaussianMomentsParameters]):
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         layout = self.layout()
-        upper = np.triu_indices(self.dimension, 1)
         for part in batches(len(records), layout.size):
             used = usable(self.parameters, records, part)
             x = clipped(self.parameters, records, part, used)
@@ -90,9 +89,9 @@ class GaussianMoments(RecordTask[GaussianMomentsParameters]):
                 "count": used[:, None].astype(np.float64),
                 "sum": x,
                 "squares": x * x,
-                "products": x[:, upper[0]] * x[:, upper[1]],
+                "products": products(x),
             }
             if self.parameters.fourth:
                 square = np.add.reduce(np.ascontiguousarray(x) ** 2, axis=1)[:, None]
                 blocks |= {"cubic": square * x, "quartic": square * square}
-            yield np.hstack([blocks[block.name] * block.weight for block in layout.blocks])
+            yield weighted(layout, blocks)
