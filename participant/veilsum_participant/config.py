@@ -86,10 +86,10 @@ class ImagesConfig(Frozen):
 
 
 class BucketConfig(Frozen):
-    """Parquet in S3, or in a store that speaks its protocol; see :class:`veilsum_participant.query.Bucket`.
+    """Parquet or CSV in S3, or in a store that speaks its protocol; see :class:`veilsum_participant.query.Bucket`.
 
     Attributes:
-        url: ``s3://bucket/key``: an object, all Parquet objects below it, or a glob.
+        url: ``s3://bucket/key``: an object, all Parquet objects below it, or a glob; or one object of CSV (``.csv``).
         endpoint: ``https://host:port`` of a store other than AWS; without TLS on this machine only.
         region: of the bucket.
         key_file: private file of access key, secret key and, if there is one, session token, one a line. Without it AWS's own
@@ -119,7 +119,7 @@ class DatasetConfig(Frozen):
     Attributes:
         source: "file", or "sql" for a query.
         path: the file (CSV, Parquet or npz), or a folder or glob of Parquet files, relative to the configuration file.
-        s3: in its place, Parquet in S3 or a store like it.
+        s3: in its place, Parquet or CSV in S3 or a store like it.
         population: whose records they are; all datasets of one population share one budget. Defaults to the dataset's name.
         subject: the column that tells which person a record is of; it never leaves the site. Studies with the unit "subject"
             need it.
@@ -179,6 +179,11 @@ class DatasetConfig(Frozen):
         """Whether one person may have several records that only ``subject`` tells apart from other people's."""
         return self.source == "sql" and self.joined is not False
 
+    @property
+    def file(self) -> Path | Bucket | None:
+        """What it is read from, unless that is a query."""
+        return self.path if self.s3 is None else Bucket(**dict(self.s3))
+
     def origin(self, name: str) -> Source:
         """What the dataset of a name is read from.
 
@@ -189,10 +194,8 @@ class DatasetConfig(Frozen):
         return table if self.images is None else Images(table, self.images.folder, self.images.column, self.images.shape)
 
     def _table(self, name: str) -> Path | Bucket | Query:
-        if self.path is not None:
-            return self.path
-        if self.s3 is not None:
-            return Bucket(**dict(self.s3))
+        if self.file is not None:
+            return self.file
         text = self.query or ""
         if self.query_file is not None:
             try:

@@ -132,7 +132,7 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             f"A person may have several records of dataset {study.dataset!r}.",
             f'Ask for privacy.unit = "subject"; or, if nobody has two, state datasets.{study.dataset}.joined = false.',
         )
-    if dataset is not None and dataset.path is not None and is_csv(dataset.path) and dataset.header != study.data.header:
+    if dataset is not None and dataset.file is not None and is_csv(dataset.file) and dataset.header != study.data.header:
         yield Refusal(
             RefusalCode.DATASET,
             f"Dataset {study.dataset!r}: {header_conflict(study.data)}",

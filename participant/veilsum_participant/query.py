@@ -57,10 +57,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parquet in S3, or in a store that speaks its protocol.
+    """Parquet or CSV in S3, or in a store that speaks its protocol.
 
     Attributes:
-        url: ``s3://bucket/key``: of an object, of all Parquet objects below it, or a glob.
+        url: ``s3://bucket/key``: of an object, of all Parquet objects below it, or a glob; or of an
+            object of CSV, whose key ends in .csv.
         endpoint: the store's https://host:port; empty for AWS.
         region: of the bucket; empty for what AWS's own settings say.
         key_file: private file of access key and secret key, one a line; None for AWS's environment variables and files.
@@ -75,6 +76,11 @@ class Bucket:
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def csv(self) -> bool:
+        """Whether it is an object of CSV."""
+        return self.url.lower().endswith(".csv") and not any(letter in self.url for letter in "*?[")
 
 
 @dataclass(frozen=True)

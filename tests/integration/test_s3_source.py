@@ -1,4 +1,4 @@
-"""Parquet in S3: held against the same records in files, at a server on this machine that speaks S3's protocol."""
+"""Parquet and CSV in S3: held against the same records in files, at a server on this machine that speaks S3's protocol."""
 
 from __future__ import annotations
 
@@ -29,12 +29,22 @@ from support.tables import SCHEMA, rows_of
 from support.tools import need_tool
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.config import DatasetConfig, load_participant_config
-from veilsum_participant.data import check_dataset, check_structure, load_records
+from veilsum_participant.data import check_dataset, check_structure, csv_files, load_records
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.stream import comes_in_batches, stream_records
 from veilsum_participant.query import Bucket
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.tasks.base import join_batches
+
+ODD = b"\n".join(
+    [
+        b"who,age,town,ill",
+        *[b"p1,60,K\xc3\xb6ln,0", b'p2,"61",Ulm,1', b"p1,1e400,?,2", b"p3,x,Ulm", b'"p,4","7",Ulm,1', b'p5,"8,Ulm,1'] * 9,
+        b"",
+        b"p1,70,K\xf6ln,0",
+    ]
+)
+"""Lines of CSV that are records, and some that are none."""
 
 KEYS = "AKIAEXAMPLE\nsecret-of-the-key\n"
 
@@ -87,6 +97,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             parquet.write_table(part, f"hospital/visits/{name}.parquet", filesystem=made, row_group_size=8)
         with made.open_output_stream("hospital/visits/notes.txt") as file:
             file.write(b"no records")
+        with made.open_output_stream("hospital/visits/2024/odd.csv") as file:
+            file.write(ODD)
         yield f"http://127.0.0.1:{port}"
 
 
@@ -129,6 +141,33 @@ def test_objects_are_read_as_files_are(tmp_path: Path, store: str, url: str, row
     assert str(report.violations[0]).startswith(f"{url}, row ")
 
 
+@pytest.mark.parametrize("subject", [None, "who"])
+def test_an_object_of_csv_is_read_as_a_file_is(
+    tmp_path: Path, store: str, subject: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_files, "_PART", 100)
+    (tmp_path / "odd.csv").write_bytes(ODD)
+    source = bucket("s3://hospital/visits/2024/odd.csv", store, tmp_path)
+    check_structure(source, SCHEMA, subject=subject, header=True)
+    want, found = (load_records(place, SCHEMA, subject) for place in (tmp_path / "odd.csv", source))
+    assert found[1] == want[1]
+    assert found[1].broken == 18
+    batches = join_batches(stream_records(source, SCHEMA, subject, rows=7, persons=20))
+    for name in ("features", "present", "labels", "subjects"):
+        np.testing.assert_array_equal(getattr(found[0], name), getattr(want[0], name))
+        np.testing.assert_array_equal(getattr(batches, name), getattr(want[0], name))
+    here, there = (check_dataset(place, SCHEMA) for place in (tmp_path / "odd.csv", source))
+    assert [str(item).partition(":")[2].partition(",")[2] for item in there.violations] == [
+        str(item).partition(":")[2].partition(",")[2] for item in here.violations
+    ]
+    with pytest.raises(DataError, match="its owner, that it holds records"):
+        check_structure(source, SCHEMA, header=False)
+    with pytest.raises(DataError, match="column 'whose' is missing"):
+        check_structure(source, SCHEMA, subject="whose")
+    with pytest.raises(DataError, match="there is no such object"):
+        check_structure(replace(source, url="s3://hospital/visits/none.csv"), SCHEMA)
+
+
 def test_a_site_takes_part_with_a_bucket(tmp_path: Path, store: str) -> None:
     """Its release is that of the same records in a file; memory of 1 MiB makes it read the bucket in batches."""
     agreed = SCHEMA.model_copy(update={"max_records": 100_000})
@@ -136,7 +175,15 @@ def test_a_site_takes_part_with_a_bucket(tmp_path: Path, store: str) -> None:
     offered = {"path": tmp_path / "whole.parquet"}
     place = {"url": "s3://hospital/visits", "endpoint": store, "region": "eu-central-1", "key_file": keys(tmp_path)}
     found = []
-    for name, one in {"file": offered, "s3": {"s3": place}, "batches": {"s3": place, "memory": 1}}.items():
+    (tmp_path / "whole.csv").write_bytes(ODD)
+    lines = {"url": "s3://hospital/visits/2024/odd.csv"}
+    for name, one in {
+        "file": offered,
+        "s3": {"s3": place},
+        "batches": {"s3": place, "memory": 1},
+        "csv": {"path": tmp_path / "whole.csv"},
+        "csv in s3": {"s3": place | lines, "memory": 1},
+    }.items():
         bed = make_bed(tmp_path / name, make_data("ab"))
         bed.know_noise()
         for site, dataset in (("a", one), ("b", offered)):
@@ -147,6 +194,7 @@ def test_a_site_takes_part_with_a_bucket(tmp_path: Path, store: str) -> None:
         found.append({name: np.ravel(block).tolist() for name, block in values.items()})
         assert not [entry for entry in bed.sites["a"].ledger.entries() if entry.kind == Kind.FAULT]
     assert found[0] == found[1] == found[2]
+    assert found[3] == found[4]
 
 
 def test_a_store_proves_its_name_by_the_certificates_that_the_site_names(tmp_path: Path) -> None:

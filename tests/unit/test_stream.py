@@ -151,7 +151,8 @@ ODD = [
 
 
 def csv_file(directory: Path) -> Source:
-    (directory / "odd.csv").write_bytes(b"\n".join([b"who,age,town,ill", *ODD * 9]))
+    lines = [b"who,age,town,ill", *ODD * 9, b"p1,70,K\xf6ln,0"]  # Latin-1 that no line's end follows
+    (directory / "odd.csv").write_bytes(b"\n".join(lines))
     return directory / "odd.csv"
 
 

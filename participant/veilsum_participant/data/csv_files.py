@@ -12,6 +12,7 @@ import pyarrow.csv as pacsv
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.lines import Fault, first_byte, mended, mended_parts, read_header
+from veilsum_participant.data.objects import AnyFile
 from veilsum_participant.data.table import Table, require_columns, wanted_columns, with_subject
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -21,7 +22,7 @@ _PART = 1 << 24
 """Bytes of a CSV file in one of its batches."""
 
 
-def csv_layout(path: Path, schema: DatasetSchema, subject: str | None, header: bool | None) -> tuple[list[str], int]:
+def csv_layout(path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None) -> tuple[list[str], int]:
     """All columns of a CSV file, and the byte after which its records begin."""
     if header not in (None, schema.header):
         advice = "State `header` under [datasets] in participant.toml as the file is, or use a schema that fits it."
@@ -37,7 +38,7 @@ def header_conflict(schema: DatasetSchema) -> str:
     return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
 
 
-def read_csv(path: Path, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
+def read_csv(path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
     """See :func:`.readers.read_table`."""
     names, start = csv_layout(path, schema, subject, header)
     read, rows, broken = _parse_csv(path, start, names, wanted_columns(schema, subject))
@@ -46,7 +47,7 @@ def read_csv(path: Path, schema: DatasetSchema, subject: str | None, header: boo
 
 
 def csv_batches(
-    path: Path, schema: DatasetSchema, subject: str | None, header: bool | None, names: list[str]
+    path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None, names: list[str]
 ) -> Iterator[tuple[int, Table]]:
     """See :func:`.readers.read_batches`; ``names`` are the columns wanted beside the subject."""
     order, start = csv_layout(path, schema, subject, header)
@@ -72,14 +73,14 @@ def read_csv_texts(path: Path) -> Any:
     return pa.table(read)
 
 
-def _parse_csv(path: Path, start: int, names: list[str], wanted: list[str]) -> tuple[dict[str, Any], int, dict[int, Fault]]:
+def _parse_csv(path: AnyFile, start: int, names: list[str], wanted: list[str]) -> tuple[dict[str, Any], int, dict[int, Fault]]:
     """The wanted columns of a CSV file's records, from the byte ``start`` on, as trimmed texts; how many; which are broken."""
     content, faults = mended(path, start, len(names))
 
     def opened() -> Any:
         if content is not None:
             return pa.BufferReader(content)
-        raw = pa.OSFile(str(path), "rb")
+        raw = pa.OSFile(str(path), "rb") if isinstance(path, Path) else path.open()
         raw.seek(start)
         return raw
 

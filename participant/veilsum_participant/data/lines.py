@@ -14,12 +14,12 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from veilsum_node.errors import DataError
+from veilsum_participant.data.objects import AnyFile, open_file
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is used. A record or a header beyond it is taken for no CSV."""
@@ -61,13 +61,13 @@ def as_text(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-def read_header(path: Path) -> tuple[list[str], int]:
+def read_header(path: AnyFile) -> tuple[list[str], int]:
     """The trimmed names in a CSV file's first line that is not empty, and the place of the byte after it; no more is read.
 
     Raises:
         DataError: there is no such line, or it is too long or leaves a quotation mark open.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         place = file.seek(first_byte(path))
         while data := file.readline(MAX_LINE + 1):
             text = data.lstrip(b"\r\n")
@@ -84,13 +84,13 @@ def read_header(path: Path) -> tuple[list[str], int]:
     raise DataError(f"{path}: is empty.", "A CSV file's first line holds the names of its columns.")
 
 
-def first_byte(path: Path) -> int:
+def first_byte(path: AnyFile) -> int:
     """Where the first line of a CSV file begins: after a byte order mark."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return len(_MARK) if file.read(len(_MARK)) == _MARK else 0
 
 
-def mended(path: Path, start: int, cells: int) -> tuple[bytes | None, dict[int, Fault]]:
+def mended(path: AnyFile, start: int, cells: int) -> tuple[bytes | None, dict[int, Fault]]:
     """Make a CSV file's records, from the byte ``start`` on, such that a parser reads each line by itself.
 
     A line that cannot be used is replaced by one with a cell too many, so that the parser leaves it out and its count of lines
@@ -101,7 +101,7 @@ def mended(path: Path, start: int, cells: int) -> tuple[bytes | None, dict[int, 
         which of the lines that are not empty, counted from 1.
     """
     empty = b"\n"  # no record, but a table, which no bytes at all are not
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(start)
         plain = [_plain(block) for block in _blocks(file)]
         if all(plain):
@@ -124,14 +124,15 @@ def mended(path: Path, start: int, cells: int) -> tuple[bytes | None, dict[int, 
     return b"".join(parts), faults
 
 
-def mended_parts(path: Path, start: int, cells: int, size: int) -> Iterator[bytes]:
+def mended_parts(path: AnyFile, start: int, cells: int, size: int) -> Iterator[bytes]:
     """The same records in parts of whole lines, of about ``size`` bytes; there is one part at least."""
     parts, length = [b"\n"], 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(start)
         for block in _blocks(file):
-            for line in (block,) if _plain(block) else _lines(block):
-                record = block if line is block else _record(line)
+            is_plain = _plain(block)
+            for line in (block,) if is_plain else _lines(block):
+                record = block if is_plain else _record(line)
                 parts += (b"," * cells if isinstance(record, Fault) else record, b"\n")
             length += len(block)
             if length >= size:
@@ -140,11 +141,11 @@ def mended_parts(path: Path, start: int, cells: int, size: int) -> Iterator[byte
     yield b"".join(parts)
 
 
-def line_numbers(path: Path, rows: Collection[int], *, header: bool) -> dict[int, int]:
+def line_numbers(path: AnyFile, rows: Collection[int], *, header: bool) -> dict[int, int]:
     """On which line of a CSV file each of some data rows stands; both are counted from 1, and empty lines are no rows."""
     wanted, found = set(rows), dict[int, int]()
     row, number = -int(header), 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for block in _blocks(file):
             for line in block.splitlines():
                 number += 1

@@ -1,4 +1,5 @@
-"""Parquet in S3, or in a store that speaks its protocol, by Arrow's own client: an object, all below a prefix, or a glob.
+"""Files in S3, or in a store that speaks its protocol, by Arrow's own client: Parquet as an object, all below a prefix, or a
+glob; and CSV as an object.
 
 Objects are listed, opened and read, never written. Which there are counts as structure, as the files of a folder do.
 """
@@ -6,15 +7,20 @@ Objects are listed, opened and read, never written. Which there are counts as st
 from __future__ import annotations
 
 import fnmatch
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_node.identity.files import read_private
 from veilsum_participant.query import Bucket
+
+_FETCH = 1 << 22
+"""Bytes of an object that are fetched at a time, where they are read in order."""
 
 _AWAY = ("NETWORK_CONNECTION", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "THROTTLING", "INTERNAL_FAILURE", "REQUEST_TIMEOUT")
 """Words of the client for what passes by itself."""
@@ -43,6 +49,25 @@ class StoredFile:
         return self.filesystem.open_input_file(self.key)
 
 
+AnyFile: TypeAlias = Path | StoredFile
+
+
+def open_file(file: AnyFile) -> BinaryIO:
+    """Open a file, or an object as one, to read its bytes from any place."""
+    if isinstance(file, Path):
+        return file.open("rb")
+    return cast(BinaryIO, io.BufferedReader(file.open(), _FETCH))
+
+
+def stored_csv(bucket: Bucket) -> StoredFile:
+    """The object of a URL of CSV.
+
+    Raises:
+        DataError, Unavailable, ConfigurationError: as :func:`stored_files`.
+    """
+    return stored_files(bucket)[0]
+
+
 def stored_files(bucket: Bucket) -> list[StoredFile]:
     """The objects that a URL means, in the order of their keys.
 
@@ -60,6 +85,8 @@ def stored_files(bucket: Bucket) -> list[StoredFile]:
             (info,) = filesystem.get_file_info([place])
             if info.type == fs.FileType.File:
                 return [StoredFile(bucket, place, filesystem)]
+            if bucket.csv:
+                raise DataError(f"{bucket}: there is no such object.", "Check the URL.")
             pattern, base = f"{place}/*", place
         else:
             parts = place.split("/")

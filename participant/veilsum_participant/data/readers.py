@@ -16,16 +16,19 @@ from typing import Any
 from veilsum_node.errors import DataError, VeilsumError
 from veilsum_node.wording import unreadable
 from veilsum_participant.data import csv_files, npz_files, parquet_files
-from veilsum_participant.data.objects import StoredFile, reachable
+from veilsum_participant.data.objects import AnyFile, StoredFile, reachable, stored_csv
 from veilsum_participant.data.table import CHECK_FORMAT, Table
 from veilsum_participant.query import Bucket
 from veilsum_privacy.study.schema import DatasetSchema
 
 
 def is_csv(path: Path | Bucket) -> bool:
-    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix; a folder and S3 hold Parquet."""
+    """Whether a file counts as CSV: all but Parquet and npz files do, by their suffix; a folder holds Parquet.
+
+    In S3 an object of CSV ends in .csv.
+    """
     if isinstance(path, Bucket):
-        return False
+        return path.csv
     return path.suffix.lower() not in (*parquet_files.SUFFIXES, ".npz") and not path.is_dir()
 
 
@@ -51,8 +54,8 @@ def check_structure(
     with _readable(path):
         if isinstance(path, Path) and _is_npz(path):
             npz_files.npz_layout(path, schema, subject)
-        elif isinstance(path, Path) and is_csv(path):
-            csv_files.csv_layout(path, schema, subject, header)
+        elif is_csv(path):
+            csv_files.csv_layout(_csv(path), schema, subject, header)
         else:
             parquet_files.parquet_layout(path, schema, subject)
 
@@ -72,8 +75,8 @@ def read_table(path: Path | Bucket, schema: DatasetSchema, *, subject: str | Non
     with _readable(path):
         if isinstance(path, Path) and _is_npz(path):
             return npz_files.read_npz(path, schema, subject)
-        if isinstance(path, Path) and is_csv(path):
-            return csv_files.read_csv(path, schema, subject, header)
+        if is_csv(path):
+            return csv_files.read_csv(_csv(path), schema, subject, header)
         return parquet_files.read_parquet(path, schema, subject)
 
 
@@ -105,8 +108,8 @@ def read_batches(
     with _readable(path):
         if isinstance(path, Path) and _is_npz(path):
             yield 0, npz_files.read_npz(path, schema, subject)
-        elif isinstance(path, Path) and is_csv(path):
-            yield from csv_files.csv_batches(path, schema, subject, header, names)
+        elif is_csv(path):
+            yield from csv_files.csv_batches(_csv(path), schema, subject, header, names)
         else:
             yield from parquet_files.parquet_batches(path, schema, subject, names, rows, wanted)
 
@@ -160,8 +163,12 @@ def _readable(path: Path | Bucket) -> Iterator[None]:
     except VeilsumError:
         raise
     except Exception as error:  # what the formats' libraries raise is many things and undocumented
-        form = "Parquet" if isinstance(path, Bucket) else path.suffix.lower() or "CSV"
+        form = ("CSV" if path.csv else "Parquet") if isinstance(path, Bucket) else path.suffix.lower() or "CSV"
         raise DataError(f"{path}: cannot be read as {form} ({type(error).__name__}).", CHECK_FORMAT) from error
+
+
+def _csv(path: Path | Bucket) -> AnyFile:
+    return stored_csv(path) if isinstance(path, Bucket) else path
 
 
 def _is_npz(path: Path) -> bool:

@@ -16,6 +16,7 @@ from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault
+from veilsum_participant.data.objects import AnyFile
 from veilsum_privacy.study.schema import DatasetSchema
 
 CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
@@ -35,7 +36,7 @@ class Table:
         header: whether the CSV file's first line names its columns; None for other formats.
     """
 
-    path: Path | None
+    path: AnyFile | None
     columns: dict[str, Any]
     rows: int
     subjects: Any = None
