@@ -18,6 +18,7 @@ from benchmarks import (
     load,
     masked_transport,
     memory,
+    peers,
     secure_sum,
     simulation,
     steps,
@@ -37,19 +38,20 @@ SECTIONS = (
     "coordinator",
     "load",
     "large",
+    "peers",
 )
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(prog="benchmarks", description="Benchmarks of veilsum.")
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; default: all")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; default: all but peers")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     if unknown := set(options.sections) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
-    wanted = options.sections or SECTIONS
+    wanted = options.sections or [section for section in SECTIONS if section != "peers"]  # which fetches packages
     results: dict[str, Any] = {}
     if "sums" in wanted:
         results["sums"] = secure_sum.measure_all(quick=options.quick)
@@ -77,6 +79,8 @@ def main() -> None:
         results["small"] = steps.measure_small(quick=options.quick)
     if "coordinator" in wanted:
         results["coordinator"] = memory.measure_round(quick=options.quick)
+    if "peers" in wanted:
+        results["peers"] = peers.measure(quick=options.quick)
     if options.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
         print(json.dumps({"machine": machine, "results": results}, indent=2))

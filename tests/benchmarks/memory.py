@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.step_process import peak
 from benchmarks.sums import lane_plan
 from veilsum_privacy.securesum.decryption import WORD_BYTES
 from veilsum_privacy.securesum.parameters import TAGS
@@ -29,15 +30,6 @@ def measure_memory(size: int, members: int, ciphertexts: list[bytes]) -> int:
         command = [sys.executable, "-m", "benchmarks.memory", directory, str(size), str(members)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(json.loads(done.stdout)["peak"])
-
-
-def peak() -> int:
-    """Peak of this process's resident memory in bytes (Linux). ``ru_maxrss`` would begin at the parent's peak instead."""
-    return next(
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        if line.startswith("VmHWM:")
-    )
 
 
 def resident() -> int:

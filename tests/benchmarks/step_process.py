@@ -29,6 +29,15 @@ WARM = 3
 """First steps, which are not counted."""
 
 
+def peak() -> int:
+    """Peak of this process's resident memory in bytes (Linux). ``ru_maxrss`` would begin at the parent's peak instead."""
+    return next(
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        if line.startswith("VmHWM:")
+    )
+
+
 def without_encryption() -> None:
     """Let words pass in the clear, in this process only."""
     from veilsum_privacy.securesum import bfv, masks, tags
@@ -99,8 +108,8 @@ class Watch:
         self._start_profile()
 
     def report(self) -> dict[str, Any]:
-        """Everything, for JSON; times are (elapsed, CPU) seconds."""
-        return {"marks": self.marks, "bytes": dict(self.bytes), "profile": self._lines()}
+        """Everything, for JSON; times are (elapsed, CPU) seconds, ``peak`` the most memory in bytes."""
+        return {"marks": self.marks, "bytes": dict(self.bytes), "profile": self._lines(), "peak": peak()}
 
     def _mark(self) -> None:
         self.marks.append((time.perf_counter(), time.process_time()))

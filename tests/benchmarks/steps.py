@@ -64,16 +64,22 @@ def measure_small(*, quick: bool = False) -> dict[str, Any]:
 
 
 def run(
-    steps: int, *, plain: bool = False, profile: bool = False, head: tuple[int, int] = (FEATURES, CLASSES)
+    steps: int,
+    *,
+    plain: bool = False,
+    profile: bool = False,
+    head: tuple[int, int] = (FEATURES, CLASSES),
+    members: int = SITES,
 ) -> dict[str, Any]:
     """One study of so many counted steps in processes of its own; ``head`` is the model's features and classes.
 
     Returns:
-        Median seconds of a step, CPU seconds and bytes of all parties a step, and the profiles' first lines.
+        Median seconds of a step, CPU seconds and bytes of all parties a step, the coordinator's peak memory in bytes, and the
+        profiles' first lines.
     """
     with tempfile.TemporaryDirectory() as directory:
         coordinator, *sites = _run_study(
-            Parties(Path(directory), _records(*head)), WARM + steps, {"plain": plain, "profile": profile}, head
+            Parties(Path(directory), _records(*head, members)), WARM + steps, {"plain": plain, "profile": profile}, head
         )
     ends = [elapsed for elapsed, _ in coordinator["marks"]][WARM - 1 :]
     seconds = [after - before for before, after in pairwise(ends)]
@@ -91,6 +97,7 @@ def run(
         "cpu_s": spent(coordinator) + sum(map(spent, sites)),
         "sent_bytes": sum(site["bytes"]["sent"] for site in sites) / total,
         "fetched_bytes": sum(site["bytes"]["fetched"] for site in sites) / total,
+        "coordinator_peak_bytes": coordinator["peak"],
         "profiles": {
             who: [f"{1e3 * taken / steps:7.1f} ms {calls / steps:8.1f} calls  {name}" for name, calls, taken in lines]
             for who, lines in (
@@ -143,9 +150,9 @@ def _read(report: Path) -> dict[str, Any]:
     return found
 
 
-def _records(features: int, classes: int) -> Data:
+def _records(features: int, classes: int, members: int) -> Data:
     found = {}
-    for number in range(SITES):
+    for number in range(members):
         random = np.random.default_rng(number)
         found[f"site-{number}"] = random.uniform(-1, 1, (RECORDS, features)), random.integers(0, classes, RECORDS)
     return found
