@@ -148,6 +148,7 @@ RUN = """
 """
 
 
+@pytest.mark.system
 def test_found_missed_and_endless(tmp_path: Path) -> None:
     for name, text in (("privacy/toy/__init__.py", ""), ("privacy/toy/calc.py", TOY), ("tests/test_calc.py", TESTS)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
