@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from mutants.harmless import HARMLESS
 from mutants.judges import ROOT, modules
 from mutants.operators import find_mutants
