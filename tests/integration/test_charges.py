@@ -92,6 +92,7 @@ class Drawn:
         monkeypatch.setattr(module, name, counted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Optimal order")
 @pytest.mark.parametrize(
     "name",

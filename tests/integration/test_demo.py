@@ -179,7 +179,8 @@ def test_dossiers_say_what_the_ledgers_say(demo: tuple[Path, dict[str, Any]]) ->
         assert paper["head"] in page
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.system), signal.SIGKILL])
+@pytest.mark.system
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_demo_that_ends_early_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     directory = tmp_path / "demo"
     with subprocess.Popen(

@@ -205,6 +205,7 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUERIES)
 def test_no_resource_makes_a_query_fail_or_changes_another_persons_rows(tmp_path: Path, recipe: Path, name: str) -> None:
     resources = make_export()

@@ -98,6 +98,7 @@ def noises(attack: Adversary, number: int, attempt: int) -> list[Floats]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_no_payload_bears_the_noise_of_another(tmp_path: Path, name: str) -> None:
     bed = make_bed(tmp_path, make_data(rows=0, width=WIDTH), min_cohort=2, disclosures=("joint", "per-site"))

@@ -231,7 +231,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
         made.stop()
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.system  # test_site_check.py makes such faults in one process by default
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_printed_as_the_page_shows(fault: str, federation: Processes, tmp_path: Path) -> None:
     printed = FAULTS[fault](Desk(federation, tmp_path / "desk"))
@@ -244,6 +244,7 @@ def test_the_page_shows_every_fault_and_no_other() -> None:
     assert all(text.strip() for text in SHOWN.values())
 
 
+@pytest.mark.system
 def test_nothing_of_it_is_printed_where_nothing_is_wrong(federation: Processes, tmp_path: Path) -> None:
     """The oracle of the test above: what the page shows of a fault is not what any check prints."""
     desk = Desk(federation, tmp_path / "desk")

@@ -172,6 +172,7 @@ def one_step_epsilon(rate: float, sigma: float, direction: Direction, delta: flo
     return float(brentq(lambda epsilon: one_step_delta(rate, sigma, direction, epsilon) - delta, 0.0, 500.0, xtol=1e-12))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
 @pytest.mark.parametrize(("rate", "sigma"), [(0.9, 3.0), (0.5, 0.7), (0.2, 1.0), (0.05, 0.8), (0.01, 1.1), (0.3, 0.3)])
@@ -204,6 +205,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("delta", [1e-4, 1e-7])
 @pytest.mark.parametrize(("groups", "unsampled"), MIXED)

@@ -162,7 +162,7 @@ STEPWISE = {"fedsgd", "fedavg", "hfedatm"}
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("expected", [20, 800])
+@pytest.mark.parametrize("expected", [20, pytest.param(800, marks=pytest.mark.system)])
 def test_of_every_method_a_verdict_on_the_models_figures_or_none(
     method: str, expected: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -171,6 +171,7 @@ REFUSED: list[tuple[str, Object, str]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("example", "values", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
 def test_what_cannot_work_is_refused_with_the_value_s_name(example: str, values: Object, message: str) -> None:
     render(example)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from mutants.harmless import HARMLESS
 from mutants.judges import ROOT, modules
 from mutants.operators import find_mutants
@@ -148,6 +149,7 @@ RUN = """
 """
 
 
+@pytest.mark.system
 def test_found_missed_and_endless(tmp_path: Path) -> None:
     for name, text in (("privacy/toy/__init__.py", ""), ("privacy/toy/calc.py", TOY), ("tests/test_calc.py", TESTS)):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

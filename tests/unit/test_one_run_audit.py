@@ -383,6 +383,7 @@ def test_the_sampled_bound_holds_and_comes_near() -> None:
     assert float(np.median(bounds)) > 0.75 * mu
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("epsilon", "share"), [(1.0, 0.28), (3.0, 0.86), (8.0, 1.0)])
 def test_a_thousand_canaries_see_noise_a_fifth_too_low_in_so_many_runs(epsilon: float, share: float) -> None:
     """The release alone, at 95%: as often as the noncentral t says, which is what was planned with."""

@@ -160,7 +160,7 @@ def test_intervals_of_statistics_are_those_of_the_result() -> None:
         assert width == pytest.approx(predicted[name].half_width, rel=0.25 if "each" in name else 0.15), name
 
 
-@pytest.mark.parametrize("noise", ["distributed", "local"])
+@pytest.mark.parametrize("noise", ["distributed", pytest.param("local", marks=pytest.mark.system)])
 def test_intervals_of_fedcgs_are_those_of_the_real_noise(noise: str) -> None:
     sites = typical_records()
     plain = federation(draft("fedcgs", noise="none", parameters={"clip": 3.0}).compile(), sites).sum("class-moments").values
