@@ -191,6 +191,7 @@ def build() -> Schema:
         identity=table(existingSecret=SECRET),
         config=participant_config,
         caBundle=table(existingSecret=SECRET, existingConfigMap=SECRET, key=FILE_KEY),
+        directory=table(existingSecret=SECRET, existingConfigMap=SECRET, key=FILE_KEY, use=BOOLEAN),
         proxyPassword=table(existingSecret=SECRET, key=FILE_KEY),
         data=table(mounts=many(mount)),
         state=STATE,

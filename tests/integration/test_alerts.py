@@ -184,6 +184,11 @@ INHIBITED = [
         {"alertname": "VeilsumCertificateExpiring", "severity": "warning", "site": "g", "certificate": "own"},
         {"alertname": "VeilsumCertificateExpiring", "severity": "warning", "site": "g", "certificate": "authority"},
     ),
+    (
+        {"alertname": "VeilsumDirectoryExpiring", "severity": "critical", "site": "h"},
+        {"alertname": "VeilsumDirectoryExpiring", "severity": "warning", "site": "h"},
+        {"alertname": "VeilsumDirectoryExpiring", "severity": "warning", "site": "i"},
+    ),
 ]
 """An alert, one that it silences, and one that it does not."""
 

@@ -39,6 +39,7 @@ NAMES = {
     "VeilsumLedgerVerificationFailed",
     "VeilsumLedgerVerificationStale",
     "VeilsumCertificateExpiring",
+    "VeilsumDirectoryExpiring",
     "VeilsumTargetDown",
 }
 

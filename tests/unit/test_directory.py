@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from support.certificates import DAY, NOW
+from support.federation import make_bed, make_data
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Authority, Label, Role, SigningKey, load_credentials
@@ -24,6 +26,7 @@ from veilsum_participant.directory import confirm, confirmed_path, given_directo
 from veilsum_participant.protocol.approval import SignedStudy, verify_study
 from veilsum_participant.session.client import open_site
 from veilsum_participant.site import check_directory
+from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.study.study import study_digest
 
 LEAVES = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]
@@ -271,6 +274,18 @@ def test_a_directory_counts_once_it_was_confirmed(world: World) -> None:
         world.pins("north", not_trusted=("wst",))
     with pytest.raises(ConfigurationError, match="was not confirmed"):  # one site's word is not another's
         world.pins("south")
+
+
+def test_metrics_tell_when_the_directory_ends(world: World, tmp_path: Path) -> None:
+    bed = make_bed(tmp_path / "bed", make_data("ab", 3))
+    site = bed.sites["a"]
+
+    def shown() -> float | None:
+        return SiteMetrics(site).registry.get_sample_value("veilsum_directory_expiry_timestamp_seconds")
+
+    assert math.isnan(shown() or 0)
+    site.directory = world.sign(days=40)
+    assert shown() == site.directory.expires == world.time + 40 * 86400
 
 
 def test_every_change_is_refused_until_it_is_confirmed_again(world: World) -> None:

@@ -103,6 +103,22 @@ def test_a_participant_reads_what_the_chart_writes(tmp_path: Path) -> None:
     assert all(mounted(pod, item.path) for item in config.datasets.values())
 
 
+@pytest.mark.parametrize("kind", ["existingSecret", "existingConfigMap"])
+def test_a_directory_is_mounted_and_then_used(kind: str, tmp_path: Path) -> None:
+    """First mounted alone, to be confirmed in a pod that runs; then its pins take the place of ``trusted``."""
+    named = {kind: "veilsum-directory"}
+    pinned = {"config": {"policy": {"trusted": {"st-john": "1" * 64}}}, "directory": named}
+    first = render("participant-trial", values={"participant": pinned})
+    config = participant(first, tmp_path)
+    assert (config.policy.directory, list(config.policy.trusted)) == (None, ["st-john"])
+    release = render("participant-trial", values={"participant": {"directory": named | {"use": True}}})
+    config = participant(release, tmp_path)
+    assert config.policy.directory is not None
+    for pod in (first.pod("participant"), release.pod("participant")):
+        assert str(config.policy.directory) in pod.files
+    assert config.policy.analysts == participant(render("participant-trial"), tmp_path).policy.analysts
+
+
 @pytest.mark.parametrize(("example", "part"), [("coordinator-trial", "coordinator"), ("participant-trial", "participant")])
 def test_without_an_endpoint_metrics_stay_on_loopback(example: str, part: str, tmp_path: Path) -> None:
     release = render(example)
@@ -158,6 +174,9 @@ REFUSED: list[tuple[str, Object, str]] = [
     ("participant-trial", {"participant": {"metrics": {"serviceMonitor": {"enabled": True}}}}, "needs participant.metrics.en"),
     ("participant-trial", {"participant": {"state": {"accessModes": ["ReadWriteMany"]}}}, "accessModes"),
     ("participant-trial", {"participant": {"caBundle": {"existingSecret": "a", "existingConfigMap": "b"}}}, "not both"),
+    ("participant-trial", {"participant": {"directory": {"existingSecret": "a", "existingConfigMap": "b"}}}, "not both"),
+    ("participant-trial", {"participant": {"directory": {"use": True}}}, "directory.use: name the Secret or ConfigMap"),
+    ("participant-hospital", {"participant": {"directory": {"existingSecret": "a", "use": True}}}, "takes the place of"),
     ("participant-trial", {"participant": {"resources": {"limit": {}}}}, "'limit' not allowed"),
     ("participant-trial", {"user": {"id": 0}}, "minimum: got 0, want 1"),
     ("participant-trial", {"participant": {"enabled": False}}, "Nothing to install"),

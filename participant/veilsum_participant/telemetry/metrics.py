@@ -94,6 +94,11 @@ class SiteMetrics(SiteObserver):
 
         self.figures = Refreshed(read, "ledger")
         registry.register(_SiteCollector(self.figures))
+        Gauge(
+            "veilsum_directory_expiry_timestamp_seconds",
+            "When the directory ends that the pins come from; NaN without one.",
+            registry=registry,
+        ).set(math.nan if site.directory is None else site.directory.expires)
 
     def _preset(self) -> None:
         for method in (*sorted(self._methods), OTHER):

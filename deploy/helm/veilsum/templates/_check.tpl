@@ -26,6 +26,16 @@
 {{- if and $participant.caBundle.existingSecret $participant.caBundle.existingConfigMap -}}
 {{- fail "participant.caBundle: name a Secret or a ConfigMap, not both." -}}
 {{- end -}}
+{{- $directory := $participant.directory -}}
+{{- if and $directory.existingSecret $directory.existingConfigMap -}}
+{{- fail "participant.directory: name a Secret or a ConfigMap, not both." -}}
+{{- end -}}
+{{- if and $directory.use (not (or $directory.existingSecret $directory.existingConfigMap)) -}}
+{{- fail "participant.directory.use: name the Secret or ConfigMap that holds the directory." -}}
+{{- end -}}
+{{- if and $directory.use (dig "policy" "trusted" dict $participant.config) -}}
+{{- fail "participant.directory.use: the directory takes the place of config.policy.trusted; remove one of them." -}}
+{{- end -}}
 {{- if eq (default "" $participant.config.proxy) "environment" -}}
 {{- fail "participant.config.proxy: name the proxy as host:port; the pod's environment names none." -}}
 {{- end -}}

@@ -67,6 +67,9 @@
 {{- if or $part.caBundle.existingSecret $part.caBundle.existingConfigMap -}}
 {{- $_ := set $own "ca_bundle" "/etc/veilsum/ca/ca.pem" -}}
 {{- end -}}
+{{- if $part.directory.use -}}
+{{- $_ := set $own "policy" (dict "directory" "/etc/veilsum/directory/directory.json") -}}
+{{- end -}}
 {{- if $part.proxyPassword.existingSecret -}}
 {{- $_ := set $own "proxy_password_file" "/etc/veilsum/proxy/password" -}}
 {{- end -}}
