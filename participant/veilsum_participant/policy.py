@@ -264,8 +264,8 @@ def member_faults(members: Sequence[Member], study: Study, policy: Policy, own: 
 def mask_faults(graph: MaskGraph, members: Sequence[Member], study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
     """Whether masks that only neighbours share are accepted, and hide a roster's or cohort's members well enough.
 
-    What a site is promised of trusted members, to be hidden among them or by their noise, must hold if all others work together:
-    masks must hold the trusted ones together too.
+    What a site is promised of trusted members, to be hidden among them or by their noise, must hold though all others work
+    together: the masks must hold the trusted ones together by themselves.
     """
     if graph.complete:
         return

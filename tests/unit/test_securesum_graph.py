@@ -60,9 +60,7 @@ def test_small_studies_are_complete_and_large_ones_are_not() -> None:
 
 @pytest.mark.parametrize("least", [SEPARATORS, 100])
 @pytest.mark.parametrize(("members", "smallest"), [(1000, 900), (1000, 500), (1024, 300), (200, 100)])
-def test_neighbours_suffice_for_the_smallest_cohort_and_one_pair_fewer_does_not(
-    members: int, smallest: int, least: int
-) -> None:
+def test_neighbours_suffice_and_one_on_either_side_fewer_would_not(members: int, smallest: int, least: int) -> None:
     found = reach(members, smallest, least)
 
     def chance(far: int) -> float:

@@ -71,7 +71,8 @@ class Cohorts:
             raise CohortError("the cohort changed and the study allows one cohort only")
         graph, needed = members.graph, min(least_separators(privacy), len(names) - 1)
         if not graph.complete and (found := graph.separators(names)) < needed:
-            raise CohortError(f"{found} of the {len(names)} participants left could take masks apart, {needed} must be needed")
+            left = f"the {len(names)} participants that are left"
+            raise CohortError(f"{found} of {left} could take their masks apart; it must need {needed}")
         self.attempts += 1
         return Assignment(
             number,

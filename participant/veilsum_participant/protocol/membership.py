@@ -87,7 +87,7 @@ class Membership:
         return enrolment
 
     def on_roster(self, key: bytes, enrolments: Sequence[Enrolment], *, dealer: bool) -> list[Box]:
-        """Verify the roster, once and for all, and seal to each neighbour a share of the pair's seed; as dealer to all the keys.
+        """Verify the roster, once and for all, and seal to each neighbour a share of the pair's seed; a dealer deals the keys.
 
         Shares are drawn once, and durable before they are sealed.
 
