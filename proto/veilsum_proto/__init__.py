@@ -2,7 +2,7 @@
 
 from typing import Final
 
-PROTOCOL_VERSIONS: Final = (4,)
+PROTOCOL_VERSIONS: Final = (5,)
 """Versions of the protocol that this software speaks, highest last."""
 
 SOFTWARE: Final = "veilsum 0.2.0"

@@ -62,7 +62,7 @@ class CoordinationStub:
                 _registered_method=True)
         self.Seal = channel.stream_unary(
                 '/veilsum.v1.Coordination/Seal',
-                request_serializer=veilsum__proto_dot_federation__pb2.SealedBox.SerializeToString,
+                request_serializer=veilsum__proto_dot_federation__pb2.SealedBoxes.SerializeToString,
                 response_deserializer=veilsum__proto_dot_federation__pb2.Ack.FromString,
                 _registered_method=True)
         self.Ready = channel.unary_unary(
@@ -143,7 +143,7 @@ class CoordinationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Seal(self, request_iterator, context):
-        """Delivers sealed boxes for other participants.
+        """Delivers sealed boxes for other participants, many in a message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -228,7 +228,7 @@ def add_CoordinationServicer_to_server(servicer, server):
             ),
             'Seal': grpc.stream_unary_rpc_method_handler(
                     servicer.Seal,
-                    request_deserializer=veilsum__proto_dot_federation__pb2.SealedBox.FromString,
+                    request_deserializer=veilsum__proto_dot_federation__pb2.SealedBoxes.FromString,
                     response_serializer=veilsum__proto_dot_federation__pb2.Ack.SerializeToString,
             ),
             'Ready': grpc.unary_unary_rpc_method_handler(
@@ -428,7 +428,7 @@ class Coordination:
             request_iterator,
             target,
             '/veilsum.v1.Coordination/Seal',
-            veilsum__proto_dot_federation__pb2.SealedBox.SerializeToString,
+            veilsum__proto_dot_federation__pb2.SealedBoxes.SerializeToString,
             veilsum__proto_dot_federation__pb2.Ack.FromString,
             options,
             channel_credentials,

@@ -359,7 +359,7 @@ def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
     """Who waits hears of a change; of an end, once no crash can take it back."""
     key, machine = _submitted(bed)
     heard: list[bool] = []
-    bed.hub.listen(lambda: heard.append(True))
+    bed.hub.listen(lambda _: heard.append(True))
     database = bed.hub.journal.database
     with database.transaction() as connection:
         connection.exec_driver_sql(

@@ -103,7 +103,7 @@ def test_a_stream_that_dribbles_is_cut_off_and_holds_nobody_up(hurried: tuple[Te
     assert codes - idle == {grpc.StatusCode.DEADLINE_EXCEEDED}
 
 
-def _waiting(ended: threading.Event) -> Iterator[pb.SealedBox]:
+def _waiting(ended: threading.Event) -> Iterator[pb.SealedBoxes]:
     ended.wait(PATIENCE)
     yield from ()
 

@@ -71,14 +71,53 @@ def test_a_burst_of_changes_is_one_look_and_wakes_only_whom_it_concerns() -> Non
     async def main() -> None:
         names = [f"site-{index}" for index in range(100)]
         hub, service = _watched(names)
-        for _ in range(100):
-            hub.open["site-7"] = [_directive()]
-            hub.changed()
+        for cause in (None, "site-3"):
+            for _ in range(100):
+                hub.open["site-7"] = [_directive()]
+                hub.changed(cause)
         await asyncio.sleep(0.05)
         assert hub.asked == len(names)
         assert [name for name, session in service._sessions.items() if session.waker.is_set()] == ["site-7"]
 
     asyncio.run(main())
+
+
+def test_only_those_whom_changes_name_are_looked_at() -> None:
+    async def main() -> None:
+        hub, service = _watched([f"site-{index}" for index in range(100)])
+        hub.open["site-7"] = hub.open["site-8"] = [_directive()]
+        for name in ("site-7", "site-9", "nobody"):
+            hub.changed(name)
+        await asyncio.sleep(0.05)
+        assert hub.asked == 2
+        assert [name for name, session in service._sessions.items() if session.waker.is_set()] == ["site-7"]
+
+    asyncio.run(main())
+
+
+def test_nobody_but_whom_a_change_names_is_asked_for_something_new(bed: TestBed, tmp_path: Path) -> None:
+    hub, open_before, changes = bed.hub, dict[str, set[bytes]](), list[tuple[str | None, set[str]]]()
+
+    def look(name: str | None) -> None:
+        news = set()
+        for each in NAMES:
+            now = {item.SerializeToString(deterministic=True) for item in hub.directives(each)}
+            if now - open_before.get(each, set()):
+                news.add(each)
+            open_before[each] = now
+        changes.append((name, news))
+
+    hub.listen(look)
+    study = bed.compile(make_request(schema_of(2), min_cohort=2, cohort_difference="allowed"))
+    key = bed.local.submit(study, bed.analyst)
+    federation = bed.local.prepare(key)
+    federation.sum("statistics")
+    with hub.change(key) as machine:
+        machine.abort("enough")
+    bed.local.settle()
+    assert hub.status(key).phase == "aborted"
+    assert all(name is None or news <= {name} for name, news in changes)
+    assert sum(name is None for name, _ in changes) < len(changes) / 2
 
 
 def test_looks_leave_most_of_the_time_to_others() -> None:
@@ -91,11 +130,11 @@ def test_looks_leave_most_of_the_time_to_others() -> None:
             return look(name)
 
         hub.directives = directives  # type: ignore[method-assign]
-        hub.changed()
+        hub.changed(None)
         while not hub.asked:
             await asyncio.sleep(0.001)
         ended = time.monotonic()
-        hub.changed()
+        hub.changed(None)
         while hub.asked < 2:
             await asyncio.sleep(0.001)
         assert time.monotonic() - ended >= REST * slow  # the clock's own; a busy machine only makes it longer
@@ -110,7 +149,7 @@ def test_a_change_after_a_look_is_looked_at_however_soon_it_comes() -> None:
             session = service._sessions["a"]
             session.waker.clear()
             hub.open["a"] = [_directive(4, attempt)]
-            hub.changed()
+            hub.changed("a" if attempt % 2 else None)
             async with asyncio.timeout(5):
                 await session.waker.wait()
             assert [item.attempt for item in session.news(hub.open["a"])] == [attempt]

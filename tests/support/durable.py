@@ -198,7 +198,7 @@ Doom = Callable[[LocalFederation, bytes, int], None]
 def die_at(local: LocalFederation, key: bytes, reached: Callable[[Any], bool]) -> None:
     """Let the process die as soon as a study has come so far."""
 
-    def listener() -> None:
+    def listener(_: str | None) -> None:
         if reached(local.hub.studies[key].machine):
             local.hub.journal.dead = True  # type: ignore[attr-defined]
             raise Died

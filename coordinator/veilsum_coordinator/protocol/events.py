@@ -7,11 +7,12 @@ codes only; no reason's words of a participant ever come here.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from veilsum_coordinator.protocol.machine import StudyMachine
-from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.members import MemberState, StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_node.telemetry.logs import about
 
@@ -43,25 +44,25 @@ class StudyLog:
             last = machine.rounds[-1]
             self._round = (last.number, last.assignment.attempt, last.phase.value)
 
-    def look(self) -> None:
-        """Tell what is new."""
+    def look(self, name: str | None = None) -> None:
+        """Tell what is new; ``name``: of the only participant of whom there is anything new, None for any."""
         machine = self.machine
         if self._phase.over:
             return
-        name, digest = machine.study.name, machine.digest
-        self._look_at_members(name, digest)
+        study, digest = machine.study.name, machine.digest
+        self._look_at_members([seat for seat in machine.seats.values() if name in (None, seat.name)], study, digest)
         for participant, code, number in machine.refusals[self._refusals :]:
-            fields = about("refused", study=name, digest=digest, participant=participant, reason=code, round=number or None)
-            LOG.warning("study %s: %s refused (%s)", name, participant, code, extra=fields)
+            fields = about("refused", study=study, digest=digest, participant=participant, reason=code, round=number or None)
+            LOG.warning("study %s: %s refused (%s)", study, participant, code, extra=fields)
         self._refusals = len(machine.refusals)
         if machine.rounds:
-            self._look_at_round(name, digest, machine.rounds[-1])
+            self._look_at_round(study, digest, machine.rounds[-1])
         if machine.phase is not self._phase:
             self._phase = machine.phase
-            self._tell_phase(name, digest)
+            self._tell_phase(study, digest)
 
-    def _look_at_members(self, name: str, digest: bytes) -> None:
-        for seat in self.machine.seats.values():
+    def _look_at_members(self, seats: Iterable[MemberState], name: str, digest: bytes) -> None:
+        for seat in seats:
             if seat.enrolled and seat.name not in self._enrolled:
                 self._enrolled.add(seat.name)
                 fields = about("enrolled", study=name, digest=digest, participant=seat.name)

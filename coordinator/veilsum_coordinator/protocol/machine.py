@@ -152,6 +152,15 @@ class StudyMachine:
             self._tick_round(current, now)
         self._save()
 
+    def outlook(self) -> tuple[object, ...]:
+        """All that one participant's open directives depend on and another's message can change."""
+        current = self.round
+        sealed = self.phase is StudyPhase.SEALING and self.members.all_sealed()
+        asked: dict[str, bool] = {}
+        if current is not None and current.phase is RoundPhase.DECRYPTING:
+            asked = current.awaited(self.members.connected())
+        return *self.marks(), sealed, asked
+
     def marks(self) -> tuple[object, ...]:
         """What a tick can change, to see whether it did."""
         gone = sum(seat.gone for seat in self.seats.values())

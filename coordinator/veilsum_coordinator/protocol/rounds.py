@@ -183,9 +183,11 @@ class Round:
 
     @property
     def context(self) -> bytes:
-        """The context that all members of a complete sum signed."""
-        (context,) = self.contexts()
-        return context
+        """The context that all members of a complete sum signed; that it is one was found before the sum was stored."""
+        first = self.accumulator.uploads[self.cohort[0]].receipt
+        if first is None:
+            raise StateError("A sum that is not complete has no context yet.")
+        return parse_receipt(first.body).context
 
     def decryptors(self, connected: Sequence[str]) -> tuple[str, ...]:
         """Who is asked to decrypt: members that answered, then connected ones, two in all; fewer if none are left."""
@@ -193,13 +195,16 @@ class Round:
         waiting = (name for name in self.cohort if name in connected and name not in self.unable and name not in self.answers)
         return tuple(islice(chain(answered, waiting), DECRYPTORS))
 
-    def owed(self, name: str, connected: Sequence[str]) -> pb.Directive | None:
-        """What a member is asked for while the sum is decrypted: its signed digest, and of one decryptor the words as well."""
+    def awaited(self, connected: Sequence[str]) -> dict[str, bool]:
+        """Who owes its signed digest while the sum is decrypted, and whether the words as well: one decryptor does."""
         asked = self.decryptors(connected)
         sender = None if self.words is not None else next((each for each in asked if each in connected), None)
-        if name not in asked or (name in self.answers and name != sender):
-            return None
-        return pb.Directive(kind=pb.DIRECTIVE_KIND_DECRYPT, words=name == sender)
+        return {name: name == sender for name in asked if name not in self.answers or name == sender}
+
+    def owed(self, name: str, connected: Sequence[str]) -> pb.Directive | None:
+        """What a member is asked for while the sum is decrypted."""
+        asked = self.awaited(connected)
+        return pb.Directive(kind=pb.DIRECTIVE_KIND_DECRYPT, words=asked[name]) if name in asked else None
 
     def decrypted(self, name: str, words: list[Slots], signed: SignedStatement, roster: Roster) -> bool:
         """Take one decryption: its sender's signed digest of the words, with the words or without.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion, guarded, guarded_stream
@@ -84,6 +85,7 @@ class Coordination(CoordinationServicer):
         self._sessions: dict[str, _Session] = {}
         self._closing = False
         self._due, self._rested = False, 0.0
+        self._lock, self._concerned, self._everyone = threading.Lock(), set[str](), False
         self._loop = asyncio.get_running_loop()
         hub.listen(self._changed)
 
@@ -93,21 +95,27 @@ class Coordination(CoordinationServicer):
         for session in self._sessions.values():
             session.waker.set()
 
-    def _changed(self) -> None:
-        """Have a look soon; called under the hub's lock, from any thread."""
-        if not self._due and not self._loop.is_closed():
-            self._due = True
-            self._loop.call_soon_threadsafe(self._plan)
+    def _changed(self, name: str | None) -> None:
+        """Have a look soon at what is open for a participant, or for any; called from any thread."""
+        with self._lock:
+            self._everyone |= name is None
+            self._concerned |= set() if name is None else {name}
+            if not self._due and not self._loop.is_closed():
+                self._due = True
+                self._loop.call_soon_threadsafe(self._plan)
 
     def _plan(self) -> None:
         self._loop.call_at(max(self._rested, self._loop.time()), self._look)
 
     def _look(self) -> None:
         """Wake the sessions that have something to send, and no others: each of many members changes something for few."""
-        self._due = False  # what changes from here on is looked at next time
+        with self._lock:
+            self._due = False  # what changes from here on is looked at next time
+            names = list(self._sessions) if self._everyone else [name for name in self._concerned if name in self._sessions]
+            self._concerned, self._everyone = set(), False
         start = self._loop.time()
-        for name, session in self._sessions.items():
-            if session.has_news(self._hub.directives(name)):
+        for name in names:
+            if (session := self._sessions[name]).has_news(self._hub.directives(name)):
                 session.waker.set()
         end = self._loop.time()
         self._rested = end + REST * (end - start)
@@ -190,7 +198,7 @@ class Coordination(CoordinationServicer):
         return pb.Ack()
 
     @guarded
-    async def Seal(self, request_iterator: AsyncIterator[pb.SealedBox], context: Context) -> pb.Ack:
+    async def Seal(self, request_iterator: AsyncIterator[pb.SealedBoxes], context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
         key, most = b"", 0
         boxes: list[Box] = []
@@ -198,10 +206,11 @@ class Coordination(CoordinationServicer):
             if not key:
                 key = _check_key(message.study)
                 most = self._hub.boxes_owed(name, key)
-            elif message.study or len(boxes) >= most:
-                raise HostileInput("Only the first message of a stream of boxes names its study, and boxes are bounded.")
-            else:
-                boxes.append(_box(message))
+            elif message.study:
+                raise HostileInput("Only the first message of a stream of boxes names its study.")
+            if len(boxes) + len(message.boxes) > most:
+                raise HostileInput("A stream holds more sealed boxes than its sender owes.")
+            boxes += map(_box, message.boxes)
         self._hub.seal(name, _check_key(key), boxes)
         return pb.Ack()
 

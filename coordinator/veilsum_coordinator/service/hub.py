@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,6 +39,9 @@ LOG = logging.getLogger("veilsum.coordinator")
 
 HEARD_SECONDS = 10
 """How long it may stay unstored who has heard of a study's end."""
+
+Listener = Callable[[str | None], object]
+"""Told of a change: the only participant of whom something else may be wanted since, or None for any."""
 
 
 @dataclass
@@ -78,8 +81,9 @@ class Hub:
         self.changes, self.stopping = 0, False
         self.studies: dict[bytes, StudyEntry] = {}
         self.sessions: dict[str, Session] = {}
-        self._listeners: list[Callable[[], object]] = []
+        self._listeners: list[Listener] = []
         self._logs: dict[bytes, StudyLog] = {}
+        self._outlooks: dict[bytes, tuple[object, ...]] = {}  # of studies that run, after the last change
         self._running: dict[bytes, StudyEntry] = {}  # whose outcome is not stored
         self._open: dict[str, dict[bytes, StudyEntry]] = {}  # by participant: that may have something to say to it yet
         self._heard: dict[bytes, int] = {}  # studies over, since when it is not stored who has heard of their end
@@ -93,7 +97,7 @@ class Hub:
         """A participant opened its session; returns the session's serial number (a newer one replaces an older)."""
         if len(nonce) != 16:
             raise HostileInput("A session nonce must have 16 bytes.")
-        with self._change():
+        with self._change(name=name):
             session = self.sessions.setdefault(name, Session(name))
             session.nonce, session.connected, session.last_seen = nonce, True, self._clock()
             session.serial += 1
@@ -105,7 +109,7 @@ class Hub:
 
     def disconnect(self, name: str, serial: int) -> None:
         """A session's stream ended; ignored when a newer session has taken its place."""
-        with self._change():
+        with self._change(name=name):
             session = self.sessions[name]
             if session.serial != serial:
                 return
@@ -210,7 +214,7 @@ class Hub:
 
     def enrol(self, name: str, key: bytes, enrolment: Enrolment) -> None:
         """See :meth:`StudyMachine.enrol`."""
-        with self._change(key):
+        with self._change(key, name):
             self._entry(key).machine.enrol(name, enrolment)
 
     def refuse(
@@ -236,17 +240,17 @@ class Hub:
             first, *others = (RefusalCode(item) for item in (code, *more))
         except ValueError as error:
             raise HostileInput("A refusal's code is not in the fixed list.") from error
-        with self._change(key):
+        with self._change(key, name):
             self._entry(key).machine.refuse(name, first, number, attempt, others, answers)
 
     def seal(self, name: str, key: bytes, boxes: Sequence[Box]) -> None:
         """See :meth:`StudyMachine.seal`."""
-        with self._change(key):
+        with self._change(key, name):
             self._entry(key).machine.seal(name, boxes)
 
     def ready(self, name: str, key: bytes) -> None:
         """See :meth:`StudyMachine.ready`."""
-        with self._change(key):
+        with self._change(key, name):
             self._entry(key).machine.ready(name)
 
     def upload_status(self, name: str, key: bytes, attempt: int) -> tuple[int, bool]:
@@ -268,17 +272,17 @@ class Hub:
 
     def receipt(self, name: str, key: bytes, attempt: int, signed: SignedReceipt) -> None:
         """See :meth:`StudyMachine.receipt`."""
-        with self._change(key):
+        with self._change(key, name):
             self._entry(key).machine.receipt(name, attempt, signed)
 
     def consent(self, name: str, key: bytes, attempt: int, consent: bytes) -> None:
         """See :meth:`StudyMachine.consent`."""
-        with self._change(key):
+        with self._change(key, name):
             self._entry(key).machine.consent(name, attempt, consent)
 
     def decrypted(self, name: str, key: bytes, attempt: int, words: list[Slots], signed: SignedStatement) -> None:
         """See :meth:`StudyMachine.decrypted`."""
-        with self._change(key):
+        with self._change(key, name):
             self._entry(key).machine.decrypted(name, attempt, words, signed)
 
     def boxes_owed(self, name: str, key: bytes) -> int:
@@ -293,7 +297,7 @@ class Hub:
                 raise HostileInput("The caller is not in the study's roster.")
             if machine.phase is not StudyPhase.SEALING:
                 raise HostileInput("Sealed boxes came outside the sealing phase.")
-            return 2 * len(machine.roster.names)
+            return len(machine.members.owed(name))
 
     def words_owed(self, name: str, key: bytes, attempt: int) -> int:
         """How many pieces a decryption by the caller has.
@@ -310,7 +314,7 @@ class Hub:
 
     def confirm(self, name: str, key: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """See :meth:`StudyMachine.confirm`."""
-        with self._change(key):
+        with self._change(key, name):
             machine = self._entry(key).machine
             machine.confirm(name, kind, number, attempt)
             if machine.phase.over:
@@ -369,19 +373,34 @@ class Hub:
     # -- the runner --------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _change(self, key: bytes | None = None) -> Iterator[None]:
-        """Under the lock, with a notification after; ``key``: of the only study that may change, None for any."""
+    def _change(self, key: bytes | None = None, name: str | None = None) -> Iterator[None]:
+        """Under the lock, with a notification after.
+
+        Args:
+            key: of the only study that may change, None for any.
+            name: of the participant that sent something, None for any other cause.
+        """
         with self.changed:
             try:
                 yield
             finally:
+                same = self._looks_the_same(self._running if key is None else [bytes(key)])
                 for log in list(self._logs.values()) if key is None else filter(None, [self._logs.get(bytes(key))]):
-                    log.look()
+                    log.look(name if same else None)
+                running = len(self._running)
                 self._keep_outcomes()
                 self.changes += 1
                 self.changed.notify_all()
+                concerned = name if same and len(self._running) == running else None
                 for listener in self._listeners:
-                    listener()
+                    listener(concerned)
+
+    def _looks_the_same(self, keys: Iterable[bytes]) -> bool:
+        """Whether studies look to everyone but who caused a change as they did after the change before."""
+        new = {key: self._running[key].machine.outlook() for key in keys if key in self._running}
+        same = all(self._outlooks.get(key) == outlook for key, outlook in new.items())
+        self._outlooks |= new
+        return same
 
     @contextmanager
     def change(self, key: bytes) -> Iterator[StudyMachine]:
@@ -389,8 +408,8 @@ class Hub:
         with self._change(key):
             yield self._entry(key).machine
 
-    def listen(self, listener: Callable[[], object]) -> None:
-        """Call ``listener`` after every change, from the thread that made it."""
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` after every change, from the thread that made it, under the lock."""
         self._listeners.append(listener)
 
     def _keep_outcomes(self) -> None:
@@ -418,6 +437,7 @@ class Hub:
         entry.machine.forget()
         self._logs.pop(key, None)
         self._running.pop(key, None)
+        self._outlooks.pop(key, None)
         self._objects.forget(key)
 
     def _admit(self, key: bytes, entry: StudyEntry) -> None:

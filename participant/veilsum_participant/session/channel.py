@@ -21,7 +21,7 @@ from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement, words_to_bytes
 from veilsum_privacy.securesum.roster import Enrolment
-from veilsum_proto import MAX_OBJECT_BYTES
+from veilsum_proto import CHUNK_BYTES, MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub
 
@@ -110,18 +110,22 @@ class GrpcChannel:
 
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None:
         """Deliver sealed boxes; none is an answer too."""
-        header = pb.SealedBox(study=study)
-        messages = [
-            pb.SealedBox(
+        messages = [pb.SealedBoxes(study=study)]
+        size = 0
+        for box in boxes:
+            message = pb.SealedBox(
                 sender=box.sender,
                 recipient=box.recipient,
                 purpose=box.purpose.value,
                 ciphertext=box.ciphertext,
                 signature=box.signature,
             )
-            for box in boxes
-        ]
-        self._owed(lambda: self.stub.Seal(iter([header, *messages]), timeout=STREAM_SECONDS))
+            if size + message.ByteSize() > CHUNK_BYTES:
+                messages.append(pb.SealedBoxes())
+                size = 0
+            messages[-1].boxes.append(message)
+            size += message.ByteSize()
+        self._owed(lambda: self.stub.Seal(iter(messages), timeout=STREAM_SECONDS))
 
     def ready(self, study: bytes) -> None:
         """Confirm that every box opened."""

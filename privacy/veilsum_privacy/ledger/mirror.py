@@ -44,7 +44,10 @@ CONSENT_BYTES = 32
 
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c
-_RECEIPTS = select(receipt_table).where(_KEPT.context == bindparam("context")).order_by(_KEPT.position)
+_COVERED = _KEPT.entry == bindparam("entry")
+_RECEIPT = select(receipt_table).where(_COVERED, _KEPT.participant == bindparam("participant"))
+_OWED = select(_KEPT.position).where(_COVERED, _KEPT.consent.is_(None)).limit(1)
+_CONSENTS = select(_KEPT.consent).where(_COVERED).order_by(_KEPT.position)
 _CONSENT = update(receipt_table).where(_KEPT.entry == bindparam("of_entry"), _KEPT.position == bindparam("of_position"))
 _ENTRY = select(ledger_table).where(_COLUMNS.context == bindparam("context"), _COLUMNS.kind == bindparam("kind"))
 _MIRRORED = (
@@ -146,31 +149,26 @@ class Mirror(ChainReader):
         """
         if len(consent) != CONSENT_BYTES:
             raise Misuse(f"A consent has {CONSENT_BYTES} bytes.")
-        rows = connection.execute(_RECEIPTS, {"context": context.hex()})
-        kept = {str(row["participant"]): row for row in rows.mappings()}
-        if participant not in kept:
+        shown = self._find(connection, Kind.RECEIPTS, context)
+        covered = {"entry": None if shown is None else shown["seq"]}
+        row = connection.execute(_RECEIPT, {**covered, "participant": participant}).mappings().first()
+        if shown is None or row is None:
             raise StateError(f"No receipt of {participant} was shown for this context.")
-        consents = {name: row["consent"] for name, row in kept.items()}
-        known = consents[participant]
+        known = row["consent"]
         if known is not None and not compare_digest(known, consent.hex()):
             raise HostileInput(f"{participant} consented with other bytes before.")
         if known is None:
-            row = kept[participant]
             promised = parse_receipt(str(row["body"]).encode()).consent
             if not compare_digest(promised, consent_commitment(consent_proof(consent))):
                 raise HostileInput(f"The consent of {participant} is not the one that its receipt commits it to.")
             mine = {"of_entry": row["entry"], "of_position": row["position"]}
             connection.execute(_CONSENT, {**mine, "consent": consent.hex()})
-            consents[participant] = consent.hex()
         found = self._find(connection, Kind.CONSENT, context)
         if found is not None:
             return int(found["seq"])
-        if any(value is None for value in consents.values()):
+        if connection.execute(_OWED, covered).first() is not None:  # the rest are read once, not with every member's consent
             return None
-        hashes = [bytes.fromhex(KeptRow.hash_consent(str(value))) for value in consents.values()]
-        shown = self._find(connection, Kind.RECEIPTS, context)
-        if shown is None:
-            raise StateError("No receipts were shown for this context.")
+        hashes = [bytes.fromhex(KeptRow.hash_consent(str(value))) for value in connection.scalars(_CONSENTS, covered)]
         detail = {"consents": consents_digest(hashes)}
         return self._chain.append(connection, Kind.CONSENT, _repeated(shown), detail).seq
 
