@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, RdpFilter, at_sites, estimated_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, Releases, at_sites, estimated_epsilon, rdp_epsilon
 from veilsum_privacy.audit.signed import SignedAudit
 from veilsum_privacy.dossier.annex import annex
 from veilsum_privacy.dossier.figures import meaning
@@ -101,7 +101,7 @@ class _Account:
         self._name, self._entries = name, entries
         self._budget: Budget | None = None
         self._budgets: list[BudgetChange] = []
-        self._gate = RdpFilter()
+        self._gate = Releases()
         self._unbounded = False
         self._curve: list[DossierStep] = []
         self._releases: list[ReleaseRow] = []

@@ -193,7 +193,7 @@ class Budget:
         epsilon: positive bound, or None: the site demands no guarantee (the only budget that admits releases without noise).
         delta: in (0, 1/2); of the population, not of a study.
         adaptive: how epsilon is derived: by all orders, or by few fixed ones that share delta
-            (:meth:`veilsum_privacy.accounting.accountant.RdpFilter.epsilon`).
+            (:meth:`veilsum_privacy.accounting.accountant.Releases.epsilon`).
     """
 
     epsilon: float | None

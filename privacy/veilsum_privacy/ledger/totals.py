@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, case, select
 
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import Adaptive, RdpFilter, estimated_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, Releases, estimated_epsilon
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, events_of
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table
@@ -41,7 +41,7 @@ def total_epsilon(
         alone: against all other parties together, when only the site's own share of the noise counts.
     """
     events, unbounded = events_of(mechanisms, alone=alone)
-    return math.inf if unbounded else RdpFilter().with_events(events).epsilon(delta, adaptive)
+    return math.inf if unbounded else Releases().with_events(events).epsilon(delta, adaptive)
 
 
 class Sum:
@@ -53,7 +53,7 @@ class Sum:
 
     def __init__(self) -> None:
         self.counts: Counter[Mechanism] = Counter()
-        self._gate = RdpFilter()
+        self._gate = Releases()
         self._exact = 0  # releases without noise
 
     def add(self, mechanism: Mechanism, count: int = 1) -> None:
