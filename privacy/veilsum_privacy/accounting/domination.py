@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +33,13 @@ from veilsum_privacy.accounting.gaussian import gaussian_profile
 from veilsum_privacy.accounting.losses import Direction
 from veilsum_privacy.accounting.renyi import Floats
 
+DIRECTIONS: tuple[Direction, Direction] = (1, -1)
+
 _TAIL = 9.5  # standard deviations; a normal's mass beyond is below 1e-20
-_SPREAD = 2.5e-4  # of a step's variance that the grid adds to it at most
+_OF_STEP = (
+    0.03  # the grid's spacing, as a share of a loss's standard deviation: it adds a quarter of the square to the variance
+)
+_OF_SUM = 0.002
 _IGNORED = 1e-3  # of slack, that sums beyond the window may have
 _LARGEST_GRID = 1 << 20
 _LARGEST_LOSS = 500.0  # exp of it must stay far from overflow
@@ -46,18 +50,9 @@ _GAUSSIAN_ERROR = 1e-14  # of G
 _DIGITS = 1e-9  # relative, to which mu is found
 
 
-class Profile(NamedTuple):
-    """H at multiples of ``spacing`` from 0 on, never too small: ``values`` (n,). ``error``: how much of them bounds the
-    error of the Fourier transform."""
-
-    spacing: float
-    values: Floats
-    error: float
-
-
 @lru_cache(maxsize=1 << 10)
 def dominating_ratio(rate: float, ratio: float, steps: int, slack: float) -> float:
-    """The least mu^2, to 2e-9, that is certified to dominate ``steps`` sampled steps with ``slack``; 40 ms.
+    """The least mu^2, to 2e-9, that is certified to dominate ``steps`` sampled steps with ``slack``.
 
     Never more than ``steps`` times ``ratio``, which dominates without any slack: sampling never costs more. It is that where
     nothing better can be certified: at more than about 10^6 steps, a slack below 1e-12, or noise of next to nothing.
@@ -71,27 +66,29 @@ def dominating_ratio(rate: float, ratio: float, steps: int, slack: float) -> flo
     most = ratio * steps
     if rate * steps <= slack:
         return 0.0  # the record is in no sample but for that chance
-    spacing = _spacing(rate, ratio)
-    profiles = [composed_profile(rate, ratio, steps, direction, spacing, _IGNORED * slack) for direction in (1, -1)]
-    if any(profile is None for profile in profiles):
-        return most
-    values = np.concatenate([profile.values for profile in profiles if profile is not None])
-    epsilons = np.concatenate([spacing * np.arange(1, len(profile.values) + 1) for profile in profiles if profile is not None])
-    epsilons += steps * _LOSS_ERROR
+    spacing, values, epsilons = grid_spacing(rate, ratio, steps), [], []
+    for direction in DIRECTIONS:
+        profile = composed_profile(rate, ratio, steps, direction, spacing, _IGNORED * slack)
+        if profile is None or profile[-1] > slack:  # further up it is below the last
+            return most
+        values.append(profile)
+        epsilons.append(spacing * np.arange(1, len(profile) + 1) + steps * _LOSS_ERROR)
 
-    def exceeding(mu: float, values: Floats, epsilons: Floats) -> NDArray[np.bool_]:
-        return values > slack + (1 - slack) * (gaussian_profile(mu, epsilons) - _GAUSSIAN_ERROR)
+    def exceeding(mu: float, h: Floats, epsilon: Floats) -> NDArray[np.bool_]:
+        return h > slack + (1 - slack) * (gaussian_profile(mu, epsilon) - _GAUSSIAN_ERROR)
 
     low, high = 0.0, math.sqrt(most)
-    exceeds = values > slack
-    values, epsilons = values[exceeds], epsilons[exceeds]
-    if exceeding(high, values, epsilons).any():
+    h, epsilon = np.concatenate(values), np.concatenate(epsilons)
+    h, epsilon = h[h > slack], epsilon[h > slack]
+    if not len(h):
+        return 0.0
+    if exceeding(high, h, epsilon).any():
         return most
     while high - low > _DIGITS * high:
         middle = (low + high) / 2
-        exceeds = exceeding(middle, values, epsilons)
+        exceeds = exceeding(middle, h, epsilon)
         if exceeds.any():
-            low, values, epsilons = middle, values[exceeds], epsilons[exceeds]  # the others are within any larger mu's
+            low, h, epsilon = middle, h[exceeds], epsilon[exceeds]  # the others are within any larger mu's
         else:
             high = middle
     return high * high
@@ -99,36 +96,41 @@ def dominating_ratio(rate: float, ratio: float, steps: int, slack: float) -> flo
 
 def composed_profile(
     rate: float, ratio: float, steps: int, direction: Direction, spacing: float, ignored: float
-) -> Profile | None:
-    """H of ``steps`` steps at multiples of ``spacing``, rounded up; None where that takes too large a grid.
+) -> Floats | None:
+    """H of ``steps`` steps at multiples of ``spacing`` from 0 on, never too small: (n,). None if the grid would be too large.
 
     Args:
         direction: 1: a record is removed, -1: one is added.
         ignored: chance of sums beyond the window; it is added to H.
     """
-    if _loss(rate, ratio, _TAIL + math.sqrt(ratio)) > _LARGEST_LOSS or spacing < 1e-9:
+    largest = _loss(rate, ratio, _TAIL + math.sqrt(ratio))
+    if largest > _LARGEST_LOSS or largest > spacing * _LARGEST_GRID:
         return None
     first, masses = step_masses(rate, ratio, direction, spacing)
     bottom, top = _window(first, masses, steps, spacing, ignored)
     size = 1 << max(1, math.ceil(math.log2(top - bottom + 2)))
     if size > _LARGEST_GRID:
         return None
-    spectrum = np.fft.rfft(np.bincount(np.arange(len(masses)) % size, weights=masses, minlength=size))
-    powered = _power(spectrum, steps)
-    # |x + d|^N - |x|^N <= N (|x| + |d|)^(N - 1) |d|, and the squarings round by 3 u each, N times in all. What that makes of
-    # the sums' masses together is at most the root of the sum of squares over all frequencies (Parseval, Cauchy and
-    # Schwarz).
+    sums, error = convolved(masses, steps, size)
+    places = np.arange(size + bottom)  # of losses from 0 on
+    sums, losses = sums[(places - first * steps) % size], places * spacing
+    above = np.cumsum(sums[::-1])[::-1]
+    other = np.cumsum((sums * np.exp(-losses))[::-1])[::-1]
+    h: Floats = above - np.exp(losses) * other + 2 * size * _UNIT * above  # and what these sums are off by
+    return h + (error + 2 * ignored + steps * _MASS_ERROR)
+
+
+def convolved(masses: Floats, steps: int, size: int) -> tuple[Floats, float]:
+    """The ``steps``-fold convolution of masses on a circle of ``size`` places, and a bound on the sum of its errors."""
+    wrapped = np.bincount(np.arange(len(masses)) % size, weights=masses, minlength=size)
+    spectrum = np.fft.rfft(wrapped)
+    sums: Floats = np.maximum(np.fft.irfft(_power(spectrum, steps), size), 0.0)
+    # |x + d|^N - |x|^N <= N (|x| + |d|)^(N - 1) |d|, and squaring to the N-th power rounds by 3 u N. What that makes of the
+    # sums is at most the root of the sum of squares over all frequencies (Cauchy and Schwarz, Parseval).
     transform = 6 * _UNIT * math.log2(size)
     modulus = np.minimum(np.abs(spectrum) + transform, 1.0)
     error = steps * (transform + 3 * _UNIT) * math.sqrt(2 * float(np.sum(modulus ** (2 * steps - 2))))
-    error += transform * math.sqrt(2 * float(np.sum(modulus ** (2 * steps))))
-    places = np.arange(bottom, bottom + size)
-    sums = np.maximum(np.fft.irfft(powered, size)[(places - first * steps) % size], 0.0)
-    losses = places[-bottom:] * spacing
-    above = np.cumsum(sums[-bottom:][::-1])[::-1]
-    other = np.cumsum((sums[-bottom:] * np.exp(-losses))[::-1])[::-1]
-    rounding = 2 * size * _UNIT * above  # of the sums that were just made
-    return Profile(spacing, above - np.exp(losses) * other + rounding + error + 2 * ignored + steps * _MASS_ERROR, error)
+    return sums, error + transform * math.sqrt(2 * float(np.sum(modulus ** (2 * steps))))
 
 
 def step_masses(rate: float, ratio: float, direction: Direction, spacing: float) -> tuple[int, Floats]:
@@ -165,14 +167,14 @@ def _loss(rate: float, ratio: float, x: float) -> float:
     return float(np.logaddexp(math.log1p(-rate), math.log(rate) + math.sqrt(ratio) * x - ratio / 2))
 
 
-def _spacing(rate: float, ratio: float) -> float:
-    """A grid that widens a step's loss by a small share of its variance."""
+def grid_spacing(rate: float, ratio: float, steps: int) -> float:
+    """A grid that is fine beside a step's loss, which it widens, and beside their sum, which is told by one place less."""
     shift = math.sqrt(ratio)
     x = np.linspace(-_TAIL, _TAIL, 4001)
     loss = np.logaddexp(math.log1p(-rate), math.log(rate) + shift * x - ratio / 2)
     weights = np.exp(-x * x / 2)
     weights /= weights.sum()
-    return 2 * math.sqrt(_SPREAD * float(weights @ (loss - weights @ loss) ** 2))
+    return math.sqrt(float(weights @ (loss - weights @ loss) ** 2)) * min(_OF_STEP, _OF_SUM * math.sqrt(steps))
 
 
 def _window(first: int, masses: Floats, steps: int, spacing: float, ignored: float) -> tuple[int, int]:
