@@ -97,7 +97,7 @@ def test_the_error_of_the_transform_is_bounded(rate: float, sigma: float, steps:
 
 @pytest.mark.parametrize(("rate", "sigma", "steps", "slack"), STEPS)
 def test_against_another_accountant(rate: float, sigma: float, steps: int, slack: float) -> None:
-    """Profiles lie between dp-accounting's bounds; the pair dominates what half a percent less does not."""
+    """Profiles lie between dp-accounting's bounds; the pair dominates what a hundredth less does not."""
     spacing, epsilons = grid_spacing(rate, sigma**-2, steps), np.linspace(0, 6, 300)
     low, high = (
         np.array(
@@ -122,19 +122,18 @@ def test_against_another_accountant(rate: float, sigma: float, steps: int, slack
     ratio = dominating_ratio(rate, sigma**-2, steps, slack)
     assert 0 < ratio < steps * sigma**-2
     assert np.all(low <= slack + (1 - slack) * gaussian_profile(math.sqrt(ratio), epsilons))
-    assert np.any(high > slack + (1 - slack) * gaussian_profile(math.sqrt(0.995 * ratio), epsilons))
+    assert np.any(high > slack + (1 - slack) * gaussian_profile(math.sqrt(0.99 * ratio), epsilons))
 
 
 def test_more_steps_and_less_slack_cost_more() -> None:
     assert dominating_ratio(0.1, 1.0, 20, 1e-7) < dominating_ratio(0.1, 1.0, 21, 1e-7) < dominating_ratio(0.1, 1.0, 21, 1e-8)
     assert dominating_ratio(0.1, 1.0, 20, 1e-7) < dominating_ratio(0.11, 1.0, 20, 1e-7) < dominating_ratio(0.11, 1.1, 20, 1e-7)
     # A record that is hardly ever drawn; nearly always; too much slack, too little, and what no grid bears.
-    assert dominating_ratio(1e-9, 1.0, 5, 1e-8) == 0
+    assert dominating_ratio(1e-9, 1.0, 5, 1e-8) == dominating_ratio(0.1, 1e-30, 5, 1e-8) == 0
     assert dominating_ratio(1 - 1e-9, 1.0, 5, 1e-8) == pytest.approx(5, rel=2e-3)
     for rate, ratio, steps, slack in [
         (0.1, 1.0, 5, 1e-15),
         (0.1, 1e6, 5, 1e-8),
-        (0.1, 1e-30, 5, 1e-8),
         (0.01, 1.0, 10**9, 1e-8),
     ]:
         assert dominating_ratio(rate, ratio, steps, slack) == ratio * steps
