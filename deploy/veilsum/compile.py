@@ -121,7 +121,7 @@ class StudyDraft:
                         resolution=resolution,
                         single_precision=single,
                         slack=self._slack(),
-                    )  # fmt: skip
+                    )
                 )
                 continue
             shares = 1 if plan.keep or plan.own_noise else honest

@@ -88,9 +88,9 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
             GUARANTEE,
             "Variant of differential privacy",
             (
-                "Approximate differential privacy (epsilon, delta), derived from every release by the rule of its budget, given "
-                "under Composition and accounting. The estimate by the distribution of the privacy loss (PRV) is shown beside it and admits "
-                "nothing.",
+                "Approximate differential privacy (epsilon, delta), derived from every release by the rule that the budget "
+                "names (see Composition and accounting). The estimate by the distribution of the privacy loss (PRV) is shown "
+                "beside it and admits nothing.",
             ),
             "answered",
             ("software",),
