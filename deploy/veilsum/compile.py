@@ -21,8 +21,15 @@ from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
+from veilsum_privacy.accounting.accountant import (
+    Adaptive,
+    Course,
+    GaussianEvent,
+    calibrate_noise_multiplier,
+    epsilon_of,
+)
 from veilsum_privacy.accounting.prices import declared_event
+from veilsum_privacy.accounting.smoothing import SMOOTHING
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema
@@ -33,7 +40,9 @@ from veilsum_privacy.tasks.base import DerivedTask, SiteTask, TrainingTask
 __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
 
 MOST_NOISE = 1000.0
-"""Noise multiplier of one release beyond which RDP's epsilon, at orders up to 1024, hardly falls any more."""
+"""Noise multiplier of one release beyond which epsilon hardly falls any more by RDP, at orders up to 1024."""
+
+_FINE = 2**40  # a grid so fine that nothing is rounded
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class StudyDraft:
 
         Where plans take unequal shares of the budget, their multipliers differ such that all together cost the same.
 
-        Its epsilon is what RDP gives for the noise as rounded to the grid, never above the demand.
+        Its epsilon is what its rule gives for the noise as rounded to the grid, never above the demand.
 
         Raises:
             ConfigurationError: no grid fits, or a task cannot be built.
@@ -106,7 +115,13 @@ class StudyDraft:
                 grid = plan_grid(max_records=schema.max_records, participants=1, multiplier=own, values=built.step_size())
                 resolution = training_resolution(members, private=own is not None)
                 tasks.append(
-                    plan.declaration(grid=grid.grid, variance=grid.variance, resolution=resolution, single_precision=single)
+                    plan.declaration(
+                        grid=grid.grid,
+                        variance=grid.variance,
+                        resolution=resolution,
+                        single_precision=single,
+                        slack=self._slack(),
+                    )
                 )
                 continue
             shares = 1 if plan.keep or plan.own_noise else honest
@@ -117,18 +132,21 @@ class StudyDraft:
                 norm=built.integer_norm(), unrounded=unrounded,
             )  # fmt: skip
             tasks.append(
-                plan.declaration(grid=grid.grid, variance=grid.variance, single_precision=single, unrounded=unrounded)
+                plan.declaration(
+                    grid=grid.grid, variance=grid.variance, single_precision=single, unrounded=unrounded, slack=self._slack()
+                )
             )
         # The noised vector of one site must not show by subtraction.
         derived = any(plan.derived or plan.keep for plan in self.plans)
         privacy = {
-            "epsilon": _reached(tasks, demand.delta),
+            "epsilon": _reached(tasks, demand.delta, self._rule),
             "delta": demand.delta,
             "noise": demand.noise,
             "assumed_colluders": demand.assumed_colluders,
             "min_cohort": demand.min_cohort if demand.min_cohort is not None else len(self.members),
             "cohort_difference": demand.cohort_difference or ("strict" if demand.noise == "none" or derived else "allowed"),
             "unit": self.request.unit(schema),
+            "accounting": demand.accounting if multiplier is not None else "rdp",
         }
         study = validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
         _ = AgreedStudy(study).tasks  # what no participant could build is not submitted
@@ -188,31 +206,41 @@ class StudyDraft:
         total = sum(other.share * other.steps for other in self.plans if not other.derived) / max(self.releases, 1)
         return multiplier * math.sqrt(total / plan.share)
 
+    @property
+    def _rule(self) -> Adaptive:
+        return "gaussian" if self.request.privacy.accounting == "gaussian" else "standard"
+
+    def _slack(self) -> float:
+        """What each sampled task states."""
+        demand, sampled = self.request.privacy, sum(plan.sampling_rate < 1 and not plan.derived for plan in self.plans)
+        return demand.slack * demand.delta / sampled if sampled and demand.accounting == "gaussian" else 0.0
+
     def _multiplier(self, epsilon: float) -> float:
         if any(plan.sampling_rate < 1 for plan in self.plans):
             return self._sampled_multiplier(epsilon)
         try:
-            return calibrate_noise_multiplier(epsilon, self.request.privacy.delta, self.releases)
+            return calibrate_noise_multiplier(epsilon, self.request.privacy.delta, self.releases, self._rule)
         except Misuse as error:
             raise ConfigurationError(error.message, error.advice) from error
 
     def _sampled_multiplier(self, epsilon: float) -> float:
         """The least noise that meets ``epsilon`` where records are sampled, to within 0.01%."""
         delta = self.request.privacy.delta
-        plans = [plan for plan in self.plans if not plan.derived]
+        plans, slack = [plan for plan in self.plans if not plan.derived], self._slack()
 
         def cost(multiplier: float) -> float:
             events = []
             for plan in plans:
-                variance = Fraction(self._own_multiplier(plan, multiplier)) ** 2
-                events.append(GaussianEvent(1, variance.limit_denominator(2**60), plan.sampling_rate, plan.steps))
-            return rdp_epsilon(events, delta)
+                variance = (Fraction(self._own_multiplier(plan, multiplier)) * _FINE) ** 2 + SMOOTHING
+                course = Course(plan.steps, slack) if slack and plan.sampling_rate < 1 else None
+                events.append(GaussianEvent(_FINE, variance, plan.sampling_rate, plan.steps, course))
+            return epsilon_of(events, delta, self._rule)
 
         low, high = 0.05, 1.0
         while cost(high) > epsilon:
             low, high = high, 2.0 * high
             if high > MOST_NOISE * math.sqrt(self.releases):
-                raise ConfigurationError(f"No noise reaches epsilon {epsilon:g} at delta {delta:g} by RDP.", "Ask for more.")
+                raise ConfigurationError(f"No noise reaches epsilon {epsilon:g} at delta {delta:g}.", "Ask for more.")
         while high - low > 1e-4 * high:
             middle = (low + high) / 2.0
             low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
@@ -320,9 +348,9 @@ def _members(request: StudyRequest, participants: Sequence[str]) -> list[str]:
     return sorted(set(request.participants or participants), key=str.encode)
 
 
-def _reached(tasks: Sequence[TaskDeclaration], delta: float) -> float | None:
-    """Epsilon by RDP of all releases with the noise as it is on the grid; None without noise."""
+def _reached(tasks: Sequence[TaskDeclaration], delta: float, rule: Adaptive) -> float | None:
+    """Epsilon of all releases with the noise as it is on the grid; None without noise."""
     costly = [task for task in tasks if not issubclass(TASKS[task.task], DerivedTask)]
     if any(task.variance == 0 for task in costly):
         return None
-    return rdp_epsilon([declared_event(task) for task in costly], delta)
+    return epsilon_of([declared_event(task) for task in costly], delta, rule)

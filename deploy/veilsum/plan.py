@@ -29,8 +29,8 @@ from veilsum_coordinator.parts.expectations import Expectation, finite
 from veilsum_coordinator.parts.expected_moments import DIRECTIONS
 from veilsum_coordinator.parts.moment_alignment import LABEL as POWER_MOMENTS
 from veilsum_coordinator.parts.moment_alignment import records_to_align
-from veilsum_privacy.accounting.accountant import rdp_epsilon
-from veilsum_privacy.accounting.prices import declared_event
+from veilsum_privacy.accounting.accountant import epsilon_of
+from veilsum_privacy.accounting.prices import declared_event, study_rule
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
@@ -287,7 +287,7 @@ def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[
 
 
 def twofold_epsilon(study: Study) -> float | None:
-    """Epsilon by RDP of a study with noise for someone who is a unit at two of its sites; None where records are sampled.
+    """Epsilon of a study with noise for someone who is a unit at two of its sites; None where records are sampled.
 
     A sum under one noise moves up to twice as far. Where each site adds all the noise that its own unit needs, the two sites'
     vectors are two releases, of which the sum tells no more than both.
@@ -303,7 +303,7 @@ def twofold_epsilon(study: Study) -> float | None:
             events.append(replace(event, steps=2 * event.steps))
         else:
             events.append(replace(event, sensitivity=2 * event.sensitivity))
-    return rdp_epsilon(events, study.privacy.delta)
+    return epsilon_of(events, study.privacy.delta, study_rule(study))
 
 
 def divide(expectations: Sequence[Expectation]) -> tuple[PlannedPart, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.accounting.smoothing import SMOOTHING
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
@@ -27,8 +28,13 @@ ROUNDING = 0.01
 SMALLEST_SHARE = 8
 """Standard deviation in grid units that one participant's noise share keeps at least; below 4 noise is refused."""
 
+INTEGER_SHARE = 32
+"""What it keeps, where that fits, of vectors of integers, whose grid can be coarse: smoothing takes 0.2% of the noise then."""
+
 UNROUNDED_SHARE = 40
 """What it keeps, where that fits, of a vector that is not rounded: the 16 that its variance grows by are 1% of it then."""
+
+_INTEGER_SHARES = (INTEGER_SHARE, SMALLEST_SHARE)
 
 NOISE_TAILS = 12
 """Standard deviations of each participant's noise that a lane has room for."""
@@ -73,6 +79,8 @@ def plan_grid(
     rounded, which takes sqrt(d) units of c: there c is at least 100 sqrt(d), so that noise grows by 1% at most. One that is
     not rounded takes 2^-20 sqrt(d): there c is the smallest that leaves a noise share 40 units, for the narrowest lanes.
 
+    S^2 is (z c)^2 and what the rule ``gaussian`` takes off (:mod:`veilsum_privacy.accounting.smoothing`).
+
     Args:
         max_records: M.
         participants: n.
@@ -80,7 +88,7 @@ def plan_grid(
         honest: h, the shares that S is divided among.
         values: d of a vector that is rounded; 0 for vectors that are truncated.
         norm: of vectors of integers, which are neither truncated nor rounded: the grid is its smallest multiple that leaves a
-            noise share 8 units. 0 of all others.
+            noise share 32 units, where that fits. 0 of all others.
         unrounded: whether a site draws around its own vector as it is; of vectors with noise.
 
     Raises:
@@ -94,27 +102,31 @@ def plan_grid(
     if not finest or (z and z * finest / math.sqrt(honest) < SMALLEST_SHARE):
         raise _no_grid(max_records, participants)
     if norm:
-        grid = norm * (max(1, math.ceil(SMALLEST_SHARE * math.sqrt(honest) / (z * norm))) if z else 1)
-        if grid > finest:
+        least = [norm * math.ceil(share * math.sqrt(honest) / (z * norm)) if z else norm for share in _INTEGER_SHARES]
+        grid = next((grid for grid in least if grid <= finest), 0)
+        if not grid:
             raise NoGridError(
                 f"The integers of {max_records} records at each of {participants} participants do not fit a sum.",
                 "Lower the schema's max_records, or ask fewer queries.",
             )
-        return GridPlan(grid, math.ceil((Fraction(z) * grid) ** 2), 0.0)
+        return GridPlan(grid, _variance(z, grid), 0.0)
     worst = participants * max_records
     if unrounded and z:
         slack = math.sqrt(values) * 2.0**-CENTRE_BITS / ROUNDING
         least = math.ceil(max(UNROUNDED_SHARE * math.sqrt(honest) / z, slack))
         grid = min(least, finest, LARGEST_CENTRE // max_records)
         if z * grid / math.sqrt(honest) >= SMALLEST_SHARE:
-            return GridPlan(grid, math.ceil((Fraction(z) * grid) ** 2), 0.0)
+            return GridPlan(grid, _variance(z, grid), 0.0)
         raise _no_grid(max_records, participants)
     if not z:
         return GridPlan(finest, 0, worst / finest)
     needed = max(worst / (ROUNDING * z), SMALLEST_SHARE * math.sqrt(honest) / z, math.sqrt(values) / ROUNDING, 1.0)
     grid = min(2 ** math.ceil(math.log2(needed)), finest)
-    variance = math.ceil((Fraction(z) * grid) ** 2)
-    return GridPlan(grid, variance, worst / (z * grid))
+    return GridPlan(grid, _variance(z, grid), worst / (z * grid))
+
+
+def _variance(multiplier: float, grid: int) -> int:
+    return math.ceil((Fraction(multiplier) * grid) ** 2) + SMOOTHING if multiplier else 0
 
 
 def _no_grid(max_records: int, participants: int) -> NoGridError:

@@ -13,6 +13,7 @@ from typing import Any
 from veilsum_coordinator.parts.expectations import finite
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.accounting.prices import study_rule
 from veilsum_privacy.ledger.entries import Budget, Mechanism
 from veilsum_privacy.ledger.totals import Sum
 from veilsum_privacy.mechanism.noise import task_noise
@@ -21,7 +22,7 @@ from veilsum_privacy.study.study import Study
 
 @dataclass(frozen=True)
 class ParticipantLoss:
-    """Epsilon by RDP of one participant's releases of a dataset at the study's delta; infinite after one without noise."""
+    """Epsilon of one participant's releases of a dataset by the study's rule and delta; infinite after one without noise."""
 
     participant: str
     before: float
@@ -59,7 +60,7 @@ def study_mechanisms(study: Study) -> Counter[Mechanism]:
 
 
 def epsilon_alone(study: Study) -> float | None:
-    """Epsilon by RDP of a study against all other parties together, who take off every noise share but the site's own.
+    """Epsilon of a study against all other parties together, who take off every noise share but the site's own.
 
     What is left is S^2 / h of the variance S^2 (all of it where noise is local). None without noise.
     """
@@ -81,5 +82,5 @@ def _sum(mechanisms: Mapping[Mechanism, int]) -> Sum:
 
 
 def _budget(study: Study) -> Budget:
-    """Whatever sites allow, the study's own delta is what it is priced at."""
-    return Budget(None, study.privacy.delta)
+    """Whatever sites allow, the study's own delta and rule are what it is priced by."""
+    return Budget(None, study.privacy.delta, study_rule(study))

@@ -33,6 +33,7 @@ from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.route import Route
 from veilsum_node.transport.route_settings import RouteSettings
 from veilsum_participant.query import Bucket, Images, Query, Source
+from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Disclosure, Unit
 
@@ -276,6 +277,8 @@ class Policy(Frozen):
             in complete studies only.
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
+        max_slack: largest slack of one study, as a share of delta: the probability with which its sampled steps may be taken to
+            reveal a record. A budget by the rule ``gaussian`` bears a tenth of delta in all.
         smallest_cell: fewest records of a group whose figures a study of the method "statistics" may print, by the noised
             count; 0 makes no rule. A custom of many institutions: what guards records is the noise.
         max_attempts: how often one round may be tried; each try is two entries of the ledger.
@@ -304,6 +307,7 @@ class Policy(Frozen):
     masks: tuple[Literal["complete", "neighbours"], ...] = ("complete", "neighbours")
     units: tuple[Unit, ...] = ("record", "subject")
     max_epsilon: StrictFloat = Field(default=1.0, gt=0, le=1000)
+    max_slack: StrictFloat = Field(default=0.05, ge=0, le=SLACK_SHARE)
     smallest_cell: StrictInt = Field(default=0, ge=0, le=1_000_000)
     max_attempts: StrictInt = Field(default=16, ge=1, le=1000)
     max_lost: StrictInt = Field(default=2, ge=1, le=100)

@@ -7,6 +7,7 @@ as one. Only codes leave the site. Nothing is read but the hashes of configured 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
@@ -157,6 +158,13 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
         if privacy.epsilon is not None:
             yield Refusal(RefusalCode.STUDY_INVALID, "The study states an epsilon, but has no noise.")
         return
+    slack, most = math.fsum(task.slack for task in study.tasks), policy.max_slack * min(privacy.delta, delta or privacy.delta)
+    if slack > most * (1 + 1e-9):
+        yield Refusal(
+            RefusalCode.EPSILON,
+            f"The study's steps may reveal a record with probability {slack:.3g}; policy.max_slack of delta is {most:.3g}.",
+            "Ask for a study with less slack (privacy.slack).",
+        )
     cost = study_epsilon(study, privacy.delta)
     if privacy.epsilon is None or cost > privacy.epsilon * (1 + 1e-9):
         yield Refusal(RefusalCode.STUDY_INVALID, "The study costs more than its epsilon says.")

@@ -15,7 +15,7 @@ from typing import Any
 from veilsum_privacy.accounting import accountant, renyi
 from veilsum_privacy.accounting.accountant import (
     GaussianEvent,
-    RdpFilter,
+    Releases,
     calibrate_noise_multiplier,
     prv_epsilon,
     rdp_epsilon,
@@ -67,7 +67,7 @@ def measure_history(distinct: int) -> dict[str, Any]:
     """
     events = mixed_events(distinct)
     _forget()
-    gate, first, again, seen = RdpFilter(), [], [], set()
+    gate, first, again, seen = Releases(), [], [], set()
     for event in events:
         start = time.process_time()
         gate = gate.with_event(event)
@@ -85,7 +85,7 @@ def measure_history(distinct: int) -> dict[str, Any]:
     for event in events:
         emptied = emptied.without_event(event)
     free_seconds = time.process_time() - start
-    if at_once != epsilon or emptied != RdpFilter() or any(emptied.curve_units):
+    if at_once != epsilon or emptied != Releases() or any(emptied.curve_units):
         raise AssertionError("the gate depends on the order of its events")
     if estimate is None or not estimate <= epsilon:
         raise AssertionError("the estimate is missing or above the guarantee")

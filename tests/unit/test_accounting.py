@@ -19,7 +19,7 @@ from veilsum_privacy.accounting.accountant import (
     ORDERS,
     STRICT_ORDERS,
     GaussianEvent,
-    RdpFilter,
+    Releases,
     analytic_gaussian_epsilon,
     at_sites,
     calibrate_noise_multiplier,
@@ -160,10 +160,10 @@ MECHANISMS = st.builds(
 def test_adding_removing_and_merging_are_exact(
     kept: list[tuple[GaussianEvent, int]], passing: list[tuple[GaussianEvent, int]], order: random.Random
 ) -> None:
-    gate = RdpFilter().with_events(kept)
+    gate = Releases().with_events(kept)
     changes = [(item, count, True) for item, count in kept + passing]
     order.shuffle(changes)
-    other = RdpFilter()
+    other = Releases()
     for item, count, _ in changes:
         other = other.with_event(item, count)
     leaving = [item for item, count in passing for _ in range(count)]
@@ -173,13 +173,13 @@ def test_adding_removing_and_merging_are_exact(
     assert other == gate
     assert other.curve_units == gate.curve_units
     assert [other.epsilon(delta) for delta in (1e-3, 1e-9)] == [gate.epsilon(delta) for delta in (1e-3, 1e-9)]
-    assert gate.without_events(kept) == RdpFilter()
+    assert gate.without_events(kept) == Releases()
     assert set(gate.without_events(kept).curve_units) == {0}
     assert gate.without_events(kept).epsilon(DELTA) == 0.0
 
 
 def test_the_gate_is_immutable_and_grows() -> None:
-    empty = RdpFilter()
+    empty = Releases()
     one = empty.with_event(event(4.0))
     more = one.with_event(event(4.0), count=2)
     assert empty.epsilon(DELTA) == 0.0
@@ -197,11 +197,11 @@ def test_the_gate_is_immutable_and_grows() -> None:
 
 def test_every_step_costs_something() -> None:
     least = event(1e6, 1e-300)
-    assert RdpFilter().with_event(least).curve_units[0] == 1
+    assert Releases().with_event(least).curve_units[0] == 1
 
 
 def test_what_was_never_added_cannot_be_removed() -> None:
-    gate = RdpFilter().with_event(event(4.0), 2)
+    gate = Releases().with_event(event(4.0), 2)
     for item, count in [(event(4.0), 3), (event(4.0, 0.5), 1), (event(5.0), 1)]:
         with pytest.raises(Misuse, match="cannot remove"):
             gate.without_event(item, count)
@@ -234,7 +234,7 @@ def test_a_person_at_several_sites_of_sampled_releases_is_not_covered() -> None:
         (["event"], 1),
         ({ONE[0]: -1}, 1),
         ([GaussianEvent(2**61, Fraction(1))], 3),
-        (RdpFilter(), 2),
+        (Releases(), 2),
     ]:
         with pytest.raises(Misuse):
             at_sites(*arguments)
@@ -346,12 +346,12 @@ def test_events_at_the_ends_of_the_range_have_an_epsilon(arguments: tuple, ratio
 
 
 def test_counts_have_a_range() -> None:
-    gate = RdpFilter().with_event(event(4.0), 10**9)
+    gate = Releases().with_event(event(4.0), 10**9)
     assert dict(gate.groups) == {(1.0, 1 / 16): 10**9}
-    assert RdpFilter().with_event(event(4.0), 0) == RdpFilter()
+    assert Releases().with_event(event(4.0), 0) == Releases()
     for count in (-1, 10**9 + 1, 1.5, None):
         with pytest.raises(Misuse, match="counted"):
-            RdpFilter().with_event(event(4.0), count)  # type: ignore[arg-type]
+            Releases().with_event(event(4.0), count)  # type: ignore[arg-type]
 
 
 def test_calibration_has_a_range() -> None:
@@ -373,9 +373,9 @@ def test_a_delta_out_of_range_is_refused(delta: float) -> None:
             with pytest.raises(Misuse):
                 function(events, delta)
     with pytest.raises(Misuse):
-        RdpFilter().epsilon(delta)
+        Releases().epsilon(delta)
 
 
 def test_an_unknown_way_of_composing_is_refused() -> None:
-    with pytest.raises(Misuse, match="standard or strict"):
+    with pytest.raises(Misuse, match="gaussian, standard, strict"):
         rdp_epsilon(ONE, DELTA, "loose")  # type: ignore[arg-type]

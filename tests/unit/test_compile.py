@@ -16,7 +16,7 @@ from veilsum.compile import StudyRequest, compile_study, load_study_request
 from veilsum.plan import notes
 from veilsum.quantisation import plan_grid, rounding_share
 from veilsum_node.errors import ConfigurationError
-from veilsum_privacy.accounting.accountant import GaussianEvent, calibrate_noise_multiplier, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, calibrate_noise_multiplier, epsilon_of
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import build_task
@@ -114,11 +114,11 @@ def test_everything_is_stated(tmp_path: Path) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.floats(0.05, 50), st.sampled_from([1e-8, 1e-5, 1e-3]))
-def test_cost_is_within_the_demand_and_near_it(epsilon: float, delta: float) -> None:
-    multiplier = calibrate_noise_multiplier(epsilon, delta, 1)
+@given(st.floats(0.05, 50), st.sampled_from([1e-8, 1e-5, 1e-3]), st.sampled_from(["standard", "gaussian"]))
+def test_cost_is_within_the_demand_and_near_it(epsilon: float, delta: float, rule: Adaptive) -> None:
+    multiplier = calibrate_noise_multiplier(epsilon, delta, 1, rule)
     grid = plan_grid(max_records=2000, participants=4, multiplier=multiplier, honest=3)
-    reached = rdp_epsilon([GaussianEvent(grid.grid, Fraction(grid.variance))], delta)
+    reached = epsilon_of([GaussianEvent(grid.grid, Fraction(grid.variance))], delta, rule)
     assert 0.999 * epsilon <= reached <= epsilon
     assert Fraction(grid.variance) >= (Fraction(multiplier) * grid.grid) ** 2
 
@@ -126,7 +126,7 @@ def test_cost_is_within_the_demand_and_near_it(epsilon: float, delta: float) -> 
 def test_an_error_is_asked_for_in_place_of_an_epsilon(tmp_path: Path) -> None:
     study = compiled(request(tmp_path, "error = 0.05\nmax_epsilon = 1.0"))
     (task,) = study.tasks
-    assert study.privacy.epsilon == rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance))], 1e-5)
+    assert study.privacy.epsilon == epsilon_of([GaussianEvent(task.grid, Fraction(task.variance))], 1e-5, "gaussian")
     # the mean of age: a third off the middle, and patients that differ by a third of the range beside the noise
     std = AgreedStudy(study).task("statistics").block_std(math.sqrt(task.variance * 4 / 3))
     error = math.hypot(std["overview.numbers/sum"], std["overview.numbers/records"] / 3, math.sqrt(4 * 5000) / 3)
@@ -170,7 +170,7 @@ def test_where_a_person_may_have_several_rows_the_unit_is_the_person(tmp_path: P
 def test_study_states_the_reached_epsilon(tmp_path: Path) -> None:
     study = compiled(request(tmp_path))
     (task,) = study.tasks
-    assert study.privacy.epsilon == rdp_epsilon([GaussianEvent(task.grid, Fraction(task.variance))], 1e-5)
+    assert study.privacy.epsilon == epsilon_of([GaussianEvent(task.grid, Fraction(task.variance))], 1e-5, "gaussian")
     assert 1.99 < study.privacy.epsilon <= 2.0
     assert compiled(request(tmp_path, 'noise = "none"')).privacy.epsilon is None
 
@@ -255,7 +255,8 @@ def test_without_noise_the_finest_grid_is_taken() -> None:
         ("epsilon = 1.0\n[parameters]\nclip = 2.0", "clip: unknown key"),
         ("epsilon = 1.0\nmin_cohort = 9", "min_cohort exceeds"),
         ("error = 0.1\nmin_cohort = 9", "min_cohort exceeds"),
-        ("epsilon = 0.0001", "No noise reaches"),
+        ('epsilon = 0.0001\naccounting = "rdp"', "No noise reaches"),
+        ("epsilon = 1.0\nslack = 0.2", "privacy.slack"),
         ('epsilon = 1.0\n[encoder]\nreslt = "pca"', r"encoder\.reslt: unknown key\. Did you mean 'result'"),
         ('epsilon = 1.0\n[encoder]\nkind = "weights"', r"encoder\.kind: input should be 'program'"),
         (

@@ -54,7 +54,7 @@ def test_a_mechanism_survives_its_entry(mechanism: Mechanism, name: str, varianc
 
 
 def test_a_mechanism_is_that_of_its_task() -> None:
-    declared = SimpleNamespace(grid=GRID, sampling_rate=0.25, steps=7)
+    declared = SimpleNamespace(grid=GRID, sampling_rate=0.25, steps=7, slack=0.0)
     assert Mechanism.of(declared, LOCAL.noise) == LOCAL  # type: ignore[arg-type]
 
 
@@ -155,7 +155,7 @@ def test_a_budget_has_bounds() -> None:
     for delta in (0.0, -0.1, 0.5, 0.75, float("nan")):
         with pytest.raises(Misuse, match="delta"):
             Budget(1.0, delta)
-    with pytest.raises(Misuse, match="standard or strict"):
+    with pytest.raises(Misuse, match="gaussian, standard, strict"):
         Budget(1.0, 0.1, "loose")  # type: ignore[arg-type]
 
 

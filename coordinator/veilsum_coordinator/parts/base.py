@@ -73,9 +73,13 @@ class TaskPlan:
         return self.disclosure == "per-site" and not self.trains
 
     def declaration(
-        self, *, grid: int, variance: int, resolution: int = 0, single_precision: bool = False, unrounded: bool = False
-    ) -> TaskDeclaration:
-        """The plan as a study states it; parameters in their JSON form, floats in hexadecimal, as in the signed bytes."""
+        self, *, grid: int, variance: int, resolution: int = 0, single_precision: bool = False, unrounded: bool = False,
+        slack: float = 0.0,
+    ) -> TaskDeclaration:  # fmt: skip
+        """The plan as a study states it; parameters in their JSON form, floats in hexadecimal, as in the signed bytes.
+
+        Only of a sampled task with noise is ``slack`` stated.
+        """
         return TaskDeclaration.model_validate(
             {
                 "label": self.label,
@@ -93,6 +97,7 @@ class TaskPlan:
                 "resolution": resolution,
                 "single_precision": single_precision,
                 "unrounded": unrounded,
+                "slack": slack if variance and self.sampling_rate < 1 else 0.0,
             }
         )
 

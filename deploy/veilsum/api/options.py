@@ -37,6 +37,8 @@ class Options(TypedDict, total=False):
         assumed_colluders: sites that may collude with the coordinator; 1 by default.
         min_cohort: fewest sites of a sum; all by default.
         cohort_difference: whether cohorts of the study may differ.
+        accounting: the rule by which studies are priced, ``"gaussian"`` or ``"rdp"``; see docs/ledger.md.
+        slack: the share of delta that sampled steps may be taken to reveal a record with; 0.02 by default.
         unit: whose presence is hidden: a ``"record"``'s or a ``"subject"``'s; by default the subject's where the schema says
             that a person may have several rows (``joined``), else the record's.
         person: with subjects, how a person's records become one: ``"first"``, ``"last"``, ``"max"`` or ``"mean"``.
@@ -59,6 +61,8 @@ class Options(TypedDict, total=False):
     assumed_colluders: int
     min_cohort: int
     cohort_difference: Literal["strict", "allowed"]
+    accounting: Literal["gaussian", "rdp"]
+    slack: float
     unit: Literal["record", "subject"]
     person: Literal["first", "last", "max", "mean"]
     at_most: int
@@ -73,6 +77,7 @@ class Options(TypedDict, total=False):
 
 _PRIVACY = (
     "epsilon", "error", "max_epsilon", "delta", "noise", "assumed_colluders", "min_cohort", "cohort_difference", "unit",
+    "accounting", "slack",
 )  # fmt: skip
 _PARAMETERS = ("person", "at_most", "derive", "smallest_cell")
 _DEMANDS = ("epsilon", "error", "noise")

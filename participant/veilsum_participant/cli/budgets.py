@@ -33,9 +33,9 @@ def set_budget(
     reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")],
     operator: Annotated[str, typer.Option("--operator", help="Who decided it, for the record.")],
     adaptive: Annotated[
-        Literal["standard", "strict"],
-        typer.Option("--adaptive", help="strict: also proven if later studies are chosen by what earlier ones released."),
-    ] = "standard",
+        Literal["gaussian", "standard", "strict"] | None,
+        typer.Option("--adaptive", help="The rule of accounting; by default the one in force, at first gaussian."),
+    ] = None,
     config: OwnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,7 +54,9 @@ def set_budget(
         known = offered | set(opened.populations(connection))
         if population not in known:
             raise Misuse(f"No dataset is of the population {population!r}.", did_you_mean(population, known))
-        opened.set_budget(connection, population, bound, delta, reason=reason, operator=operator, adaptive=adaptive)
+        earlier = opened.budget(population, connection)
+        rule = adaptive or ("gaussian" if earlier is None else earlier.adaptive)
+        opened.set_budget(connection, population, bound, delta, reason=reason, operator=operator, adaptive=rule)
     with open_source(settings.state) as reader:
         fields = spending_fields(reader, population)
     below = fields["epsilon"] is not None and (isinstance(fields["spent"], str) or fields["spent"] > fields["epsilon"])

@@ -55,11 +55,9 @@ def _what(fields: Mapping[str, Any]) -> str:
     detail = fields["detail"]
     match fields["kind"]:
         case "budget":
-            strict = ", strict" if detail.get("adaptive") == "strict" else ""
+            rule = f", {detail['adaptive']}" if "adaptive" in detail else ""
             below = "; below what is spent" if detail.get("below_spent") else ""
-            return (
-                f"epsilon {_figure(detail.get('epsilon'))}{strict}: {detail.get('reason')} ({detail.get('operator')}){below}"
-            )
+            return f"epsilon {_figure(detail.get('epsilon'))}{rule}: {detail.get('reason')} ({detail.get('operator')}){below}"
         case "refusal":
             return _refusal(detail)
         case "checkpoint":
@@ -94,7 +92,9 @@ def _mechanism(mechanism: Mapping[str, Any] | None) -> str:
     name = str(mechanism["mechanism"]).replace("discrete-gaussian", "discrete Gaussian")
     rate, steps = _number(mechanism["sampling_rate"]), int(mechanism["steps"])
     sampled = f", a sample of {rate:g}" if rate < 1 else ""
-    return f"{name} ({mechanism['noise']}), noise multiplier {ratio:.4g}{sampled}{f', {steps} steps' if steps > 1 else ''}"
+    course = f", of a course of {mechanism['course'][0]}" if "course" in mechanism else ""
+    taken = f", {steps} steps" if steps > 1 else ""
+    return f"{name} ({mechanism['noise']}), noise multiplier {ratio:.4g}{sampled}{taken}{course}"
 
 
 def _cost(figure: Any) -> str:

@@ -171,8 +171,8 @@ class Waiting:
         analyst: certified name of who signed it.
         time: when it came, unix seconds.
         state: waiting, approved, declined or refused.
-        epsilon: what it costs by RDP at the budget's delta; infinite without noise.
-        before: epsilon by RDP that the population stands at with what other studies here may still ask for.
+        epsilon: what it costs by its own rule at the budget's delta; infinite without noise.
+        before: epsilon that the population stands at with what other studies here may still ask for.
         after: the same with this study.
         obstacle: what speaks against it now.
     """

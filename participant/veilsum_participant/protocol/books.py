@@ -52,7 +52,7 @@ class _FirstBudgets:
         configured = self._config.budgets.get(population)
         if configured is None:
             return None
-        return Budget(None if configured.epsilon == "unlimited" else configured.epsilon, configured.delta)
+        return Budget(None if configured.epsilon == "unlimited" else configured.epsilon, configured.delta, "gaussian")
 
     def headroom(self, population: str, mechanisms: Mapping[Mechanism, int], connection: Connection | None = None) -> Headroom:
         budget = self.budget(population)

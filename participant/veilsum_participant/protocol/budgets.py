@@ -21,6 +21,7 @@ from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store import AttemptState, PendingRow, PendingState, StudyRow
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.entries import why_infinite
 from veilsum_privacy.ledger.ledger import LONGEST_TEXT
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.mechanism.noise import task_noise
@@ -104,7 +105,8 @@ def budget_faults(
         yield Refusal(
             RefusalCode.BUDGET,
             f"The population {population} has spent epsilon {room.reserved:.6g} of {budget.epsilon:g} at delta"
-            f" {budget.delta:g}; the study's {counted(own.total(), 'release')}{beside} would bring it to {room.after:.6g}.",
+            f" {budget.delta:g}; the study's {counted(own.total(), 'release')}{beside} would bring it to {room.after:.6g}."
+            f"{why_infinite(room.after)}",
             "Ask for more noise or fewer releases, or let the operator raise the budget.",
         )
 

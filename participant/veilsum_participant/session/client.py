@@ -71,8 +71,9 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
             if ledger.budget(population, connection) is None:
                 epsilon = None if budget.epsilon == "unlimited" else budget.epsilon
                 ledger.set_budget(
-                    connection, population, epsilon, budget.delta, reason="first budget", operator="participant.toml"
-                )
+                    connection, population, epsilon, budget.delta, reason="first budget", operator="participant.toml",
+                    adaptive="gaussian",
+                )  # fmt: skip
     steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
     return Site(config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory)
 

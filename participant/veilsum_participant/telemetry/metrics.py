@@ -196,7 +196,7 @@ class _SiteCollector(Collector):
         families = [
             GaugeMetricFamily(f"veilsum_{name}", text, labels=["population"])
             for name, text in (
-                ("epsilon_spent", "Epsilon of all charged releases, by RDP at the budget's delta."),
+                ("epsilon_spent", "Epsilon of all charged releases, by the budget's rule and delta."),
                 ("epsilon_reserved", "Epsilon of charged and open releases together."),
                 ("epsilon_budget", "The budget's epsilon; infinite where it is unlimited."),
                 ("epsilon_left", "The budget's epsilon less what is charged and open."),

@@ -6,8 +6,20 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, Course, GaussianEvent, epsilon_of
 from veilsum_privacy.study.study import Study, TaskDeclaration
+
+
+def declared_course(declaration: TaskDeclaration) -> Course | None:
+    """What the steps of a task belong to; None of a task without sampling, and of one priced by RDP."""
+    if not declaration.slack:
+        return None
+    return Course(declaration.steps * declaration.releases, declaration.slack)
+
+
+def study_rule(study: Study) -> Adaptive:
+    """The rule by which a study states its epsilon."""
+    return "gaussian" if study.privacy.accounting == "gaussian" else "standard"
 
 
 def declared_event(declaration: TaskDeclaration, releases: int | None = None) -> GaussianEvent:
@@ -17,14 +29,15 @@ def declared_event(declaration: TaskDeclaration, releases: int | None = None) ->
         Misuse: it has no noise, or its numbers are out of range.
     """
     steps = declaration.steps * (declaration.releases if releases is None else releases)
-    return GaussianEvent(declaration.grid, Fraction(declaration.variance), declaration.sampling_rate, steps)
+    course = declared_course(declaration)
+    return GaussianEvent(declaration.grid, Fraction(declaration.variance), declaration.sampling_rate, steps, course)
 
 
 def study_epsilon(study: Study, delta: float, releases: Mapping[str, int] | None = None) -> float:
-    """Epsilon by RDP at ``delta`` of all that a study declares, or of so many ``releases`` of each label; infinite where one
-    is without noise, 0 where there is none."""
+    """Epsilon at ``delta`` by the study's own rule of all that it declares, or of so many ``releases`` of each label; infinite
+    where one is without noise, 0 where there is none."""
     taken = {task.label: task.releases if releases is None else releases.get(task.label, 0) for task in study.tasks}
     costly = [task for task in study.tasks if taken[task.label] and (study.privacy.noise == "none" or not task.derived)]
     if any(task.variance == 0 for task in costly):
         return math.inf
-    return rdp_epsilon([declared_event(task, taken[task.label]) for task in costly], delta)
+    return epsilon_of([declared_event(task, taken[task.label]) for task in costly], delta, study_rule(study))

@@ -88,9 +88,9 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
             GUARANTEE,
             "Variant of differential privacy",
             (
-                "Approximate differential privacy (epsilon, delta), derived from the Rényi divergence (RDP) of every "
-                "release. The estimate by the distribution of the privacy loss (PRV) is shown beside it and admits "
-                "nothing.",
+                "Approximate differential privacy (epsilon, delta), derived from every release by the rule that the budget "
+                "names (see Composition and accounting). The estimate by the distribution of the privacy loss (PRV) is shown "
+                "beside it and admits nothing.",
             ),
             "answered",
             ("software",),
@@ -150,13 +150,20 @@ def _algorithms(dossier: Figures) -> Sequence[Item]:
         f"{mechanism} ({named.get(noise, noise + ' noise')})" if noise != "none" else "exact sums without noise"
         for mechanism, noise in kinds
     ]
-    strict = [item["name"] for item in dossier["populations"] if item["adaptive"] == "strict"]
-    standard = [item["name"] for item in dossier["populations"] if item["adaptive"] != "strict"]
-    adaptive = (
-        [f"Strict composition is set for {_and(strict)}: it is proven for studies chosen by what earlier ones released."]
-        if strict
-        else []
-    )
+    by_rule: dict[str, list[str]] = {"gaussian": [], "strict": [], "standard": []}
+    for item in dossier["populations"]:
+        by_rule[item["adaptive"]].append(item["name"])
+    standard, adaptive = by_rule["standard"], []
+    if gaussian := by_rule["gaussian"]:
+        adaptive.append(
+            f"Composition for {_and(gaussian)} is by the Gaussian rule: squared ratios of sensitivity to noise add up, all "
+            "steps of a sampled study counting as one that dominates them but for a stated share of delta. It is proven for "
+            "studies chosen by what earlier ones released."
+        )
+    if strict := by_rule["strict"]:
+        adaptive.append(
+            f"Strict composition is set for {_and(strict)}: it is proven for studies chosen by what earlier ones released."
+        )
     if standard:
         adaptive.append(
             f"Standard composition is set for {_and(standard)}: proven for such choice where no release samples "

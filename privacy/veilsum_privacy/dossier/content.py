@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, RdpFilter, at_sites, estimated_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, Releases, at_sites, epsilon_of, estimated_epsilon
 from veilsum_privacy.audit.signed import SignedAudit
 from veilsum_privacy.dossier.annex import annex
 from veilsum_privacy.dossier.figures import meaning
@@ -101,7 +101,7 @@ class _Account:
         self._name, self._entries = name, entries
         self._budget: Budget | None = None
         self._budgets: list[BudgetChange] = []
-        self._gate = RdpFilter()
+        self._gate = Releases()
         self._unbounded = False
         self._curve: list[DossierStep] = []
         self._releases: list[ReleaseRow] = []
@@ -237,7 +237,9 @@ class _Account:
         return _epsilon_of(Counter(mechanisms), self._delta(), self._adaptive, alone=alone)
 
     def _estimate(self, spent: float) -> float | None:
-        return estimated_epsilon(self._gate, self._delta()) if self._budget is not None and math.isfinite(spent) else None
+        if self._budget is None or not math.isfinite(spent):
+            return None
+        return estimated_epsilon(self._gate, self._delta(), self._adaptive)
 
     def _studies(self) -> list[StudySpending]:
         charged: defaultdict[str, list[int]] = defaultdict(list)
@@ -268,7 +270,7 @@ class _Account:
         largest = max(release.cohort for release in self._releases)
         found = []
         for sites in sorted({count for count in (*_SITES, largest) if 1 < count <= largest}):
-            epsilon = rdp_epsilon(at_sites(events, sites), delta, self._adaptive)
+            epsilon = epsilon_of(at_sites(events, sites), delta, self._adaptive)
             found.append(AtSites(sites, epsilon, meaning(epsilon, delta)))
         return tuple(found)
 
@@ -279,7 +281,7 @@ def _epsilon(mechanism: Mechanism, delta: float, adaptive: Adaptive, *, alone: b
 
 
 def _epsilon_of(counted: Mapping[Mechanism, int], delta: float, adaptive: Adaptive, *, alone: bool) -> float:
-    """Epsilon by RDP; infinite without noise, or without a delta: after a charge that was recovered without any budget."""
+    """Epsilon; infinite without noise, or without a delta: after a charge that was recovered without any budget."""
     events: Counter[GaussianEvent] = Counter()
     for mechanism, count in counted.items():
         if mechanism.free:
@@ -288,7 +290,7 @@ def _epsilon_of(counted: Mapping[Mechanism, int], delta: float, adaptive: Adapti
         if event is None or not delta:
             return math.inf
         events[event] += count
-    return rdp_epsilon(events, delta, adaptive) if events else 0.0
+    return epsilon_of(events, delta, adaptive) if events else 0.0
 
 
 def _colluders(mechanisms: Iterable[Mechanism]) -> int | None:

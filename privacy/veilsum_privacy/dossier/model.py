@@ -210,7 +210,7 @@ class AtSites:
 
 @dataclass(frozen=True)
 class Population:
-    """Where a population stands; epsilons by RDP at the budget's delta, but for ``estimate``.
+    """Where a population stands; epsilons by the budget's rule and delta, but for ``estimate``.
 
     Attributes:
         spent: the guarantee; ``estimate`` the tighter accountant's figure; ``reserved`` counts open releases too.

@@ -16,7 +16,8 @@ from typing import Any
 
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent
+from veilsum_privacy.accounting.accountant import RULES, SLACK_SHARE, Adaptive, Course, GaussianEvent
+from veilsum_privacy.accounting.prices import declared_course
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.study.study import TaskDeclaration
 
@@ -59,17 +60,20 @@ class Mechanism:
         noise: how its noise was made up; its colluders are k.
         sampling_rate: public Poisson sampling rate q in (0, 1].
         steps: how many such releases.
+        course: what its steps belong to, where it is sampled and the study is priced by the rule ``gaussian``.
     """
 
     sensitivity: int
     noise: NoisePlan
     sampling_rate: float = 1.0
     steps: int = 1
+    course: Course | None = None
 
     @staticmethod
     def of(declaration: TaskDeclaration, noise: NoisePlan) -> Mechanism:
         """One release of a declared task."""
-        return Mechanism(declaration.grid, noise, declaration.sampling_rate, declaration.steps)
+        course = declared_course(declaration)
+        return Mechanism(declaration.grid, noise, declaration.sampling_rate, declaration.steps, course)
 
     @property
     def free(self) -> bool:
@@ -90,7 +94,7 @@ class Mechanism:
     def _event(self, variance: Fraction) -> GaussianEvent | None:
         if not self.noise.protects:
             return None
-        return GaussianEvent(self.sensitivity, variance, self.sampling_rate, self.steps)
+        return GaussianEvent(self.sensitivity, variance, self.sampling_rate, self.steps, self.course)
 
     def check(self) -> None:
         """Check that it has a price: sensitivity, rate and steps are those of an event, with or without noise.
@@ -98,12 +102,12 @@ class Mechanism:
         Raises:
             Misuse: they are not.
         """
-        GaussianEvent(self.sensitivity, Fraction(max(1, self.noise.variance)), self.sampling_rate, self.steps)
+        GaussianEvent(self.sensitivity, Fraction(max(1, self.noise.variance)), self.sampling_rate, self.steps, self.course)
 
     def to_json(self) -> dict[str, Any]:
         """The mechanism as an entry holds it; colluders stand in their own column."""
         share = self.noise.share_variance
-        return {
+        value = {
             "mechanism": MECHANISMS[self.noise.kind],
             "noise": self.noise.kind,
             "sensitivity": self.sensitivity,
@@ -113,6 +117,7 @@ class Mechanism:
             "sampling_rate": self.sampling_rate,
             "steps": self.steps,
         }
+        return value if self.course is None else value | {"course": [self.course.steps, self.course.slack]}
 
     @staticmethod
     def from_json(value: Mapping[str, Any], colluders: int) -> Mechanism:
@@ -124,7 +129,9 @@ class Mechanism:
         try:
             noise = NoisePlan(value["noise"], int(value["variance"][0]), int(value["honest"]), colluders)
             rate = float.fromhex(value["sampling_rate"])
-            mechanism = Mechanism(int(value["sensitivity"]), noise, rate, int(value["steps"]))
+            steps, slack = value.get("course") or (0, "")
+            course = Course(int(steps), float.fromhex(slack)) if slack else None
+            mechanism = Mechanism(int(value["sensitivity"]), noise, rate, int(value["steps"]), course)
             mechanism.check()
             same = canonical(mechanism.to_json()) == canonical(value)
         except (KeyError, IndexError, TypeError, ValueError, ArithmeticError, Misuse) as error:
@@ -192,8 +199,7 @@ class Budget:
     Attributes:
         epsilon: positive bound, or None: the site demands no guarantee (the only budget that admits releases without noise).
         delta: in (0, 1/2); of the population, not of a study.
-        adaptive: how epsilon is derived: by all orders, or by few fixed ones that share delta
-            (:meth:`veilsum_privacy.accounting.accountant.RdpFilter.epsilon`).
+        adaptive: the rule by which epsilon is derived (:meth:`veilsum_privacy.accounting.accountant.Releases.epsilon`).
     """
 
     epsilon: float | None
@@ -201,8 +207,8 @@ class Budget:
     adaptive: Adaptive = "standard"
 
     def __post_init__(self) -> None:
-        if self.adaptive not in ("standard", "strict"):
-            raise Misuse("A budget's adaptive composition is standard or strict.")
+        if self.adaptive not in RULES:
+            raise Misuse(f"A budget's rule is one of {', '.join(RULES)}.")
         if self.epsilon is not None and not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise Misuse("A budget's epsilon must be positive and finite, or None for no guarantee.")
         if not 0.0 < self.delta < 0.5:
@@ -237,12 +243,12 @@ class Spending:
     Attributes:
         population: its name.
         budget: in force now.
-        spent: epsilon of all charged releases by RDP: the guarantee.
+        spent: epsilon of all charged releases by the budget's rule: the guarantee.
         estimate: the same by the tighter accountant, None where that cannot tell.
-        reserved: epsilon by RDP of charged and open releases together: what the gate counts.
+        reserved: epsilon of charged and open releases together: what the gate counts.
         left: the budget's epsilon less ``reserved``, not below 0; infinite without a bound.
         releases: charged releases, those recovered from receipts included.
-        alone: epsilon by RDP of all charged releases against all other parties together, colluding.
+        alone: epsilon of all charged releases against all other parties together, colluding.
     """
 
     population: str
@@ -261,7 +267,7 @@ class Headroom:
 
     Attributes:
         budget: in force now.
-        reserved: epsilon by RDP of charged and open releases together.
+        reserved: epsilon of charged and open releases together.
         after: the same with the releases asked about.
     """
 
@@ -329,6 +335,13 @@ class Entry:
         if self.kind is not Kind.BUDGET or self.delta is None:
             raise HostileInput("The ledger entry sets no budget.")
         return Budget.from_detail(self.detail, self.delta)
+
+
+def why_infinite(epsilon: float) -> str:
+    """A sentence on what makes an epsilon infinite, to follow another; empty if it is not."""
+    if math.isfinite(epsilon):
+        return ""
+    return f" A release has no noise, or the sampled studies state more slack than {SLACK_SHARE:g} of delta."
 
 
 def events_of(mechanisms: Mapping[Mechanism, int], *, alone: bool = False) -> tuple[list[tuple[GaussianEvent, int]], bool]:

@@ -31,7 +31,7 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, find_signer, own_receipt
-from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation, why_infinite
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader, require_budget
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
@@ -379,7 +379,7 @@ class Ledger(LedgerReader):
             raise Refusal(
                 RefusalCode.BUDGET,
                 f"The population {population} would come to epsilon {after[0]:.6g} of {budget.epsilon:g} "
-                f"at delta {budget.delta:g}.",
+                f"at delta {budget.delta:g}.{why_infinite(after[0])}",
                 "Ask for more noise or fewer releases, or let the operator raise the budget.",
             )
         return budget

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from veilsum_node.database import Database
+from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table
@@ -31,7 +32,7 @@ _KEPT = receipt_table.c
 
 @dataclass(frozen=True)
 class PopulationFigures:
-    """Where a population stands; every epsilon by RDP at its budget's delta.
+    """Where a population stands; every epsilon by its budget's rule and delta.
 
     Attributes:
         budget: in force now.
@@ -116,8 +117,8 @@ class MirrorFigures:
 
     Attributes:
         entries: how many.
-        epsilon: by participant and dataset, of all releases that the participant consented to, by RDP at
-            :data:`MIRROR_DELTA`; infinite where one of them has no noise.
+        epsilon: by participant and dataset, of all releases that the participant consented to, at :data:`MIRROR_DELTA`, by
+            RDP or by the rule ``gaussian``, whichever is smaller; infinite where one of them has no noise.
     """
 
     entries: int
@@ -139,4 +140,6 @@ def read_mirror(database: Database) -> MirrorFigures:
         last = connection.scalar(select(func.max(_COLUMNS.seq)))
         for participant, dataset, event, colluders, count in connection.execute(query):
             counts[str(participant), str(dataset)][read_mechanism(event, colluders)] += int(count)
-    return MirrorFigures(int(last or 0), {key: total_epsilon(found, MIRROR_DELTA) for key, found in counts.items()})
+    rules: tuple[Adaptive, Adaptive] = ("standard", "gaussian")
+    epsilon = {key: min(total_epsilon(found, MIRROR_DELTA, rule) for rule in rules) for key, found in counts.items()}
+    return MirrorFigures(int(last or 0), epsilon)

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, case, select
 
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import Adaptive, RdpFilter, estimated_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, Releases, estimated_epsilon
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, events_of
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table
@@ -32,16 +32,16 @@ _COLUMNS = ledger_table.c
 def total_epsilon(
     mechanisms: Mapping[Mechanism, int], delta: float, adaptive: Adaptive = "standard", *, alone: bool = False
 ) -> float:
-    """Epsilon by RDP of all mechanisms, each as often as counted; infinite if one of them has no noise.
+    """Epsilon of all mechanisms, each as often as counted; infinite if one of them has no noise.
 
     Args:
         mechanisms: how often each was used.
         delta: at which epsilon is told.
-        adaptive: how it is composed.
+        adaptive: the rule by which.
         alone: against all other parties together, when only the site's own share of the noise counts.
     """
     events, unbounded = events_of(mechanisms, alone=alone)
-    return math.inf if unbounded else RdpFilter().with_events(events).epsilon(delta, adaptive)
+    return math.inf if unbounded else Releases().with_events(events).epsilon(delta, adaptive)
 
 
 class Sum:
@@ -53,7 +53,7 @@ class Sum:
 
     def __init__(self) -> None:
         self.counts: Counter[Mechanism] = Counter()
-        self._gate = RdpFilter()
+        self._gate = Releases()
         self._exact = 0  # releases without noise
 
     def add(self, mechanism: Mechanism, count: int = 1) -> None:
@@ -80,7 +80,7 @@ class Sum:
         return other
 
     def epsilon(self, budget: Budget, more: Mapping[Mechanism, int] | None = None) -> float:
-        """Epsilon by RDP, the guarantee, at the budget's delta, of these mechanisms and ``more``."""
+        """Epsilon by the budget's rule, the guarantee, at its delta, of these mechanisms and ``more``."""
         events, unbounded = events_of(more or {})
         if self._exact or unbounded:
             return math.inf
@@ -89,10 +89,10 @@ class Sum:
 
     def estimate(self, budget: Budget) -> float | None:
         """The figure of the tighter accountant beside it; None where that cannot tell, or without noise."""
-        return None if self._exact else estimated_epsilon(self._gate, budget.delta)
+        return None if self._exact else estimated_epsilon(self._gate, budget.delta, budget.adaptive)
 
     def alone(self, budget: Budget) -> float:
-        """Epsilon by RDP against all other parties together, when only the site's own share of the noise counts."""
+        """Epsilon against all other parties together, when only the site's own share of the noise counts."""
         return total_epsilon(self.counts, budget.delta, budget.adaptive, alone=True)
 
 

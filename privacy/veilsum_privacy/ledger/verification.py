@@ -62,14 +62,11 @@ class Verification:
     """What was proven.
 
     Attributes:
-        site: whose ledger it is.
-        role: participant, or coordinator for a mirror.
-        entries: how many.
-        head: hash of the last one (32 bytes).
-        receipts: how many of them were kept and verified, those recovered included.
-        keys: fingerprints of the keys that signed, in order.
-        federation: SHA-256 of the authority's certificate, 64 hexadecimal digits.
-        spending: what each population with a budget has spent by now: epsilon by RDP, and by the tighter accountant (None
+        site: whose ledger it is. role: participant, or coordinator for a mirror. entries: how many. head: hash of the last
+        one (32 bytes). receipts: how many of them were kept and verified, those recovered included. keys: fingerprints of
+        the keys that signed, in order. federation: SHA-256 of the authority's certificate, 64 hexadecimal digits. spending:
+        what each population with a budget has spent by now: epsilon by its budget's rule, and by the tighter accountant
+        (None
             where that cannot tell), at its budget's delta.
         set_back: numbers of entries whose time is before that of the entry before: the clock was set back there. The chain
             alone says what came first.

@@ -66,6 +66,9 @@ class TaskDeclaration(Frozen):
         unrounded: of a task of one vector a site, with noise: what a site sends is drawn around its real vector, which is not
             rounded to the grid before. Studies signed before there was this field do not state it, and round; false has no
             bytes of its own.
+        slack: of a sampled task with noise, where the study is priced by the rule ``gaussian``: the probability with which all
+            its steps together may be taken to reveal a record (:class:`veilsum_privacy.accounting.accountant.Course`); part of
+            delta. 0, of all others, has no bytes of its own.
     """
 
     label: Name
@@ -83,12 +86,13 @@ class TaskDeclaration(Frozen):
     resolution: int = Field(default=0, ge=0, le=2**40)
     single_precision: bool = False
     unrounded: bool = False
+    slack: Real = Field(default=0.0, ge=0, lt=0.5)
 
     @model_serializer(mode="wrap")
     def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
-        for name in ("own_noise", "single_precision", "unrounded"):
-            if not values[name]:
+        for name in ("own_noise", "single_precision", "unrounded", "slack"):
+            if not getattr(self, name):
                 del values[name]
         return values
 
@@ -107,7 +111,10 @@ class PrivacyDemand(Frozen):
     """What the study demands and costs.
 
     Attributes:
-        epsilon: what the whole study costs each site at ``delta`` by RDP if nothing else is ever released; None without noise.
+        epsilon: what the whole study costs each site at ``delta`` if nothing else is ever released; None without noise.
+        accounting: by which rule that is: ``gaussian``, or ``rdp``, which studies signed before there was a choice do not
+        state
+            and which has no bytes of its own.
         delta: of the datasets' budgets as the study assumes it.
         noise: ``distributed`` over honest shares, ``local`` (each site alone reaches S), or ``none``.
         assumed_colluders: k, participants whose noise is not counted.
@@ -123,6 +130,14 @@ class PrivacyDemand(Frozen):
     min_cohort: int = Field(ge=2, le=1024)
     cohort_difference: Literal["strict", "allowed"]
     unit: Unit
+    accounting: Literal["rdp", "gaussian"] = "rdp"
+
+    @model_serializer(mode="wrap")
+    def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        if self.accounting == "rdp":
+            del values["accounting"]
+        return values
 
     def check(self, tasks: Sequence[TaskDeclaration]) -> None:
         """Insist that a study's tasks suit the demand, and one another, whatever they compute.
@@ -142,6 +157,8 @@ class PrivacyDemand(Frozen):
                 raise ValueError(f"task {task.label}: steps with noise need a study with noise, and are not kept")
             if task.own_noise and (task.disclosure != "per-site" or task.variance == 0 or task.local_steps):
                 raise ValueError(f"task {task.label}: noise of its own block is for per-site sums that get noise")
+            if task.slack and (self.accounting != "gaussian" or task.variance == 0 or task.sampling_rate == 1):
+                raise ValueError(f"task {task.label}: slack is for sampled tasks with noise, priced by the rule gaussian")
             if not task.derived and (task.variance == 0) != (self.noise == "none"):
                 raise ValueError(f"task {task.label}: noise = {self.noise!r} contradicts variance {task.variance}")
             kept |= {task.label} if task.keep else set()
