@@ -486,7 +486,7 @@ def test_a_sweep_shows_what_stands_beside_each_cell(tmp_path: Path, capsys: pyte
     assert rows["pooled, same epsilon, epsilon 50"]["epsilon"] == pytest.approx(50, rel=0.01)
     table = (tmp_path / "out" / "table.md").read_text()
     assert '"Pooled, same epsilon"' in table
-    assert "| epsilon | area | mean predicted | observed | AVG | guess | runs |" in table
+    assert "| epsilon | records | area | mean predicted | observed | AVG | guess | runs |" in table
     assert all(0.5 < float(run["auc"]) <= 1.0 for run in read_runs(tmp_path / "out"))
 
 
