@@ -235,7 +235,7 @@ def truncate_to_grid(
         # Rounding can leave a row a hair above the bound: pull it in, by twice as much each time.
         integers[above] = (scaled[above] * (1.0 - shrink) * grid).astype(np.int64)
         shrink *= 2
-    return cast(Integers, integers), clipped, invalid
+    return integers, clipped, invalid
 
 
 def _multiply_to_grid(vectors: Integers, clip: int, grid: int) -> tuple[Integers, NDArray[np.bool_], NDArray[np.bool_]]:
