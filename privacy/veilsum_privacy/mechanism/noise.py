@@ -304,8 +304,8 @@ class _Sampler:
         x = (((((block << 25) + w) * w) >> (48 - _POINT)) * self._law.kappa_fixed) >> self._law.kappa_places
         coarse, fine = _exp_tables()
         part = coarse[np.minimum(x >> 20, _TOP << 8)] * fine[(x >> 12) & 0xFF] >> _UNIT
-        enclosed: Integers = part * ((1 << _UNIT) - ((x & 0xFFF) << 3)) >> _UNIT
-        return enclosed
+        floor: Integers = part * ((1 << _UNIT) - ((x & 0xFFF) << 3)) >> _UNIT
+        return floor
 
     def _exact_block(self, bits: int) -> int:
         """The V of a uniform number that begins with these 31 bits."""
