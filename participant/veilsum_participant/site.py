@@ -311,8 +311,12 @@ def load_enrolments(data: bytes) -> list[Enrolment]:
 
 
 @lru_cache(maxsize=32)
-def _verified_roster(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, at: int) -> Roster:
-    """A stored roster, verified as of a fixed time; remembered by all that this depends on, for a round asks for it often."""
+def verified_roster(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, at: int) -> Roster:
+    """A stored roster, verified as of a fixed time; remembered by all that this depends on, for a round asks for it often.
+
+    Raises:
+        HostileInput: it does not verify.
+    """
     return verify_roster(load_enrolments(data), parse_study(study), digest, authority, at)
 
 
@@ -348,7 +352,7 @@ class OpenStudy:
             raise Refusal(RefusalCode.ROSTER, "No roster was received for this study yet.")
         row = self.row
         try:
-            return _verified_roster(row.roster, row.study, self.digest, site.credentials.authority, row.roster_time)
+            return verified_roster(row.roster, row.study, self.digest, site.credentials.authority, row.roster_time)
         except HostileInput as error:
             raise Refusal(RefusalCode.ROSTER, error.message) from error
 

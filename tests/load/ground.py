@@ -246,7 +246,7 @@ class Ground(Parties):
             if found & set(phases) or shown.phase in OVER:
                 return shown
             assert time.monotonic() < end, f"the study is {shown.phase} {[item.phase for item in shown.rounds]}"
-            time.sleep(0.1)
+            time.sleep(min(1.0, len(self.names) / 100))  # what is shown costs the coordinator in proportion to the members
 
     def finish(self, key: bytes, seconds: float = 900.0) -> pb.StudyStatus:
         """Wait for the study's end; it must be a good one."""

@@ -24,6 +24,7 @@ from veilsum_node.process.hardening import allow_files
 from veilsum_participant import site
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.observer import SiteObserver
+from veilsum_participant.protocol import membership
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.session import channel as wire
 from veilsum_participant.session.client import Client, open_site
@@ -194,7 +195,7 @@ def main() -> None:
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
     allow_files(8192)
     # A site's process has this memory to itself; here many share it.
-    site._verified_roster = lru_cache(maxsize=4096)(site._verified_roster.__wrapped__)
+    site.verified_roster = membership.verified_roster = lru_cache(maxsize=4096)(site.verified_roster.__wrapped__)
     output = open(spec.events, "a", buffering=1)  # noqa: SIM115 - open as long as the process lives
     clients = [
         Hosted(

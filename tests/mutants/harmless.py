@@ -43,7 +43,6 @@ _PAIRED = "one list was made of the other"
 _PARTICIPANT = "participant/veilsum_participant"
 _EQUAL = "whether two are equal does not depend on which is first"
 _TOLERANCE = "on the very border of what is allowed for rounding"
-_COUNTED = "there are as many of the one as of the other: that was checked just before"
 _COMMITTED = "what is looked for was committed long before this transaction began"
 _FLOOR = "keeps a logarithm or a step finite: any small number does"
 _UNKNOWN = "of a record whose outcome is unknown, which adds nothing"
@@ -116,10 +115,6 @@ HARMLESS: dict[str, str] = {
         f"{_PARTICIPANT}/protocol/openings.py::Openings._record_refusal: site.ledger.entries(kind=Kind.RESERVE, "
         "context=row.context, connection=connection) -> site.ledger.entries(kind=Kind.RESERVE, context=row.context)"
     ): _COMMITTED,
-    f"{_PARTICIPANT}/protocol/openings.py::Openings._verify: True -> False": _COUNTED,
-    f"{_PARTICIPANT}/protocol/openings.py::Openings._verify: zip(names, receipts, strict=True) -> zip(names, receipts)": (
-        _COUNTED
-    ),
     (f"{_SECURESUM}/tags.py::TagKey.check: compare_digest(expected, found) -> compare_digest(found, expected)"): _EQUAL,
     (
         f"{_ACCOUNTING}/accountant.py::GaussianEvent.__post_init__: 0 < self.variance <= 2 ** 128 "

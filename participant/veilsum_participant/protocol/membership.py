@@ -11,12 +11,20 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.policy import member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
-from veilsum_participant.site import LOG, Site, check_directory, dump_enrolments, load_enrolments, load_open_study
+from veilsum_participant.site import (
+    LOG,
+    Site,
+    check_directory,
+    dump_enrolments,
+    load_enrolments,
+    load_open_study,
+    verified_roster,
+)
 from veilsum_participant.store import TAKING_PART, AttemptState, StudyState
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
 from veilsum_privacy.securesum.contribution import SECRET_BYTES
-from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol, verify_roster
+from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.study import parse_study
 
@@ -96,11 +104,11 @@ class Membership:
         site = self._site
         with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
-            dumped = dump_enrolments(list(enrolments))
+            dumped, now = dump_enrolments(list(enrolments)), site.clock()
             if opened.row.roster not in (None, dumped):
                 raise Refusal(RefusalCode.ROSTER, "The coordinator sent a second, different roster.")
             try:
-                roster = verify_roster(enrolments, opened.study, key, site.credentials.authority, site.clock())
+                roster = verified_roster(dumped, opened.row.study, key, site.credentials.authority, now)
             except HostileInput as error:
                 raise Refusal(RefusalCode.ROSTER, error.message) from error
             own = load_enrolments(opened.row.enrolment)[0]
@@ -113,7 +121,7 @@ class Membership:
                 shares.setdefault(name, site.random.bytes(SHARE_BYTES))
             values: dict[str, object] = {"roster": dumped, "shares": _dump_secrets(shares)}
             if opened.row.roster is None:
-                values["roster_time"] = site.clock()
+                values["roster_time"] = now
             if dealer and opened.row.secret_key is None:
                 values["secret_key"] = SecretKey.generate(opened.agreed.parameters(len(roster.members))).to_bytes()
                 values["tag_key"] = site.random.bytes(SECRET_BYTES)

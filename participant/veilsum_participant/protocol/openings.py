@@ -24,7 +24,7 @@ from veilsum_participant.protocol.contributions import give_up_open
 from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
 from veilsum_participant.store import AttemptRow, AttemptState
 from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
-from veilsum_privacy.ledger.receipts import Countersignature, verify_countersignature, verify_receipt
+from veilsum_privacy.ledger.receipts import Countersignature, parse_receipt, verify_countersignature
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.contribution import Slots, decrypt_sum, keys_digest
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
@@ -119,13 +119,13 @@ class Openings:
         self._check_policy(connection, opened, roster, assignment)
         if store.count_attempts(connection, key, store.PAID, round=assignment.round):
             raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
-        verified = self._verify(shown.receipts, row, roster, assignment, key)
+        compared = self._compare(shown.receipts, row, assignment, key)
         word = self._verify_coordinator(shown, opened.study, key, row.context)
         seen = store.peer_numbers(connection, key)
-        for receipt in verified:
+        for receipt in compared:
             if receipt.number <= seen[receipt.participant]:
                 raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
-        store.keep_peers(connection, key, [(item.participant, item.number, item.head) for item in verified])
+        store.keep_peers(connection, key, [(item.participant, item.number, item.head) for item in compared])
         self._follow_mirror(connection, word)
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
         certificates[word.coordinator] = shown.certificate
@@ -235,9 +235,10 @@ class Openings:
             )
             store.keep_mirror_entry(connection, word.coordinator, word.entry - 1)
 
-    def _verify(
-        self, receipts: Sequence[SignedReceipt], row: AttemptRow, roster: Roster, assignment: Assignment, key: bytes
+    def _compare(
+        self, receipts: Sequence[SignedReceipt], row: AttemptRow, assignment: Assignment, key: bytes
     ) -> list[Receipt]:
+        """The receipts, if there is one of each member for this sum; who signed them is verified where they are charged."""
         names = assignment.names
         if len(receipts) != len(names):
             raise Refusal(RefusalCode.RECEIPT, "There is not exactly one receipt for each member of the cohort.")
@@ -245,9 +246,11 @@ class Openings:
         if receipts[names.index(self._site.name)] != own:
             raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
         try:
-            return [
-                verify_receipt(receipt, roster.member(name).identity, key, row.context)
-                for name, receipt in zip(names, receipts, strict=True)
-            ]
+            parsed = [parse_receipt(receipt.body) for receipt in receipts]
         except HostileInput as error:
             raise Refusal(RefusalCode.RECEIPT, error.message) from error
+        if any((item.study, item.context) != (key, row.context) for item in parsed):
+            raise Refusal(RefusalCode.RECEIPT, "A receipt is for another context: not everyone was asked for the same sum.")
+        if tuple(item.participant for item in parsed) != names:
+            raise Refusal(RefusalCode.RECEIPT, "The receipts are not those of the cohort's members, in its order.")
+        return parsed
