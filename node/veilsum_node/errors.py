@@ -81,6 +81,7 @@ class RefusalCode(StrEnum):
     COHORT_SMALL = "cohort-too-small"
     COHORT_TRUST = "cohort-not-trusted"
     COHORT_CHANGED = "cohort-changed"
+    MASKS = "masks-not-accepted"
     EPSILON = "epsilon-too-large"
     BUDGET = "budget-exceeded"
     ASKED = "asked-too-often"

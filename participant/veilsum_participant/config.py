@@ -268,6 +268,9 @@ class Policy(Frozen):
             its own charge covers that. A strict study's cohort is also held to those of all earlier strict ones of the
             population: it is the same, or differs in at least ``min_cohort`` members
             (:mod:`veilsum_participant.protocol.cohorts`).
+        masks: between whom masks may be shared: ``complete``, every two members; ``neighbours``, in a study of more than 65
+            sites each with at least 64 others (:mod:`veilsum_privacy.securesum.graph`). Without the latter the site takes part
+            in complete studies only.
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
         smallest_cell: fewest records of a group whose figures a study of the method "statistics" may print, by the noised
@@ -295,6 +298,7 @@ class Policy(Frozen):
     noise: tuple[Literal["distributed", "local", "none"], ...] = ("distributed", "local")
     disclosures: tuple[Disclosure, ...] = ("joint",)
     cohort_difference: tuple[Differencing, ...] = ("strict", "allowed")
+    masks: tuple[Literal["complete", "neighbours"], ...] = ("complete", "neighbours")
     units: tuple[Unit, ...] = ("record", "subject")
     max_epsilon: StrictFloat = Field(default=1.0, gt=0, le=1000)
     smallest_cell: StrictInt = Field(default=0, ge=0, le=1_000_000)

@@ -18,6 +18,7 @@ from veilsum_participant.data.readers import is_csv
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, TaskDeclaration
@@ -91,6 +92,8 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
             f"cohort_difference {privacy.cohort_difference!r} is not among policy.cohort_difference.",
             'Ask for a study with cohort_difference = "strict".' if privacy.cohort_difference == "allowed" else "",
         )
+    if "neighbours" not in policy.masks and not is_complete(study.sites, privacy):
+        yield _not_complete(study.sites)
     printed = study.parameters.get("smallest_cell", 0)
     if study.method == "statistics" and not (isinstance(printed, int) and printed >= policy.smallest_cell):
         yield Refusal(
@@ -234,9 +237,10 @@ def not_pinned(names: Iterable[str], policy: Policy, own: str) -> list[str]:
     return [name for name in names if name != own and name not in policy.trusted]
 
 
-def trusted(members: Sequence[Member], policy: Policy, own: str) -> int:
-    """How many of the members are trusted: pinned by key fingerprint, and this site itself."""
-    return sum(member.name == own or policy.trusted.get(member.name) == member.identity.fingerprint for member in members)
+def trusted(members: Sequence[Member], policy: Policy, own: str) -> list[str]:
+    """Which of the members are trusted: pinned by key fingerprint, and this site itself."""
+    pins = policy.trusted
+    return [each.name for each in members if each.name == own or pins.get(each.name) == each.identity.fingerprint]
 
 
 def member_faults(members: Sequence[Member], study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
@@ -252,9 +256,41 @@ def member_faults(members: Sequence[Member], study: Study, policy: Policy, own: 
                 f"{member.name!r} has a different key than the pinned one.",
                 "If the site changed its key, confirm the new fingerprint with its operator and pin it.",
             )
-    count = trusted(members, policy, own)
+    count = len(trusted(members, policy, own))
     if count < policy.min_trusted:
         yield Refusal(RefusalCode.COHORT_TRUST, f"{count} of the cohort are trusted, below min_trusted {policy.min_trusted}.")
+
+
+def mask_faults(graph: MaskGraph, members: Sequence[Member], study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
+    """Whether masks that only neighbours share are accepted, and hide a roster's or cohort's members well enough.
+
+    What a site is promised of trusted members, to be hidden among them or by their noise, must hold though all others work
+    together: the masks must hold the trusted ones together by themselves.
+    """
+    if graph.complete:
+        return
+    if "neighbours" not in policy.masks:
+        yield _not_complete(len(graph.circle))
+    counted_on = [("the cohort", [member.name for member in members])]
+    if policy.min_trusted > 1 or study.privacy.noise == "distributed":
+        counted_on.append(("its trusted members", trusted(members, policy, own)))
+    for whom, names in counted_on:
+        needed = min(least_separators(study.privacy), len(names) - 1)
+        if (found := graph.separators(names)) < needed:
+            yield Refusal(
+                RefusalCode.MASKS,
+                f"{counted(found, 'member')} could take apart the masks of {whom} by working together; it must need {needed}.",
+                "Pin more of the peers' key fingerprints, or ask for a cohort of more of the study's participants, or for a"
+                f" study of at most {NEIGHBOURS + 1}.",
+            )
+
+
+def _not_complete(members: int) -> Refusal:
+    return Refusal(
+        RefusalCode.MASKS,
+        f"{members} members share masks with neighbours only; 'neighbours' is not among policy.masks.",
+        f"Invite at most {NEIGHBOURS + 1} participants. {_accept('policy.masks')}",
+    )
 
 
 def noise_faults(noise: NoisePlan, members: Sequence[Member], policy: Policy, own: str) -> Iterator[Refusal]:
@@ -264,7 +300,7 @@ def noise_faults(noise: NoisePlan, members: Sequence[Member], policy: Policy, ow
         yield Refusal(RefusalCode.NOISE, f"Noise {kind!r} is not among policy.noise.")
     if noise.honest == 1:  # as in every kind but "distributed"
         return
-    counted = trusted(members, policy, own) - noise.colluders
+    counted = len(trusted(members, policy, own)) - noise.colluders
     if counted < noise.honest:
         yield Refusal(
             RefusalCode.NOISE,

@@ -152,7 +152,7 @@ class Ground:
 
     def _tighten(self, time: Time, study: Study) -> None:
         """Images of sites whose budget bears one release of ``study``, whatever its cohort, and never two."""
-        plans = [AgreedStudy(study).task("statistics").plan(len(NAMES), cohort) for cohort in (2, 3)]
+        plans = [AgreedStudy(study).task("statistics").plan(len(NAMES), cohort) for cohort in range(2, len(NAMES) + 1)]
         mechanisms = [Mechanism.of(plan.declaration, plan.noise) for plan in plans]
         for name in NAMES:
             database = self.disks[name].database

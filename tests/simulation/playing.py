@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import inspect
 
+from simulation import ground, histories, world
 from simulation.books import Violation
 from simulation.checks import Checks
 from simulation.disks import quick_after_commit
@@ -24,6 +25,7 @@ from veilsum_coordinator.service import runner
 from veilsum_node.database import after_commit
 from veilsum_participant.data import load_records
 from veilsum_privacy.securesum.contribution import masked_words
+from veilsum_privacy.securesum.graph import least_separators, reach
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,19 @@ class Player:
         return Keyed(images, world.coordinator.disk.image())
 
 
+FOUR = ("a", "b", "c", "d")
+
+IN_A_CIRCLE: tuple[tuple[object, object], ...] = ((reach, lambda *_: 1), (least_separators, lambda _: 1))
+"""Four sites in a circle, each sharing masks with two others; a cohort passes that one of them can take apart."""
+
+
 @contextmanager
-def playing() -> Iterator[Player]:
-    """A player, with the stand-ins in place; files lie in memory where there is such a place."""
+def playing(*, neighbours: bool = False) -> Iterator[Player]:
+    """A player, with the stand-ins in place; files lie in memory where there is such a place.
+
+    Args:
+        neighbours: whether there is a fourth site, and masks are shared by neighbours only.
+    """
     place = Path("/dev/shm")
     players: list[Player] = []
 
@@ -102,9 +114,13 @@ def playing() -> Iterator[Player]:
             (inspect, inspect_quickly),
             (masked_words, watched),
             (load_records, lru_cache(maxsize=16)(load_records)),  # the same files for every start of a site
+            *(IN_A_CIRCLE if neighbours else ()),
         ),
         ExitStack() as stack,
     ):
+        for module in (ground, histories, world) if neighbours else ():
+            stack.callback(setattr, module, "NAMES", module.NAMES)
+            module.NAMES = FOUR
         player = Player(Path(directory))
         players.append(player)
         stack.callback(setattr, runner, "get_method", vars(runner)["get_method"])

@@ -62,6 +62,7 @@ PUBLIC = {
     ("PrivacyRequest", "noise"): "how noise is added",
     ("Policy", "noise"): "which kinds of noise are accepted",
     ("Policy", "share_metrics"): "which figures are shared",
+    ("Policy", "masks"): "between whom masks may be shared",
     ("Terms", "noise"): "which kinds of noise are accepted",
     ("TaskCost", "noise"): "standard deviations",
     ("OwnAlignment", "noise_std"): "standard deviations",

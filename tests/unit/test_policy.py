@@ -179,6 +179,19 @@ def test_every_analyst_of_the_federation_may_be_accepted() -> None:
     assert codes(make_study(), make_config(analysts=("*",))) == codes(make_study(), make_config(analysts=("x", "ana"))) == []
 
 
+def crowd(sites: int, min_cohort: int) -> Study:
+    """A study of many sites with noise of its own at each."""
+    names = ["a", *(f"site-{index:04d}" for index in range(1, sites))]
+    return altered(
+        make_study(noise="local"), participants=names, weights=dict.fromkeys(names, 1), privacy__min_cohort=min_cohort
+    )
+
+
+@pytest.mark.parametrize(("sites", "min_cohort"), [(65, 60), (66, 8)])
+def test_small_studies_and_those_of_small_cohorts_share_masks_completely(sites: int, min_cohort: int) -> None:
+    assert codes(crowd(sites, min_cohort), make_config(masks=("complete",))) == []
+
+
 FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
     ({"methods": ("fedcgs",)}, make_study, RefusalCode.METHOD),
     ({"tasks": ("class-moments",)}, make_study, RefusalCode.TASK),
@@ -193,6 +206,7 @@ FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
      lambda: altered(make_study(), task__disclosure="per-site"), RefusalCode.DISCLOSURE),
     ({"cohort_difference": ("strict",)}, make_study, RefusalCode.COHORT_CHANGED),
     ({"cohort_difference": ("allowed",)}, lambda: make_study(cohort_difference="strict"), RefusalCode.COHORT_CHANGED),
+    ({"masks": ("complete",)}, lambda: crowd(66, 60), RefusalCode.MASKS),
     ({"units": ("subject",)}, make_study, RefusalCode.UNIT),
     ({"units": ("record",)}, lambda: altered(make_study(), privacy__unit="subject"), RefusalCode.UNIT),
     ({"max_epsilon": 0.5}, make_study, RefusalCode.EPSILON),

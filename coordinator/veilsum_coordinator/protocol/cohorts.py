@@ -8,6 +8,7 @@ from veilsum_coordinator.protocol.members import Members
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import StateError
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
+from veilsum_privacy.securesum.graph import least_separators
 from veilsum_privacy.study.study import Study
 
 
@@ -54,7 +55,8 @@ class Cohorts:
             broadcast: encoded.
 
         Raises:
-            CohortError: they are too few, or others than before where the study allows one cohort only.
+            CohortError: they are too few, others than before where the study allows one cohort only, or few could take their
+                masks apart.
         """
         now, members, privacy = self._steady(), self._members, self._study.privacy
         seats = members.seats
@@ -67,6 +69,10 @@ class Cohorts:
             raise CohortError(f"{len(names)} participants are left, {privacy.min_cohort} are needed")
         if privacy.cohort_difference == "strict" and names != self._strict.get(allowed, names):
             raise CohortError("the cohort changed and the study allows one cohort only")
+        graph, needed = members.graph, min(least_separators(privacy), len(names) - 1)
+        if not graph.complete and (found := graph.separators(names)) < needed:
+            left = f"the {len(names)} participants that are left"
+            raise CohortError(f"{found} of {left} could take their masks apart; it must need {needed}")
         self.attempts += 1
         return Assignment(
             number,

@@ -16,6 +16,7 @@ from veilsum_coordinator.storage.records import KeptStudy
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
 from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
 from veilsum_privacy.study.study import Study
 
@@ -191,16 +192,23 @@ class Members:
             raise HostileInput("Sealed boxes came from a participant outside the roster.")
         if seat.boxes is not None:
             return
-        owed = self._owed(name)
+        owed = self.owed(name)
         given = {(box.recipient, box.purpose): box for box in boxes}
         if set(given) != owed or len(given) != len(boxes) or any(box.sender != name for box in boxes):
             raise HostileInput("A member must send exactly the boxes that it owes, each once.")
         keep()
         seat.boxes = given
 
-    def _owed(self, name: str) -> set[tuple[str, Purpose]]:
-        purposes = (Purpose.PAIR_SHARE, Purpose.DEALT_KEYS) if name == self.dealer else (Purpose.PAIR_SHARE,)
-        return {(other, purpose) for other in self.fixed_roster().names if other != name for purpose in purposes}
+    @property
+    def graph(self) -> MaskGraph:
+        """Who shares masks with whom."""
+        return mask_graph(self.fixed_roster(), self._study.privacy)
+
+    def owed(self, name: str) -> set[tuple[str, Purpose]]:
+        """The boxes that a member owes: recipients and purposes."""
+        shares = {(other, Purpose.PAIR_SHARE) for other in self.graph.neighbours(name)}
+        dealt = {(other, Purpose.DEALT_KEYS) for other in self.fixed_roster().names if other != name}
+        return shares | dealt if name == self.dealer else shares
 
     def restore(self, kept: KeptStudy) -> None:
         """Take what the journal kept of enrolments, roster and boxes.
@@ -221,14 +229,15 @@ class Members:
         self.names = self.roster.names
         for name, boxes in kept.boxes.items():
             given = {(box.recipient, box.purpose): box for box in boxes}
-            if set(given) >= self._owed(name):  # else it sealed before it became the dealer, and is asked again
+            if set(given) >= self.owed(name):  # else it sealed before it became the dealer, and is asked again
                 self.seats[name].boxes = given
 
     def boxes_for(self, name: str) -> list[Box]:
-        """All boxes for one member."""
+        """All boxes for one member, in their senders' order."""
+        senders = self.graph.neighbours(name) | {self.dealer}
         return [
             seat.boxes[name, purpose]
-            for seat in self.seats.values()
+            for seat in map(self.seats.__getitem__, sorted(senders, key=str.encode))
             for purpose in (Purpose if seat.name == self.dealer else (Purpose.PAIR_SHARE,))
             if seat.boxes and (name, purpose) in seat.boxes
         ]

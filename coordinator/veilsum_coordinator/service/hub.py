@@ -297,7 +297,7 @@ class Hub:
                 raise HostileInput("The caller is not in the study's roster.")
             if machine.phase is not StudyPhase.SEALING:
                 raise HostileInput("Sealed boxes came outside the sealing phase.")
-            return 2 * len(machine.roster.names)
+            return len(machine.members.owed(name))
 
     def words_owed(self, name: str, key: bytes, attempt: int) -> int:
         """How many pieces a decryption by the caller has.

@@ -22,7 +22,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.observer import AttemptOutcome, SiteStep
-from veilsum_participant.policy import member_faults, noise_faults, refuse
+from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
@@ -51,6 +51,7 @@ from veilsum_privacy.securesum.contribution import (
     masked_words,
     payload_digest,
 )
+from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.tasks.base import Floats, RecordTask
 
@@ -97,6 +98,7 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
 class _Checked:
     assignment: Assignment
     roster: Roster
+    graph: MaskGraph
     plan: RoundPlan
     context: bytes
 
@@ -219,12 +221,13 @@ class Contributions:
             raise Refusal(RefusalCode.CONTEXT, "The cohort is not a part of the roster, in its order, with this site in it.")
         if not resumed and dict(assignment.cohort)[site.name] != site.nonce:
             raise Refusal(RefusalCode.CONTEXT, "The assignment was made for an earlier session of this site.")
-        if not set(names) - {site.name} <= set(opened.seeds):
+        graph = mask_graph(roster, study.privacy)
+        if not set(names) & graph.neighbours(site.name) <= set(opened.seeds):
             raise Refusal(RefusalCode.KEYS, "The cohort holds a member without a pair seed.")
         members = [roster.member(name) for name in names]
         check_certificates(members, site)
         policy = site.config.policy
-        refuse(member_faults(members, study, policy, site.name))
+        refuse([*member_faults(members, study, policy, site.name), *mask_faults(graph, members, study, policy, site.name)])
         refuse(cohort_faults(connection, opened.digest, study, site.config, members, site.name))
         try:
             plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(names))
@@ -236,7 +239,7 @@ class Contributions:
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
         keys = keys_digest(store.promised(row.secret_key), store.promised(row.tag_key))
         context = context_digest(plan, roster, keys, assignment)
-        return _Checked(assignment, roster, plan, context)
+        return _Checked(assignment, roster, graph, plan, context)
 
     def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
         """Gather all that the round's task takes beside records, and try it without any.
@@ -372,7 +375,9 @@ class Contributions:
         self_seed = site.random.bytes(SECRET_BYTES)
         if not computed.noised:
             values = plan.noised(values, opened.study.participants.index(site.name), site.noise_random)
-        words = masked_words(values, plan.encoding, context, site.name, assignment.names, opened.seeds, self_seed)
+        others = checked.graph.neighbours(site.name)
+        sharing = [name for name in assignment.names if name == site.name or name in others]
+        words = masked_words(values, plan.encoding, context, site.name, sharing, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, plan.encoding, context, site.name, secret, tag))
         consent = consent_key(self_seed, context)
 

@@ -9,7 +9,7 @@ from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
-from veilsum_participant.policy import member_faults, refuse
+from veilsum_participant.policy import mask_faults, member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
 from veilsum_participant.site import (
     LOG,
@@ -24,6 +24,7 @@ from veilsum_participant.store import TAKING_PART, AttemptState, StudyState
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
 from veilsum_privacy.securesum.contribution import SECRET_BYTES
+from veilsum_privacy.securesum.graph import mask_graph
 from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.study import parse_study
@@ -94,7 +95,7 @@ class Membership:
         return enrolment
 
     def on_roster(self, key: bytes, enrolments: Sequence[Enrolment], *, dealer: bool) -> list[Box]:
-        """Verify the roster, once and for all, and seal to everyone else a share of the pair's seed; as dealer the keys too.
+        """Verify the roster, once and for all, and seal to each neighbour a share of the pair's seed; a dealer deals the keys.
 
         Shares are drawn once, and durable before they are sealed.
 
@@ -115,9 +116,11 @@ class Membership:
             if [member.enrolment for member in roster.members].count(own) != 1:
                 raise Refusal(RefusalCode.ROSTER, "The roster does not hold this site's own enrolment exactly once.")
             check_directory(site)
-            refuse(member_faults(roster.members, opened.study, site.config.policy, site.name))
-            shares, others = opened.shares, [name for name in roster.names if name != site.name]
-            for name in others:
+            graph, policy = mask_graph(roster, opened.study.privacy), site.config.policy
+            masks = mask_faults(graph, roster.members, opened.study, policy, site.name)
+            refuse([*member_faults(roster.members, opened.study, policy, site.name), *masks])
+            shares, neighbours = opened.shares, graph.neighbours(site.name)
+            for name in neighbours:
                 shares.setdefault(name, site.random.bytes(SHARE_BYTES))
             values: dict[str, object] = {"roster": dumped, "shares": _dump_secrets(shares)}
             if opened.row.roster is None:
@@ -128,7 +131,8 @@ class Membership:
                 values["dealer"] = site.name
             store.change_study(connection, key, **values)
             opened = load_open_study(connection, site, key)
-        boxes = [self._seal(key, roster, name, Purpose.PAIR_SHARE, shares[name]) for name in others]
+        others = [name for name in roster.names if name != site.name]
+        boxes = [self._seal(key, roster, name, Purpose.PAIR_SHARE, shares[name]) for name in others if name in neighbours]
         if dealer and opened.row.dealer == site.name:
             dealt = store.promised(opened.row.tag_key) + store.promised(opened.row.secret_key)
             boxes += [self._seal(key, roster, name, Purpose.DEALT_KEYS, dealt) for name in others]
@@ -137,7 +141,7 @@ class Membership:
     def on_boxes(self, key: bytes, boxes: Sequence[Box]) -> None:
         """Open the boxes for this site, with the others' shares of the pairs' seeds and the dealt keys; mix the seeds.
 
-        A member whose box is missing can be in no cohort with this site. The first dealt keys that verify are kept.
+        A neighbour whose box is missing can be in no cohort with this site. The first dealt keys that verify are kept.
 
         Raises:
             Refusal: a box does not verify, comes twice or before this site drew its own share, or keys are missing or of

@@ -17,7 +17,7 @@ from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
-from veilsum_participant.policy import member_faults, noise_faults, refuse, term_faults
+from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
@@ -28,6 +28,7 @@ from veilsum_privacy.ledger.receipts import Countersignature, parse_receipt, ver
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.contribution import Slots, decrypt_sum, keys_digest
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
+from veilsum_privacy.securesum.graph import mask_graph
 from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.study.study import Study
 
@@ -192,6 +193,7 @@ class Openings:
             [
                 *term_faults(opened.agreed, site.config, site.name, delta),
                 *member_faults(members, study, policy, site.name),
+                *mask_faults(mask_graph(roster, study.privacy), members, study, policy, site.name),
                 *noise_faults(noise, members, policy, site.name),
                 *cohort_faults(connection, opened.digest, study, site.config, members, site.name),
             ]

@@ -32,6 +32,7 @@ CODES: Mapping[str, str] = {
     "cohort-too-small": "Too few sites took part",
     "cohort-not-trusted": "Too few of the sites that took part are trusted",
     "cohort-changed": "The sites that took part had changed",
+    "masks-not-accepted": "Masks shared by neighbours only were not accepted, or held too few sites together",
     "unit-not-accepted": "The unit of privacy is not accepted here",
     "too-many-attempts": "Too many attempts at one sum",
     "approval-declined": "The site's operator declined",

@@ -59,7 +59,7 @@ def masked_words(
     plan: EncodingPlan,
     context: bytes,
     own: str,
-    cohort: Sequence[str],
+    sharing: Sequence[str],
     seeds: Mapping[str, bytes],
     self_seed: bytes,
 ) -> Iterator[Slots]:
@@ -70,15 +70,15 @@ def masked_words(
         plan: the round's encoding.
         context: the digest c.
         own: this participant's name.
-        cohort: all names in roster order.
+        sharing: this participant and all members of the cohort that it shares masks with (:mod:`.graph`), in roster order.
         seeds: 32-byte pair seeds by the other member's name.
         self_seed: b_i, 32 fresh random bytes for this payload only.
     """
     modulus = plan.parameters.plain_modulus
-    place = list(cohort).index(own)
+    place = list(sharing).index(own)
     plus = [MaskStream(consent_key(self_seed, context), modulus)]
-    plus += [MaskStream(derive(seeds[name], "pair", context), modulus) for name in cohort[place + 1 :]]
-    minus = [MaskStream(derive(seeds[name], "pair", context), modulus) for name in cohort[:place]]
+    plus += [MaskStream(derive(seeds[name], "pair", context), modulus) for name in sharing[place + 1 :]]
+    minus = [MaskStream(derive(seeds[name], "pair", context), modulus) for name in sharing[:place]]
     yield from _masked(pack(values, plan), plan, 1, plus, minus)
 
 
