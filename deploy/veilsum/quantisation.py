@@ -102,8 +102,8 @@ def plan_grid(
     if not finest or (z and z * finest / math.sqrt(honest) < SMALLEST_SHARE):
         raise _no_grid(max_records, participants)
     if norm:
-        multiples = (norm * math.ceil(share * math.sqrt(honest) / (z * norm)) if z else norm for share in _INTEGER_SHARES)
-        grid = next((grid for grid in multiples if grid <= finest), 0)
+        multiples = [math.ceil(share * math.sqrt(honest) / (z * norm)) if z else 1 for share in _INTEGER_SHARES]
+        grid = next((norm * multiple for multiple in multiples if norm * multiple <= finest), 0)
         if not grid:
             raise NoGridError(
                 f"The integers of {max_records} records at each of {participants} participants do not fit a sum.",

@@ -593,7 +593,7 @@ def test_the_screen_says_it_in_words_and_fits(
     words = " ".join(text.split())
     for expected in (
         "epsilon 1 at delta 1e-05 for one record",
-        "mean of age │ ± 3.4 years │ 60 (half of the column's range)",
+        "mean of age │ ± 3.3 years │ 60 (half of the column's range)",
         "Its budget stays private",
         "150 records at every site",
         "Verdict: worth it.",
