@@ -156,10 +156,12 @@ def test_an_object_of_csv_is_read_as_a_file_is(
     for name in ("features", "present", "labels", "subjects"):
         np.testing.assert_array_equal(getattr(found[0], name), getattr(want[0], name))
         np.testing.assert_array_equal(getattr(batches, name), getattr(want[0], name))
-    here, there = (check_dataset(place, SCHEMA) for place in (tmp_path / "odd.csv", source))
-    assert [str(item).partition(":")[2].partition(",")[2] for item in there.violations] == [
-        str(item).partition(":")[2].partition(",")[2] for item in here.violations
-    ]
+    here, there = (
+        [str(item).replace(str(place), "") for item in check_dataset(place, SCHEMA).violations]
+        for place in (tmp_path / "odd.csv", source)
+    )
+    assert there == here
+    assert " row 3 (line 4), column 'age'" in there[0]
     with pytest.raises(DataError, match="its owner, that it holds records"):
         check_structure(source, SCHEMA, header=False)
     with pytest.raises(DataError, match="column 'whose' is missing"):

@@ -147,6 +147,20 @@ def test_the_authority_lists_participants_and_analysts_by_their_latest_key(world
     assert len({first.root, second.root, world.sign(days=10, without=["analyst"]).root}) == 3
 
 
+def test_who_was_left_out_stays_out_until_taken_in_again(world: World) -> None:
+    world.time += 1
+    world.sign(without=["west", "analyst"])
+    world.time += 1
+    world.replace_key("west", Role.PARTICIPANT)  # a new certificate does not bring it back
+    world.replace_key("late", Role.PARTICIPANT)
+    second = world.sign()
+    assert [member.name for member in second.members] == ["late", "north", "south"]
+    third = world.sign(again=["west"], without=["late"])
+    assert [member.name for member in third.members] == ["north", "south", "west"]
+    with pytest.raises(Misuse, match="'south' was not left out"):
+        world.sign(again=["south"])
+
+
 def test_whose_certificates_have_ended_is_not_listed(world: World) -> None:
     world.time = NOW + 366 * DAY
     with pytest.raises(Misuse, match="left to list"):

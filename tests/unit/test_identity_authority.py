@@ -23,6 +23,7 @@ from support.certificates import DAY, NOW, now, subject
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Misuse, StateError, VeilsumError
 from veilsum_node.identity import (
     Authority,
+    Issued,
     IssuedRecord,
     Role,
     SigningKey,
@@ -31,6 +32,7 @@ from veilsum_node.identity import (
     record,
     verify_certificate,
 )
+from veilsum_node.identity.authority import login_request
 
 HOSTS = ("hub.example", "192.0.2.1", "::1")
 
@@ -276,6 +278,66 @@ def test_operators_in_a_hurry_give_a_name_away_once(authority: Authority, monkey
     with ThreadPoolExecutor(len(requests)) as pool:
         assert sum(pool.map(sign, requests)) == 1
     assert len(authority.issued()) == 1
+
+
+def login(authority: Authority, name: str, subject: str) -> Issued:
+    _, csr = login_request(Role.ANALYST)
+    return authority.sign_login(csr, name=name, subject=subject, seconds=3600)
+
+
+def test_a_name_is_released_for_one_login_or_for_anybody(tmp_path: Path) -> None:
+    time_of_day = [NOW]
+    authority = Authority.create(tmp_path / "authority", "trial", lambda: time_of_day[0])
+    names = IssuedRecord(authority.directory)
+    login(authority, "dr-jones", "https://old 1")
+    with pytest.raises(StateError, match="two would bear one name"):
+        names.release("dr-jones", time_of_day[0])
+    with pytest.raises(Misuse, match="never signed for"):
+        names.release("dr-jonas", time_of_day[0])
+    time_of_day[0] += 3601
+    with pytest.raises(StateError, match="belongs to somebody else"):
+        login(authority, "dr-jones", "https://new 1")
+    moved = names.release("dr-jones", time_of_day[0], "https://new 1")
+    for other in ("https://new 2", "https://old 1"):
+        with pytest.raises(StateError, match="belongs to somebody else"):
+            login(authority, "dr-jones", other)
+    _, csr = new_key_and_csr("dr-jones", Role.ANALYST)
+    with pytest.raises(StateError, match="another key or role"):
+        authority.sign(csr, role=Role.ANALYST, name="dr-jones")
+    login(authority, "dr-jones", "https://new 1")
+    login(authority, "dr-jones", "https://new 1")
+    time_of_day[0] += 3601
+    free = names.release("dr-jones", time_of_day[0])
+    authority.sign(csr, role=Role.ANALYST, name="dr-jones")
+    with pytest.raises(StateError, match="belongs to somebody else"):
+        login(authority, "dr-jones", "https://new 1")
+    assert [(item.subject, item.to) for item in (moved, free)] == [("https://old 1", "https://new 1"), ("https://new 1", "")]
+    assert [entry for entry in names.history() if not isinstance(entry, Issued)] == [moved, free]
+    assert len(authority.issued()) == 4
+
+
+def test_a_login_reads_what_was_added_since_the_last(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Authority.load(authority.directory, now)
+    read: list[str] = []
+    real = json.loads
+
+    def loads(line: bytes) -> Any:
+        read.append(real(line)["name"])
+        return real(line)
+
+    login(authority, "a", "x 1")
+    monkeypatch.setattr(record.json, "loads", loads)
+    login(authority, "b", "x 2")
+    assert read == ["a"]
+    login(other, "c", "x 3")
+    login(authority, "d", "x 4")
+    assert read == ["a", "a", "b", "b", "c"]
+    with pytest.raises(StateError, match="belongs to somebody else"):
+        login(authority, "c", "x 9")
+    path = authority.directory / "issued" / "index.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))  # a backup is put back
+    login(authority, "c", "x 9")
+    assert [entry.name for entry in authority.issued()] == ["a", "c"]
 
 
 def test_a_line_that_a_crash_cut_off_is_dropped(authority: Authority) -> None:

@@ -203,3 +203,71 @@ def test_every_draft_that_is_filled_in_is_a_schema(
     with pytest.raises(ConfigurationError, match="'last': to be filled in"):
         load_schema(folder / "s.toml")
     assert [column.name for column in fill(folder / "s.toml").columns] == [column.name for column in found.columns]
+
+
+# -- OMOP's vocabulary ------------------------------------------------------------------------------------------------------
+
+CONCEPTS = (
+    "concept_id\tconcept_name\tdomain_id\tvocabulary_id\tconcept_class_id\tstandard_concept\tconcept_code\tvalid_start_date"
+    "\tvalid_end_date\tinvalid_reason\n"
+    "8532\tFEMALE\tGender\tGender\tGender\tS\tF\t19700101\t20991231\t\n"
+    "8507\tMALE\tGender\tGender\tGender\tS\tM\t19700101\t20991231\t\n"
+    "8551\tUNKNOWN\tGender\tGender\tGender\t\tU\t19700101\t20991231\tD\n"
+    "3004410\tHemoglobin A1c/Hemoglobin.total in Blood\tMeasurement\tLOINC\tLab Test\tS\t4548-4\t19700101\t20991231\t\n"
+    '201826\tType 2 "adult-onset" diabetes\tCondition\tSNOMED\tClinical Finding\tS\t44054006\t19700101\t20991231\t\n'
+    "45\tType 2 (adult onset) diabetes\tCondition\tICD10CM\t3-char code\t\tE11\t19700101\t20991231\tU\n"
+)
+
+
+def athena(directory: Path, text: str = CONCEPTS) -> Path:
+    (directory / "CONCEPT.csv").write_bytes(text.encode())
+    return directory
+
+
+def test_a_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Quotation marks are letters in it; concepts that are not standard or not valid are no categories."""
+    folder = athena(tmp_path)
+    out = tmp_path / "s.toml"
+    words = ("--domain", "gender", "--concept", 3004410, "--concept", 201826, "--concept", 45, "--out", out)
+    report = shown(capsys, "schema", "draft", folder, *words)
+    names = ["gender", "hemoglobin_a1c_hemoglobin_total_in_blood", "type_2_adult_onset_diabetes"]
+    assert report["open"] == names[1:2]
+    assert fill(out).columns == (
+        CategoryColumn(name=names[0], categories=("MALE", "FEMALE")),
+        NumberColumn(name=names[1], low=-1e100, high=1e100),
+        CategoryColumn(name=names[2], categories=("no", "yes")),
+        CategoryColumn(name=f"{names[2]}_45", categories=("no", "yes")),
+    )
+    text = out.read_text("utf-8")
+    assert "# 8507 = MALE; 8532 = FEMALE\n" in text
+    assert "ICD10CM E11; no longer valid; not standard" in text
+    with pytest.raises(ConfigurationError, match=names[1]):
+        load_schema(out)
+
+
+def test_a_domain_of_too_many_concepts_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{n}\tDrug {n}\tDrug\tRxNorm\tIngredient\tS\t{n}\t19700101\t20991231\t\n" for n in range(300)]
+    words = ("--domain", "Drug", "--domain", "Gender", "--out", tmp_path / "s.toml")
+    report = shown(capsys, "schema", "draft", athena(tmp_path, CONCEPTS + "".join(lines)), *words)
+    assert report["left out"] == {"drug": "more than 256 categories; name concepts of it"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "told"),
+    [
+        (CONCEPTS, (), "not said what to draft"),
+        (CONCEPTS, ("--domain", "Gendr"), "has no domain 'Gendr'.*Gender"),
+        (CONCEPTS, ("--concept", "7"), "has no concept 7"),
+        (CONCEPTS, ("--concept", "45", "--local"), "are of a vocabulary"),
+        (CONCEPTS + "46\tcut", ("--concept", "45"), "line 8 is no concept"),
+        (CONCEPTS.replace("\t", ","), ("--concept", "45"), "is no vocabulary of OMOP"),
+        ("", ("--concept", "45"), "is no vocabulary of OMOP"),
+    ],
+)
+def test_what_a_vocabulary_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: tuple[str, ...], told: str
+) -> None:
+    status, _, errors = veilsum(capsys, "schema", "draft", athena(tmp_path, text), *words, "--out", tmp_path / "s.toml")
+    assert status != 0
+    assert re.search(told, " ".join(errors.split()))
+    assert not (tmp_path / "s.toml").exists()

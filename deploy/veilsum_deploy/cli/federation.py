@@ -12,6 +12,7 @@ from veilsum_node.identity import DEFAULT_DAYS, Authority, IssuedRecord, Role, v
 from veilsum_node.identity.directory import parse_directory
 from veilsum_node.identity.files import read_file, read_private, replace_file
 from veilsum_node.identity.provision import TRIAL_HOSTS, install, make_kit
+from veilsum_node.identity.record import Released
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_line, print_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -92,19 +93,51 @@ def list_issued(directory: AuthorityDirectory = Path("authority"), as_json: Json
 
 
 @app.command()
+def release(
+    name: Annotated[str, typer.Argument(help="The name.")],
+    authority: Annotated[Path, typer.Option("--authority", help="The authority's directory.")] = Path("authority"),
+    to: Annotated[
+        str, typer.Option("--to", help='The only login that may take it: "ISSUER SUBJECT"; anybody may without it.')
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Let a name go to somebody else, once its last certificate has ended: another login, or another key that you sign."""
+    made = IssuedRecord(authority).release(name, _now(), to)
+    fields = {"name": name, "released": moment(made.at), "was": made.subject or None, "may be taken by": to or "anybody"}
+    print_fields(fields, title="Released", as_json=as_json)
+    if not as_json:
+        print_line("Sites accept analysts by name: tell every site's operator whose it is now.")
+
+
+@app.command()
+def releases(directory: AuthorityDirectory = Path("authority"), as_json: JsonOption = False) -> None:
+    """List every name that was released, when, whose it was and who may take it."""
+    rows = [
+        {"name": entry.released, "at": moment(entry.at), "was": entry.subject, "to": entry.to}
+        for entry in IssuedRecord(directory).history()
+        if isinstance(entry, Released)
+    ]
+    print_rows(rows, title="Released names", as_json=as_json, empty="No name was released yet.")
+
+
+@app.command()
 def directory(
     authority: AuthorityDirectory = Path("authority"),
     out: Annotated[Path, typer.Option("--out", help="Where the directory goes, for all sites.")] = Path("directory.json"),
     days: Annotated[int, typer.Option("--days", help="How long the directory is valid.")] = DEFAULT_DAYS,
     without: Annotated[
-        list[str] | None, typer.Option("--without", help="Leave a party out, whose certificate is still valid; repeatable.")
+        list[str] | None,
+        typer.Option("--without", help="Leave a party out from here on, whose certificate is still valid; repeatable."),
+    ] = None,
+    again: Annotated[
+        list[str] | None, typer.Option("--again", help="Take a party in that the last directory left out; repeatable.")
     ] = None,
     passphrase_file: PassphraseFile = None,
     as_json: JsonOption = False,
 ) -> None:
     """Sign a directory of all participants and analysts, which sites confirm by one fingerprint instead of one a member."""
     opened = Authority.load(authority, _now, passphrase=_passphrase(passphrase_file))
-    made = parse_directory(opened.sign_directory(days=days, without=without or ()), opened.certificate)
+    made = parse_directory(opened.sign_directory(days=days, without=without or (), again=again or ()), opened.certificate)
     replace_file(out, made.data)
     fields = {
         "directory": str(out),
@@ -112,6 +145,7 @@ def directory(
         "expires": moment(made.expires),
         "participants": sorted(made.keys(Role.PARTICIPANT)),
         "analysts": sorted(made.keys(Role.ANALYST)),
+        "left out": opened.left_out(),
         "root": made.root.hex(),
     }
     print_fields(fields, title="Directory", as_json=as_json)

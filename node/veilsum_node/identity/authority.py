@@ -33,7 +33,7 @@ from cryptography.x509.oid import NameOID
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
-from veilsum_node.identity.directory import build_directory
+from veilsum_node.identity.directory import build_directory, read_directory
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private, write_new
 from veilsum_node.identity.record import Issued, IssuedRecord
 from veilsum_node.identity.signing import SigningKey
@@ -312,28 +312,55 @@ class Authority:
         """
         return self._record.entries()
 
-    def sign_directory(self, *, days: int = DEFAULT_DAYS, without: Sequence[str] = ()) -> bytes:
+    def left_out(self) -> list[str]:
+        """Participants and analysts who are not in the last directory, though certified when it was signed.
+
+        Raises:
+            Damage, StateError: as :meth:`issued`.
+        """
+        return self._left_out(self._version(), self.issued())
+
+    def _version(self) -> int:
+        """Of the last directory; 0 before the first."""
+        kept = (self.directory / "directories").glob("*.json")
+        return max((int(path.stem) for path in kept if path.stem.isdigit()), default=0)
+
+    def _left_out(self, version: int, issued: Sequence[Issued]) -> list[str]:
+        if not version:
+            return []
+        last = read_directory(self.directory / "directories" / f"{version}.json", self.certificate)
+        listed = [entry for entry in issued if entry.role in (Role.PARTICIPANT, Role.ANALYST) and not entry.subject]
+        could = {entry.name for entry in listed if entry.issued < last.issued <= entry.expires}
+        return sorted(could - {member.name for member in last.members})
+
+    def sign_directory(self, *, days: int = DEFAULT_DAYS, without: Sequence[str] = (), again: Sequence[str] = ()) -> bytes:
         """Sign the federation's directory as it is now, under the next version, and keep it on record.
 
         Args:
             days: how long it is valid, 1 to 3653, and not beyond the authority's own certificate.
-            without: names to leave out, though their certificates are valid.
+            without: names to leave out, though their certificates are valid, beside those of :meth:`left_out`.
+            again: names of :meth:`left_out` to take in.
 
         Returns:
             The bytes of the file for all sites.
 
         Raises:
-            Misuse: the days are wrong, a name to leave out was never signed for, or nobody is left.
+            Misuse: the days are wrong, a name to leave out was never signed for, one to take in was not left out, or nobody is
+                left.
             StateError: it cannot be written, or another operator signed the same version at this moment.
             Damage: the record of certificates cannot be read.
         """
         place = self.directory / "directories"
-        version = 1 + max((int(path.stem) for path in place.glob("*.json") if path.stem.isdigit()), default=0)
+        version = 1 + self._version()
         now, issued = self._clock(), self.issued()  # read after the version, or a later version could list what is older
         if unknown := sorted(set(without) - {entry.name for entry in issued}):
             raise Misuse(f"{unknown[0]!r} was never signed for.", "`veilsum federation list` shows who was.")
+        out = self._left_out(version - 1, issued)
+        if known := sorted(set(again) - set(out)):
+            raise Misuse(f"{known[0]!r} was not left out of the last directory.", "Whoever is certified is in the next one.")
+        out = [*(name for name in out if name not in again), *without]
         data = build_directory(
-            [entry for entry in issued if entry.name not in without],
+            [entry for entry in issued if entry.name not in out],
             self.certificate,
             SigningKey(self._key),
             version=version,

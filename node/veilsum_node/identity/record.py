@@ -1,7 +1,8 @@
 """The authority's record of what it signed: one JSON line for each certificate, appended under a lock and made durable.
 
-A name belongs to one key and role at a time, or to one login of an identity provider, which brings a new key every time; a key
-belongs to one name for good. The record is the authority's own memory; nothing in the protocol reads it.
+A name belongs to one key and role at a time, or to one login of an identity provider, which brings a new key every time,
+until the authority releases it; a key belongs to one name for good. The record is the authority's own memory; nothing in the
+protocol reads it.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from veilsum_node.errors import Damage, StateError
-from veilsum_node.identity.certificate import Role
+from veilsum_node.errors import Damage, Misuse, StateError
+from veilsum_node.identity.certificate import Role, moment
 from veilsum_node.identity.files import write_new
 
 
@@ -45,11 +46,51 @@ class Issued:
     subject: str = ""
 
 
+@dataclass(frozen=True)
+class Released:
+    """A name that its owner gave up.
+
+    Attributes:
+        released: the name.
+        at: when, Unix seconds.
+        subject: whose it was, as in :class:`Issued`; empty for an operator's signature.
+        to: the login that may take it, likewise; empty for anybody.
+    """
+
+    released: str
+    at: int
+    subject: str = ""
+    to: str = ""
+
+
+@dataclass
+class _Index:
+    """What the first ``end`` bytes of the record say; a service that runs for long reads only what was added since."""
+
+    file: int = 0
+    end: int = 0
+    latest: dict[str, Issued] = field(default_factory=dict)
+    until: dict[str, int] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    released: dict[str, Released] = field(default_factory=dict)
+
+    def take(self, entry: Issued | Released) -> None:
+        if isinstance(entry, Released):
+            self.released[entry.released] = entry
+            return
+        # certificates themselves are not needed here, and are most of the record
+        self.latest[entry.name] = replace(entry, certificate="")
+        self.until[entry.name] = max(entry.expires, self.until.get(entry.name, 0))
+        self.owners.setdefault(entry.fingerprint, entry.name)
+        self.released.pop(entry.name, None)
+
+
 class IssuedRecord:
     """The file ``issued/index.jsonl`` of an authority's directory; reading it needs no key."""
 
     def __init__(self, authority: Path) -> None:
         self._path = authority / "issued" / "index.jsonl"
+        self._index = _Index()
 
     def create(self) -> None:
         """Make an empty record.
@@ -66,8 +107,16 @@ class IssuedRecord:
             StateError: the file is missing.
             Damage: it cannot be read.
         """
+        return [entry for entry in self.history() if isinstance(entry, Issued)]
+
+    def history(self) -> list[Issued | Released]:
+        """Every certificate on record, and every name that was released, oldest first.
+
+        Raises:
+            StateError, Damage: as :meth:`entries`.
+        """
         with self._locked() as file:
-            return self._parse(file)
+            return self._parse(file, 0)
 
     def add(self, entry: Issued, *, replace: bool) -> None:
         """Append ``entry``; when this returns it is durable.
@@ -81,13 +130,42 @@ class IssuedRecord:
             Damage: it cannot be read.
         """
         with self._locked() as file:
-            _check_free(self._parse(file), entry, replace=replace)
+            _check_free(self._caught_up(file), entry, replace=replace)
             fields = asdict(entry)
             if not entry.subject:
                 del fields["subject"]  # a line of an operator's stays what it always was
-            file.write(json.dumps(fields).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            self._append(file, fields)
+
+    def release(self, name: str, at: int, to: str = "") -> Released:
+        """Let a name go to another login, or another key or role; once this returns that is on record.
+
+        Args:
+            name: which.
+            at: now, Unix seconds.
+            to: the only login that may take it, as issuer and subject; anybody without it.
+
+        Raises:
+            Misuse: the name was never signed for.
+            StateError: a certificate of its owner is still valid; or as :meth:`add`.
+            Damage: as :meth:`add`.
+        """
+        with self._locked() as file:
+            index = self._caught_up(file)
+            if name not in index.latest:
+                raise Misuse(f"{name!r} was never signed for.", "`veilsum federation list` shows who was.")
+            if at <= index.until[name]:
+                raise StateError(
+                    f"A certificate of {name!r} is valid until {moment(index.until[name])}: two would bear one name.",
+                    "Release the name after that.",
+                )
+            made = Released(name, at, index.latest[name].subject, to)
+            self._append(file, asdict(made))
+        return made
+
+    def _append(self, file: BinaryIO, fields: dict[str, object]) -> None:
+        file.write(json.dumps(fields).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
@@ -102,28 +180,44 @@ class IssuedRecord:
                 "Check its permissions, or restore it from a backup.",
             ) from error
 
-    def _parse(self, file: BinaryIO) -> list[Issued]:
-        """Read all entries and leave the position after the last; a line that a crash cut off was never handed out."""
+    def _caught_up(self, file: BinaryIO) -> _Index:
+        """What the whole record says; leaves the position after its last line."""
+        found = os.fstat(file.fileno())
+        if found.st_ino != self._index.file or found.st_size < self._index.end:  # another file, or one that was put back
+            self._index = _Index(file=found.st_ino)
+        for entry in self._parse(file, self._index.end):
+            self._index.take(entry)
+        self._index.end = file.tell()
+        return self._index
+
+    def _parse(self, file: BinaryIO, start: int) -> list[Issued | Released]:
+        """Read all entries from a byte on, and leave the position after the last; a line that a crash cut off is dropped."""
+        file.seek(start)
         data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
-            file.truncate(len(whole))
-            file.seek(len(whole))
+            file.truncate(start + len(whole))
+            file.seek(start + len(whole))
         try:
-            parsed = [json.loads(line) for line in whole.splitlines()]
-            return [Issued(**{**fields, "role": Role(fields["role"])}) for fields in parsed]
+            return [_entry(json.loads(line)) for line in whole.splitlines()]
         except (ValueError, TypeError, KeyError) as error:
             raise Damage(f"The record {self._path} is damaged.", "Restore it from a backup.") from error
 
 
-def _check_free(entries: Sequence[Issued], new: Issued, *, replace: bool) -> None:
+def _entry(fields: dict[str, Any]) -> Issued | Released:
+    return Released(**fields) if "released" in fields else Issued(**{**fields, "role": Role(fields["role"])})
+
+
+def _check_free(index: _Index, new: Issued, *, replace: bool) -> None:
     if new.subject:
-        _check_login(entries, new)
+        _check_login(index, new)
         return
-    for entry in entries:
-        if entry.fingerprint == new.fingerprint and entry.name != new.name:
-            raise StateError(f"The key is certified for {entry.name!r} already.", "Make a new key: no two parties share one.")
-    latest = next((entry for entry in reversed(entries) if entry.name == new.name), None)
+    owner = index.owners.get(new.fingerprint, new.name)
+    if owner != new.name:
+        raise StateError(f"The key is certified for {owner!r} already.", "Make a new key: no two parties share one.")
+    latest, free = index.latest.get(new.name), index.released.get(new.name)
+    if free is not None and not free.to:
+        return
     if latest is not None and (latest.fingerprint, latest.role) != (new.fingerprint, new.role) and not replace:
         raise StateError(
             f"The name {new.name!r} was signed for another key or role.",
@@ -131,12 +225,14 @@ def _check_free(entries: Sequence[Issued], new: Issued, *, replace: bool) -> Non
         )
 
 
-def _check_login(entries: Sequence[Issued], new: Issued) -> None:
+def _check_login(index: _Index, new: Issued) -> None:
     """One token, one key, one certificate: what was certified once is not certified again, whoever repeats the token."""
-    if any(entry.fingerprint == new.fingerprint for entry in entries):
+    if new.fingerprint in index.owners:
         raise StateError("The key is certified already: every login brings a new one.", "Log in again.")
-    latest = next((entry for entry in reversed(entries) if entry.name == new.name), None)
-    if latest is not None and latest.subject != new.subject:
+    latest, free = index.latest.get(new.name), index.released.get(new.name)
+    if free is not None and free.to in ("", new.subject):
+        return
+    if latest is not None and (free is not None or latest.subject != new.subject):
         raise StateError(
             f"The name {new.name!r} belongs to somebody else in this federation.",
             "Ask the authority's operator: the identity provider may have given a name a second time.",

@@ -1,7 +1,8 @@
 """The ``veilsum schema`` commands: a first draft of a schema, with its bounds left open for a person to set.
 
-A draft comes from a data dictionary or from public records; from private ones only with ``--local``. Bounds are never taken
-from records, and what a draft leaves open every reader of schemas refuses (:mod:`veilsum_privacy.study.schema`).
+A draft comes from a data dictionary, OMOP's vocabulary or public records; from private ones only with ``--local``. Bounds are
+never taken from records, and what a draft leaves open every reader of schemas refuses
+(:mod:`veilsum_privacy.study.schema`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_fields, print_line
 from veilsum_participant.drafting.dictionary import draft_dictionary
 from veilsum_participant.drafting.records import LEAST, draft_records
+from veilsum_participant.drafting.vocabulary import draft_vocabulary, is_vocabulary
 
 GIVES_AWAY = (
     "Drafted from private records. The draft gives away the columns' names; what most of a column's cells are (numbers, dates"
@@ -36,7 +38,9 @@ def schema() -> None:
 
 @app.command()
 def draft(
-    file: Annotated[Path, typer.Argument(help="A data dictionary (CSV), or records with --public or --local.")],
+    file: Annotated[
+        Path, typer.Argument(help="A data dictionary (CSV), a vocabulary of OMOP, or records with --public or --local.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="New file for the draft.")] = Path("schema.toml"),
     public: Annotated[
         bool, typer.Option("--public", help="The file holds records that anyone may see: CSV or Parquet.")
@@ -44,14 +48,31 @@ def draft(
     local: Annotated[
         bool, typer.Option("--local", help="The file holds private records; says what a draft of them gives away.")
     ] = False,
+    domain: Annotated[
+        list[str] | None, typer.Option("--domain", help="Of a vocabulary: a domain whose concepts become categories.")
+    ] = None,
+    concept: Annotated[
+        list[int] | None, typer.Option("--concept", help="Of a vocabulary: a concept_id that becomes a column.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Draft a schema of a data dictionary or of public records; bounds stay open for a person to set."""
+    """Draft a schema of a data dictionary, of OMOP's vocabulary or of public records; bounds stay open for a person to set."""
+    chosen = bool(domain or concept)
+    if chosen and (public or local):
+        raise Misuse("--domain and --concept are of a vocabulary.", "Leave out --public and --local: it holds no records.")
+    if not (public or local) and is_vocabulary(file) and not chosen:
+        raise Misuse(
+            "It is not said what to draft of the vocabulary.",
+            "Say --domain Gender, or --concept 3004410; both may be repeated.",
+        )
     if public and local:
         raise Misuse("--public and --local exclude each other.", "Records that not everyone may see are private.")
     if local and not as_json:
         print_line(GIVES_AWAY)
-    found = draft_records(file, private=local) if public or local else draft_dictionary(file)
+    if chosen:
+        found = draft_vocabulary(file, domain or (), concept or ())
+    else:
+        found = draft_records(file, private=local) if public or local else draft_dictionary(file)
     from veilsum_node.identity.files import write_new
 
     write_new(out, found.text(GIVES_AWAY if local else "").encode())
