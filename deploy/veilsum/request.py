@@ -33,9 +33,9 @@ class PrivacyRequest(Frozen):
         epsilon: what the study may cost.
         error: in its place, the largest 95% half-width of the method's main quantities that noise may cause, as a share of
             their expected size at ``expected_records``; epsilon is then the smallest that reaches it.
-        max_epsilon: with an error, the largest epsilon that it may cost. accounting: the rule by which the study is priced:
-        ``gaussian``, or ``rdp`` for sites that do not know the other yet. slack: by the rule ``gaussian``, the share of
-        delta with which sampled steps may be taken to reveal a record, for all of
+        max_epsilon: with an error, the largest epsilon that it may cost.
+        accounting: the rule by which the study is priced: ``gaussian``, or ``rdp`` for sites that do not know the other yet.
+        slack: by the rule ``gaussian``, the share of delta with which sampled steps may be taken to reveal a record, for all of
             the study; less of it takes more noise. A budget bears a tenth in all.
         unit: whose presence the guarantee hides, a record's or a subject's with all its records; by default the subject's
             where the schema says ``joined``, else the record's.
@@ -51,7 +51,7 @@ class PrivacyRequest(Frozen):
     cohort_difference: Literal["strict", "allowed"] | None = None
     unit: Unit | None = None
     accounting: Literal["gaussian", "rdp"] = "gaussian"
-    slack: float = Field(default=0.02, gt=0, le=SLACK_SHARE)
+    slack: float = Field(default=0.005, gt=0, le=SLACK_SHARE)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -307,7 +307,7 @@ class Policy(Frozen):
     masks: tuple[Literal["complete", "neighbours"], ...] = ("complete", "neighbours")
     units: tuple[Unit, ...] = ("record", "subject")
     max_epsilon: StrictFloat = Field(default=1.0, gt=0, le=1000)
-    max_slack: StrictFloat = Field(default=0.05, ge=0, le=SLACK_SHARE)
+    max_slack: StrictFloat = Field(default=0.02, ge=0, le=SLACK_SHARE)
     smallest_cell: StrictInt = Field(default=0, ge=0, le=1_000_000)
     max_attempts: StrictInt = Field(default=16, ge=1, le=1000)
     max_lost: StrictInt = Field(default=2, ge=1, le=100)

@@ -1,6 +1,6 @@
-"""The noise that a study takes at an epsilon, by RDP and by the rule ``gaussian``: ``PYTHONPATH=tests python -m benchmarks.noise``.
+"""The noise that a study takes at an epsilon, by RDP and by the rule ``gaussian``: ``python -m benchmarks.noise``.
 
-Noise multipliers (standard deviation over sensitivity) at delta 1e-5; a study's slack is 2% of delta, as studies state it.
+Noise multipliers (standard deviation over sensitivity) at delta 1e-5; a study's slack is 0.5% of delta, as studies state it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GRID = 2**40
 
 def noise(rate: float, steps: int, epsilon: float, rule: Adaptive) -> float:
     """The least multiplier to 1e-5 of it."""
-    course = Course(steps, 0.02 * DELTA) if rate < 1 else None
+    course = Course(steps, 0.005 * DELTA) if rate < 1 else None
     low, high = 0.05, 1e4
     while high > low * (1 + 1e-5):
         middle = (low * high) ** 0.5

@@ -146,7 +146,7 @@ def test_sampled_histories_cost_within_ten_percent_of_another_accountant(seed: i
     events = [event(generator.uniform(4, 40), steps=generator.randint(1, 10)) for _ in range(generator.randint(0, 2))]
     for _ in range(generator.randint(1, 3)):
         rate, expected = math.exp(generator.uniform(math.log(0.02), math.log(0.5))), generator.uniform(10, 40)
-        events.append(course(generator.uniform(2, 8), rate, math.ceil(expected / rate), slack=0.02 * delta))
+        events.append(course(generator.uniform(2, 8), rate, math.ceil(expected / rate), slack=0.005 * delta))
     found = epsilon_of(events, delta, "gaussian")
     assert pld_epsilon(events, delta, pessimistic=False) <= found <= 1.10 * pld_epsilon(events, delta, pessimistic=True)
     estimate = estimated_epsilon(events, delta, "gaussian")
