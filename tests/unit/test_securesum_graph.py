@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
 from veilsum_privacy.securesum import graph
-from veilsum_privacy.securesum.graph import CHANCE_BITS, NEIGHBOURS, SEPARATORS, MaskGraph, least_separators, mask_graph, reach
+from veilsum_privacy.securesum.graph import (
+    CHANCE_BITS,
+    NEIGHBOURS,
+    SEPARATORS,
+    MaskGraph,
+    is_complete,
+    least_separators,
+    mask_graph,
+    reach,
+)
 
 
 def _names(count: int) -> tuple[str, ...]:
@@ -55,6 +64,8 @@ def test_small_studies_are_complete_and_large_ones_are_not() -> None:
     for count, complete in ((2, True), (NEIGHBOURS, True), (NEIGHBOURS + 1, True), (NEIGHBOURS + 2, False), (1024, False)):
         made = MaskGraph(_names(count), reach(count, count, SEPARATORS))
         assert made.complete is complete
+        assert made.reach <= count // 2
+        assert is_complete(count, cast(Any, SimpleNamespace(assumed_colluders=1, min_cohort=count))) is complete
         assert made.separators(made.circle) == (count - 1 if complete else NEIGHBOURS)
 
 
