@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -102,6 +103,8 @@ def test_the_circle_follows_the_roster() -> None:
 
     one, other = made(bytes(32)), made(bytes([1] * 32))
     assert one is made(bytes(32))
+    drawn = hashlib.sha256(" ".join(one.circle).encode()).hexdigest()  # all parties draw the same, whatever version they run
+    assert drawn == "768bef364283334aab63a482f7173a3f7cf79e8f7354984d0bf0dab330083ada"
     assert sorted(one.circle) == sorted(other.circle) == list(_names(100))
     assert one.circle != other.circle
     assert one.circle != _names(100)
@@ -120,3 +123,8 @@ def test_a_cohort_of_the_smallest_size_withstands_what_it_must(monkeypatch: pyte
 
     assert failures(far) <= 200 / 8 + 3 * np.sqrt(200 / 8)
     assert failures(far // 3) > 100
+
+
+def test_decided_numbers_of_neighbours() -> None:
+    """As decision 73 has them; another number would let no masks cancel between versions."""
+    assert [2 * reach(1000, smallest, SEPARATORS) for smallest in (1000, 750, 500, 250, 100)] == [64, 64, 116, 250, 554]
