@@ -35,8 +35,8 @@ class PrivacyRequest(Frozen):
             their expected size at ``expected_records``; epsilon is then the smallest that reaches it.
         max_epsilon: with an error, the largest epsilon that it may cost.
         accounting: the rule by which the study is priced: ``gaussian``, or ``rdp`` for sites that do not know the other yet.
-        slack: by the rule ``gaussian``, the share of delta with which sampled steps may be taken to reveal a record, for all of
-            the study; less of it takes more noise. A budget bears a tenth in all.
+        slack: by the rule ``gaussian``, the share of delta with which sampled steps may be taken to reveal a record, for all
+            of the study; less of it takes more noise. A budget bears a tenth in all.
         unit: whose presence the guarantee hides, a record's or a subject's with all its records; by default the subject's
             where the schema says ``joined``, else the record's.
     """

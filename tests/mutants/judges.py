@@ -25,7 +25,7 @@ _LEDGER = {
 }
 _ROUNDS = (
     "tests/integration/test_round_rules.py",
-    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "oracle", "accounts")),
+    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "masks", "oracle", "accounts")),
     "tests/integration/test_kept.py",
 )
 
@@ -38,6 +38,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "tests/unit/test_unrounded.py",
         "tests/integration/test_kept.py",
     ),
+    "privacy/veilsum_privacy/securesum/graph.py": ("tests/unit/test_securesum_graph.py",),
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
     "privacy/veilsum_privacy/mechanism/steps.py": ("tests/unit/test_steps.py", "tests/integration/test_fresh_noise.py"),
     "privacy/veilsum_privacy/mechanism/clipping.py": _CLIPPING,

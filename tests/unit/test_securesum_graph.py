@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 from scipy.stats import hypergeom
 
 from veilsum_privacy.securesum import graph
-from veilsum_privacy.securesum.graph import CHANCE_BITS, NEIGHBOURS, SEPARATORS, MaskGraph, least_separators, mask_graph, reach
+from veilsum_privacy.securesum.graph import (
+    CHANCE_BITS,
+    NEIGHBOURS,
+    SEPARATORS,
+    MaskGraph,
+    is_complete,
+    least_separators,
+    mask_graph,
+    reach,
+)
 
 
 def _names(count: int) -> tuple[str, ...]:
@@ -55,6 +65,8 @@ def test_small_studies_are_complete_and_large_ones_are_not() -> None:
     for count, complete in ((2, True), (NEIGHBOURS, True), (NEIGHBOURS + 1, True), (NEIGHBOURS + 2, False), (1024, False)):
         made = MaskGraph(_names(count), reach(count, count, SEPARATORS))
         assert made.complete is complete
+        assert made.reach <= count // 2
+        assert is_complete(count, cast(Any, SimpleNamespace(assumed_colluders=1, min_cohort=count))) is complete
         assert made.separators(made.circle) == (count - 1 if complete else NEIGHBOURS)
 
 
@@ -91,6 +103,8 @@ def test_the_circle_follows_the_roster() -> None:
 
     one, other = made(bytes(32)), made(bytes([1] * 32))
     assert one is made(bytes(32))
+    drawn = hashlib.sha256(" ".join(one.circle).encode()).hexdigest()  # all parties draw the same, whatever version they run
+    assert drawn == "768bef364283334aab63a482f7173a3f7cf79e8f7354984d0bf0dab330083ada"
     assert sorted(one.circle) == sorted(other.circle) == list(_names(100))
     assert one.circle != other.circle
     assert one.circle != _names(100)
@@ -109,3 +123,8 @@ def test_a_cohort_of_the_smallest_size_withstands_what_it_must(monkeypatch: pyte
 
     assert failures(far) <= 200 / 8 + 3 * np.sqrt(200 / 8)
     assert failures(far // 3) > 100
+
+
+def test_decided_numbers_of_neighbours() -> None:
+    """As decision 73 has them; another number would let no masks cancel between versions."""
+    assert [2 * reach(1000, smallest, SEPARATORS) for smallest in (1000, 750, 500, 250, 100)] == [64, 64, 116, 250, 554]

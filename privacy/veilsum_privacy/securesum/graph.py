@@ -74,7 +74,7 @@ class MaskGraph:
 
     Attributes:
         circle: all members' names, in the order in which they sit.
-        reach: how many places away the farthest neighbours sit.
+        reach: how many places away the farthest neighbours sit, at most half of all.
     """
 
     circle: tuple[str, ...]
@@ -92,7 +92,7 @@ class MaskGraph:
     def neighbours(self, name: str) -> frozenset[str]:
         """The other members that a member shares masks with."""
         place, count = self._places[name], len(self.circle)
-        steps = range(1, min(self.reach, count // 2) + 1)
+        steps = range(1, self.reach + 1)
         return frozenset(self.circle[(place + step * side) % count] for step in steps for side in (1, -1)) - {name}
 
     def separators(self, cohort: Collection[str]) -> int:
