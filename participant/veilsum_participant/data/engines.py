@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -65,16 +65,17 @@ class _Answers:
 
     def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
         query, left = self.query, float(self.query.timeout)
-        parts: Iterator[Any] | None = None
+        parts: Iterator[Sequence[Any]] | None = None
+        part: Sequence[Any] = ()
         while True:
             began = time.monotonic()
             with _watched(self.connection, query, left):
                 if parts is None:
                     options = self.connection.execution_options(stream_results=True)
                     result = options.exec_driver_sql(query.text)
-                    parts, part = result.partitions(rows), []
+                    parts = result.partitions(rows)
                     names = tuple(result.keys())
-                elif not (part := next(parts, [])):
+                elif not (part := next(parts, ())):
                     return
             left -= time.monotonic() - began
             if names != query.columns:
