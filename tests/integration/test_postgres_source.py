@@ -26,7 +26,7 @@ from support.postgres import Server
 from support.tables import SCHEMA, rows_of
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.runner import RoundLostError
-from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_node.errors import ConfigurationError, DataError, StateError, Unavailable
 from veilsum_participant import site as site_module
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.cli.participant import app
@@ -380,7 +380,8 @@ def test_a_column_that_changes_between_rounds_is_refused_and_the_first_round_pai
     request = make_request(LARGE, method="fedcgs").model_copy(update={"parameters": {"centre": True}})
     study = bed.compile(request)
     assert len(study.tasks) > 1
-    bed.local.run(study, bed.analyst, tmp_path / "results")
+    with pytest.raises(StateError, match="2 participants are left"):
+        bed.local.run(study, bed.analyst, tmp_path / "results")
     (refused,) = bed.hub.status(study_digest(study)).refusals
     assert (refused.participant, refused.code, len(calls)) == ("a", "dataset-not-offered", 3)
     assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.SNAPSHOT, Kind.CHARGE]
