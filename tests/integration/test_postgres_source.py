@@ -26,7 +26,7 @@ from support.postgres import Server
 from support.tables import SCHEMA, rows_of
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.runner import RoundLostError
-from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_node.errors import ConfigurationError, DataError, StateError, Unavailable
 from veilsum_participant import site as site_module
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.cli.participant import app
@@ -37,7 +37,8 @@ from veilsum_participant.query import Query
 from veilsum_participant.site import Site
 from veilsum_participant.snapshots import compare_snapshots
 from veilsum_privacy.ledger.entries import Kind
-from veilsum_privacy.study.schema import DateColumn
+from veilsum_privacy.study.schema import DatasetSchema, DateColumn
+from veilsum_privacy.study.study import study_digest
 from veilsum_proto import federation_pb2 as pb
 
 SELECT = "SELECT * FROM records"
@@ -277,10 +278,20 @@ def kinds(site: Site) -> list[Kind]:
     ]
 
 
-def total(bed: TestBed) -> float:
+LARGE = schema_of(2).model_copy(update={"max_records": 100_000})
+"""Whose records would be more than 1 MiB."""
+
+
+def in_batches(bed: TestBed) -> None:
+    site = bed.sites["a"]
+    offered = site.config.datasets[DATASET].model_copy(update={"memory": 1})
+    site.config = site.config.model_copy(update={"datasets": {DATASET: offered}})
+
+
+def total(bed: TestBed, schema: DatasetSchema | None = None) -> float:
     """Records in the released sum of a study without noise."""
     local = bed.local
-    key = local.submit(bed.compile(make_request(schema_of(2), epsilon=None)), bed.analyst)
+    key = local.submit(bed.compile(make_request(schema or schema_of(2), epsilon=None)), bed.analyst)
     values = local.prepare(key).sum("statistics").values
     return float(values["records/table"][0])
 
@@ -314,6 +325,7 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
     assert list(compare_snapshots(bed.sites["b"])) == []
 
 
+@pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize(
     "text",
     [
@@ -322,11 +334,13 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
         "SELECT CASE WHEN seconds > 0 THEN 'nine'::text::float8 ELSE x0 END AS x0, x1, y FROM records",
     ],
 )
-def test_a_query_that_one_record_makes_fail_takes_part_and_pays(tmp_path: Path, url: str, text: str) -> None:
+def test_a_query_that_one_record_makes_fail_takes_part_and_pays(tmp_path: Path, url: str, text: str, batches: bool) -> None:
     """With and without that record the same is said, in the same messages and entries but for the site's own note."""
     bed = bed_on(tmp_path, url, text, timeout=2)
+    if batches:
+        in_batches(bed)
     execute(url, "INSERT INTO records VALUES (0, 0, 0, 9)")
-    assert total(bed) == pytest.approx(20, rel=1e-5)
+    assert total(bed, LARGE if batches else None) == pytest.approx(20, rel=1e-4)
     assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.FAULT, Kind.CHARGE]
 
 
@@ -343,6 +357,34 @@ def test_a_column_that_is_gone_or_changed_is_refused_before_the_budget_is_touche
         federation.sum("statistics")
     assert [(item.participant, item.code) for item in bed.hub.status(key).refusals] == [("a", "dataset-not-offered")]
     assert Kind.RESERVE not in kinds(bed.sites["a"])
+
+
+@pytest.mark.parametrize("change", ["DROP COLUMN x1", "ALTER COLUMN x1 TYPE float8[] USING ARRAY[x1]"])
+def test_a_column_that_changes_between_rounds_is_refused_and_the_first_round_paid_once(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Of a dataset in batches, which each round reads anew; one that is held stays as it was read."""
+    calls: list[object] = []
+    original = site_module.check_structure
+
+    def watched(source: object, *arguments: Any, **options: Any) -> None:
+        if isinstance(source, Query):
+            calls.append(source)
+            if len(calls) == 3:  # the first is the enrolment's, the second the first round's
+                execute(url, f"ALTER TABLE records {change}")
+        return original(source, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(site_module, "check_structure", watched)
+    bed = bed_on(tmp_path, url)
+    in_batches(bed)
+    request = make_request(LARGE, method="fedcgs").model_copy(update={"parameters": {"centre": True}})
+    study = bed.compile(request)
+    assert len(study.tasks) > 1
+    with pytest.raises(StateError, match="2 participants are left"):
+        bed.local.run(study, bed.analyst, tmp_path / "results")
+    (refused,) = bed.hub.status(study_digest(study)).refusals
+    assert (refused.participant, refused.code, len(calls)) == ("a", "dataset-not-offered", 3)
+    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.SNAPSHOT, Kind.CHARGE]
 
 
 def test_a_database_that_is_away_is_waited_for_and_paid_once(

@@ -65,8 +65,8 @@ class _Answers:
 
     def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
         query, left = self.query, float(self.query.timeout)
-        parts: Iterator[Any] | None = None
-        part: Sequence[Any] = []
+        parts: Iterator[Sequence[Any]] | None = None
+        part: Sequence[Any] = ()
         while True:
             began = time.monotonic()
             with _watched(self.connection, query, left):
@@ -75,7 +75,7 @@ class _Answers:
                     result = options.exec_driver_sql(query.text)
                     parts = result.partitions(rows)
                     names = tuple(result.keys())
-                elif not (part := next(parts, [])):
+                elif not (part := next(parts, ())):
                     return
             left -= time.monotonic() - began
             if names != query.columns:
