@@ -5,6 +5,7 @@ Each client holds a vector of float32 and the server takes the mean, once. Nothi
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -46,27 +47,27 @@ def grpc_client(address: str, values: int, clients: int) -> None:
     import grpc
 
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
-        call = channel.unary_unary("/peers/Mean")
+        call = channel.unary_unary("/peers/Mean", None, None)
         found = np.frombuffer(call(_vector(values).tobytes(), wait_for_ready=True), dtype=np.float32)
     _check(found, values)
 
 
 def flower_server(address: str, values: int, clients: int) -> None:
     """FedAvg of one round."""
-    import flwr
-    from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
+    flwr: Any = importlib.import_module("flwr")
+    common: Any = importlib.import_module("flwr.common")
 
-    class Once(flwr.server.strategy.FedAvg):
+    class Once(flwr.server.strategy.FedAvg):  # type: ignore[misc]
         def aggregate_fit(self, *arguments: Any) -> Any:
             found = super().aggregate_fit(*arguments)
-            _check(parameters_to_ndarrays(found[0])[0], values)
+            _check(common.parameters_to_ndarrays(found[0])[0], values)
             return found
 
     strategy = Once(
         fraction_evaluate=0.0,
         min_fit_clients=clients,
         min_available_clients=clients,
-        initial_parameters=ndarrays_to_parameters([np.zeros(values, dtype=np.float32)]),
+        initial_parameters=common.ndarrays_to_parameters([np.zeros(values, dtype=np.float32)]),
     )
     config = flwr.server.ServerConfig(num_rounds=1)
     flwr.server.start_server(server_address=address, config=config, strategy=strategy, grpc_max_message_length=2**30)
@@ -74,9 +75,9 @@ def flower_server(address: str, values: int, clients: int) -> None:
 
 def flower_client(address: str, values: int, clients: int) -> None:
     """Answer what it is asked for with its vector."""
-    import flwr
+    flwr: Any = importlib.import_module("flwr")
 
-    class Own(flwr.client.NumPyClient):
+    class Own(flwr.client.NumPyClient):  # type: ignore[misc]
         def fit(self, parameters: Any, config: Any) -> Any:
             return [_vector(values)], 1, {}
 
