@@ -37,8 +37,8 @@ from veilsum_participant.query import Query
 from veilsum_participant.site import Site
 from veilsum_participant.snapshots import compare_snapshots
 from veilsum_privacy.ledger.entries import Kind
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn
-from veilsum_privacy.study.study import study_digest
 from veilsum_proto import federation_pb2 as pb
 
 SELECT = "SELECT * FROM records"
@@ -382,7 +382,7 @@ def test_a_column_that_changes_between_rounds_is_refused_and_the_first_round_pai
     assert len(study.tasks) > 1
     with pytest.raises(StateError, match="2 participants are left"):
         bed.local.run(study, bed.analyst, tmp_path / "results")
-    (refused,) = bed.hub.status(study_digest(study)).refusals
+    (refused,) = bed.hub.status(AgreedStudy(study).digest).refusals
     assert (refused.participant, refused.code, len(calls)) == ("a", "dataset-not-offered", 3)
     assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.SNAPSHOT, Kind.CHARGE]
 
