@@ -255,7 +255,7 @@ def symmetric(values: Mapping[str, Floats], layer: str) -> Floats:
 
 
 def epsilons(study: Study) -> dict[str, float | None]:
-    """Epsilon by the study's rule, at its delta, of all training, of all Grams, and of both together; None for what has no noise."""
+    """Epsilon by the study's rule of all training, of all Grams, and of both together; None for what has no noise."""
     releases = {task.label: task.releases for task in study.tasks}
 
     def cost(*labels: str) -> float | None:
