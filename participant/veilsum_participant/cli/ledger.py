@@ -78,8 +78,8 @@ def show(
 ) -> None:
     """Show what each population spent in all, then the entries.
 
-    `spent` is the guarantee, by the budget's rule, `estimate` the tighter accountant's figure (PRV), `against all others` counts
-    the site's own noise alone, and `with open ones` open releases too; `left` is the budget less that.
+    `spent` is the guarantee, by the budget's rule, `estimate` the tighter accountant's figure (PRV), `against all others`
+    counts the site's own noise alone, and `with open ones` open releases too; `left` is the budget less that.
     """
     where, now = find_ledger(place, config, ctx.obj), int(time.time())
     with open_source(where.text) as opened:
