@@ -20,7 +20,6 @@ from veilsum_coordinator.protocol.settings import Waits
 TRY = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 
 
-@pytest.mark.system  # proxies and routes are tried in one process by default, in test_routes.py
 def test_a_participant_behind_a_proxy_in_its_own_namespace(tmp_path: Path) -> None:
     data = make_data("abc", 40, 3)
     with namespace() as place, ConnectProxy(place.outside, credentials=("hospital", "s3cret: x")) as proxy:

@@ -135,7 +135,6 @@ READABLE = {
 }
 
 
-@pytest.mark.system  # test_planted_passwords.py has processes that log everything by default
 def test_processes_that_log_everything_write_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes with debug logs and temporary files in a known place; one is killed."""
     monkeypatch.setenv("VEILSUM__LOG__LEVEL", "debug")

@@ -201,7 +201,9 @@ def test_the_study_is_booked_as_the_steps_it_takes() -> None:
         study = compiled(epsilon=3.0, rounds=4, local_steps=6, sampling_rate=0.2, objective={"name": objective})
         (task,) = study.tasks
         assert (task.local_steps, task.releases, task.sampling_rate) == (6 + further, 4, 0.2)
-        event = GaussianEvent(task.grid, Fraction(task.variance), 0.2, 4 * (6 + further), Course(4 * (6 + further), 2e-7))
+        event = GaussianEvent(
+            task.grid, Fraction(task.variance), 0.2, 4 * (6 + further), Course(4 * (6 + further), task.slack)
+        )
         assert study.privacy.epsilon == epsilon_of([event], 1e-5, "gaussian")
         assert 2.9 < study.privacy.epsilon <= 3.0
         assert task.parameters["expected_records"] == 1000

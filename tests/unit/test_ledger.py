@@ -392,7 +392,7 @@ def test_strict_budgets_are_dearer_and_hold(ledger: Ledger) -> None:
         reserve(ledger, item)
     set_budget(ledger, 1.02)
     reserve(ledger, item)
-    with pytest.raises(Misuse, match="standard or strict"), ledger.database.transaction() as connection:
+    with pytest.raises(Misuse, match="gaussian, standard, strict"), ledger.database.transaction() as connection:
         ledger.set_budget(connection, "heart", 1.0, DELTA, reason="r", operator="o", adaptive="loose")  # type: ignore[arg-type]
     assert ledger.verify().entries == 5
 

@@ -119,7 +119,11 @@ def test_both_layers_are_in_one_epsilon(method: str, rate: float) -> None:
     tasks = {name: study.task(name) for name in (LABEL, label)}
     first = GaussianEvent(tasks[LABEL].grid, Fraction(tasks[LABEL].variance), 1.0, 1)
     second = GaussianEvent(
-        tasks[label].grid, Fraction(tasks[label].variance), rate, steps, Course(steps, 2e-7) if rate < 1 else None
+        tasks[label].grid,
+        Fraction(tasks[label].variance),
+        rate,
+        steps,
+        Course(steps, tasks[label].slack) if rate < 1 else None,
     )
     result, _ = run(study, shifted_sites(60))
     found = result.summary["epsilon"]
