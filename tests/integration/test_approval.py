@@ -89,7 +89,7 @@ def test_two_words_for_what_fits_only_once(attack: Adversary) -> None:
     """An approved study counts from the word on, also before the participant has acted on it."""
     site = attack.bed.sites["a"]
     with site.database.transaction() as connection:
-        site.ledger.set_budget(connection, "records", 1.2, 1e-5, reason="less", operator="test")
+        site.ledger.set_budget(connection, "records", 1.2, 1e-5, reason="less", operator="test", adaptive="gaussian")
     keys = []
     for _ in range(2):
         attack.use(attack.bed.compile(make_request(schema_of(2), min_cohort=2)))
@@ -137,7 +137,7 @@ def test_everything_is_checked_again_at_approval(attack: Adversary) -> None:
     site.config = kept
     approve(site, attack.key.hex())
     with site.database.transaction() as connection:  # after the word, before the participant acts on it
-        site.ledger.set_budget(connection, "records", 0.5, 1e-5, reason="less", operator="test")
+        site.ledger.set_budget(connection, "records", 0.5, 1e-5, reason="less", operator="test", adaptive="gaussian")
     assert attack.enrol("a").refused is RefusalCode.BUDGET
     assert wait_list(site) == []
     assert [entry.detail["code"] for entry in site.ledger.entries(kind=Kind.REFUSAL)] == ["budget-exceeded"]

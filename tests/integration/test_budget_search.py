@@ -157,7 +157,7 @@ def test_a_study_that_was_answered_is_answered_again(searcher: Searcher) -> None
     for _ in range(3 * MOST):
         assert searcher.attack.enrol("a").refused is RefusalCode.BUDGET
     with site.database.transaction() as connection:
-        site.ledger.set_budget(connection, DATASET, 4.0, 1e-5, reason="more", operator="test")
+        site.ledger.set_budget(connection, DATASET, 4.0, 1e-5, reason="more", operator="test", adaptive="gaussian")
     assert searcher.attack.enrol("a").call == "enrol"
     for _ in range(MOST - 2):
         assert searcher.ask(3.0) is RefusalCode.BUDGET  # beside what the first was promised
@@ -174,7 +174,7 @@ def test_populations_have_answers_of_their_own_and_their_datasets_have_not(searc
     }
     site.config = site.config.model_copy(update={"datasets": datasets})
     with site.database.transaction() as connection:
-        site.ledger.set_budget(connection, "others", 2.0, 1e-5, reason="test", operator="test")
+        site.ledger.set_budget(connection, "others", 2.0, 1e-5, reason="test", operator="test", adaptive="gaussian")
     for number in range(MOST):
         assert searcher.ask(3.0, dataset=(DATASET, "copy")[number % 2]) is RefusalCode.BUDGET
     assert searcher.ask(0.02) is searcher.ask(0.02, dataset="copy") is RefusalCode.ASKED

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
 
 from support.durable import NAMES, make_trial
 from support.durable_studies import CLEAR, STUDIES
 from support.federation import DATASET
-from veilsum_privacy.accounting.accountant import ORDERS
 from veilsum_privacy.computation import contribution, rehearsal
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.mechanism import noise, steps
@@ -40,13 +40,24 @@ def declared(study: Study) -> Releases:
     return found
 
 
-def oracle(releases: Releases, delta: float) -> float:
-    """Epsilon by Opacus' accountant."""
-    from opacus.accountants import RDPAccountant
+def oracle(releases: Releases, delta: float) -> tuple[float, float]:
+    """Bounds of epsilon by privacy loss distributions: what is possible, and what the rule may take.
 
-    accountant = RDPAccountant()
-    accountant.history = [(sigma, rate, each * count) for (sigma, rate, each), count in releases.items()]
-    return float(accountant.get_epsilon(delta, alphas=list(ORDERS)))
+    Without sampling the rule takes a tenth of delta and four grid units of variance more, with it a Gaussian pair in place of
+    the steps, which is dear for the few and rare ones of these studies.
+    """
+    whole = None
+    for (sigma, rate, each), count in releases.items():
+        one = pld.from_gaussian_mechanism(
+            sigma, sampling_prob=rate, value_discretization_interval=1e-3, pessimistic_estimate=False
+        )
+        one = one.self_compose(each * count)
+        whole = one if whole is None else whole.compose(one)
+    if whole is None:
+        return 0.0, 0.0
+    least = float(whole.get_epsilon_for_delta(delta))
+    sampled = any(rate < 1 for _, rate, _ in releases)
+    return least * (1 - 1e-4), least * (1.5 if sampled else 1.03)  # losses lie on a grid
 
 
 def released(mechanism: Mechanism) -> tuple[float, float, int]:
@@ -110,6 +121,7 @@ def test_a_whole_study_is_charged_what_it_declares_and_drew(
     key = trial.submit()
     trial.finish(key)
     delta, whole = study.privacy.delta, declared(study)
+    bounds = oracle(whole, delta)
     some = study.parameters.get("participation") is not None
     variances: Counter[Fraction] = Counter()
     rates: Counter[float] = Counter()
@@ -124,8 +136,11 @@ def test_a_whole_study_is_charged_what_it_declares_and_drew(
             continue
         assert charges <= whole
         assert some or charges == whole
-        assert spent == after == pytest.approx(oracle(charges, delta), rel=1e-9)
-        assert study.privacy.epsilon == pytest.approx(oracle(whole, delta), rel=1e-9)
+        least, most = oracle(charges, delta)
+        assert least <= spent == after
+        assert some or after <= most
+        assert bounds[0] <= study.privacy.epsilon <= bounds[1]
+        assert after <= study.privacy.epsilon * (1 + 1e-9)
         for item in paid:
             variances[item.noise.share_variance] += item.steps
             rates[item.sampling_rate] += item.steps

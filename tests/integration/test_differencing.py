@@ -190,7 +190,9 @@ def test_all_datasets_of_a_population_count(
         }
         site.config = site.config.model_copy(update={"datasets": datasets})
         with site.database.engine.begin() as connection:
-            site.ledger.set_budget(connection, population or "copy", None, 1e-5, reason="test", operator="test")
+            site.ledger.set_budget(
+                connection, population or "copy", None, 1e-5, reason="test", operator="test", adaptive="gaussian"
+            )
     scene.begin(scene.study(dataset="copy"))
     assert scene.asked("abc") == answer
 

@@ -118,7 +118,7 @@ def test_strict_study_with_another_cohort(attack: Adversary) -> None:
 def _set_budget(attack: Adversary, name: str, epsilon: float) -> None:
     site = attack.bed.sites[name]
     with site.database.transaction() as connection:
-        site.ledger.set_budget(connection, "records", epsilon, 1e-5, reason="less", operator="test")
+        site.ledger.set_budget(connection, "records", epsilon, 1e-5, reason="less", operator="test", adaptive="gaussian")
 
 
 def test_budget_refusal_tells_only_its_code(tmp_path: Path) -> None:

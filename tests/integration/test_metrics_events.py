@@ -249,8 +249,8 @@ def test_open_and_freed_reservations_are_told_apart(watched: Watched) -> None:
     assert (0.0, spent, 1) in seen
     assert seen[-1] == (spent, spent, 1)
     with site.database.transaction() as connection:
-        site.ledger.set_budget(connection, DATASET, None, 1e-6, reason="test", operator="test")
-        site.ledger.set_budget(connection, "others", 1.0, 1e-5, reason="test", operator="test")
+        site.ledger.set_budget(connection, DATASET, None, 1e-6, reason="test", operator="test", adaptive="gaussian")
+        site.ledger.set_budget(connection, "others", 1.0, 1e-5, reason="test", operator="test", adaptive="gaussian")
     found = watch.read()
     assert found.populations[DATASET].budget.epsilon is None
     assert found.populations[DATASET].left == float("inf")

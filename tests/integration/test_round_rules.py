@@ -62,7 +62,7 @@ def restrict(attack: Adversary, name: str = "a", **changes: Any) -> None:
 
 def set_budget(site: Site, epsilon: float | None) -> None:
     with site.database.transaction() as connection:
-        site.ledger.set_budget(connection, "records", epsilon, 1e-5, reason="test", operator="test")
+        site.ledger.set_budget(connection, "records", epsilon, 1e-5, reason="test", operator="test", adaptive="gaussian")
 
 
 class Heard(SiteObserver):

@@ -241,5 +241,6 @@ def open_test_site(
     ledger = open_ledger(database, credentials, clock)
     if budget is not None and ledger.budget(DATASET) is None:
         with database.transaction() as connection:
-            ledger.set_budget(connection, DATASET, budget[0], budget[1], reason="test", operator="test")
+            epsilon, delta = budget
+            ledger.set_budget(connection, DATASET, epsilon, delta, reason="test", operator="test", adaptive="gaussian")
     return Site(config, credentials, database, ledger, clock, random)
