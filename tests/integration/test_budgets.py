@@ -35,8 +35,8 @@ from veilsum_proto import federation_pb2 as pb
 
 
 def epsilon_of(study: Study, times: int, delta: float) -> float:
-    """The oracle: one Gaussian mechanism in place of all releases (Balle and Wang 2018, theorem 8), four grid units of variance
-    taken off for rounding, at nine tenths of delta."""
+    """The oracle: one Gaussian mechanism in place of all releases (Balle and Wang 2018, theorem 8), four grid units of
+    variance taken off for rounding, at nine tenths of delta."""
     mu = math.sqrt(times * sum(task.releases * float(task.grid**2 / (Fraction(task.variance) - 4)) for task in study.tasks))
 
     def excess(epsilon: float) -> float:

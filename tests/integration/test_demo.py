@@ -14,7 +14,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.rdp import RdpAccountant
+from dp_accounting.pld import PLDAccountant
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from support.network import PATIENCE, wait_for
@@ -77,7 +77,7 @@ def test_epsilon_is_what_the_ledgers_events_cost(demo: tuple[Path, dict[str, Any
     found = demo[1]
     for name, path in found["ledgers"].items():
         figures = found["epsilon"][name]
-        accountant = RdpAccountant()
+        accountant = PLDAccountant()
         with open_source(path) as ledger:
             charges = ledger.entries(kind=Kind.CHARGE)
             verified = ledger.verify()
@@ -86,7 +86,8 @@ def test_epsilon_is_what_the_ledgers_events_cost(demo: tuple[Path, dict[str, Any
             assert entry.mechanism is not None
             ratio = (entry.mechanism.noise.variance**0.5) / entry.mechanism.sensitivity
             accountant.compose(dp_accounting.GaussianDpEvent(ratio))
-        assert figures["spent"] == pytest.approx(accountant.get_epsilon(found["delta"]), rel=0.01)
+        least = accountant.get_epsilon(found["delta"])
+        assert least * (1 - 1e-3) <= figures["spent"] <= 1.03 * least
         assert figures["estimate"] < figures["spent"] < sum(EPSILON.values()) + 1
         assert figures["left"] == pytest.approx(figures["budget"] - figures["spent"])
         assert figures["left"] > 0

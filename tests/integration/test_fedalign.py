@@ -20,7 +20,7 @@ from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import load_model
 from veilsum_participant.cli.apply import kept_statistic
-from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon_of
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.study.study import Study, study_digest
@@ -104,12 +104,13 @@ def test_one_ledger_holds_moments_and_training(bed: TestBed, method: str) -> Non
     moments, training = study.task(LABEL), study.task(LABELS[method])
     steps = max(1, training.local_steps)
     kept = GaussianEvent(moments.grid, Fraction(moments.variance), 1.0, 1)
-    step = GaussianEvent(training.grid, Fraction(training.variance), 0.5, steps)
-    whole = GaussianEvent(training.grid, Fraction(training.variance), 0.5, steps * training.releases)
-    assert study.privacy.epsilon == rdp_epsilon([kept, whole], 1e-5) == pytest.approx(3.0, rel=1e-3)
+    course = Course(steps * training.releases, training.slack)
+    step = GaussianEvent(training.grid, Fraction(training.variance), 0.5, steps, course)
+    whole = GaussianEvent(training.grid, Fraction(training.variance), 0.5, steps * training.releases, course)
+    assert study.privacy.epsilon == epsilon_of([kept, whole], 1e-5, "gaussian") == pytest.approx(3.0, rel=1e-3)
     assert result.summary["epsilon"] == {
-        "moments": rdp_epsilon([kept], 1e-5),
-        "training": rdp_epsilon([whole], 1e-5),
+        "moments": epsilon_of([kept], 1e-5, "gaussian"),
+        "training": epsilon_of([whole], 1e-5, "gaussian"),
         "total": study.privacy.epsilon,
     }
     for site in bed.sites.values():

@@ -17,7 +17,7 @@ from support.recording import Recorder
 from veilsum_coordinator.methods.fedavg import FedAvg
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant import store
-from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon_of
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.securesum.context import decode_broadcast
@@ -75,14 +75,15 @@ def test_what_is_booked_is_what_was_done(bed: TestBed) -> None:
     (task,) = study.tasks
     local = bed.local
     FedAvg().run(local.prepare(local.submit(study, bed.analyst)))
-    event = GaussianEvent(task.grid, Fraction(task.variance), 0.25, 12)
-    assert study.privacy.epsilon == rdp_epsilon([event], 1e-5)
+    course = Course(12, task.slack)
+    event = GaussianEvent(task.grid, Fraction(task.variance), 0.25, 12, course)
+    assert study.privacy.epsilon == epsilon_of([event], 1e-5, "gaussian")
     for site in bed.sites.values():
         charges = site.ledger.entries(kind=Kind.CHARGE)
         assert len(charges) == 3
         for entry in charges:
             assert entry.mechanism is not None
-            assert entry.mechanism.event == GaussianEvent(task.grid, Fraction(task.variance), 0.25, 4)
+            assert entry.mechanism.event == GaussianEvent(task.grid, Fraction(task.variance), 0.25, 4, course)
             assert entry.mechanism.event_alone == entry.mechanism.event  # a site's own noise, whoever colludes
         spent, _ = site.ledger.verify().spending["records"]
         assert spent == pytest.approx(study_epsilon(study, 1e-5))

@@ -18,7 +18,7 @@ from support.recording import Recorder
 from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.service.runner import RoundLostError
-from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon_of
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.mechanism.noise import discrete_gaussian, gaussian_around
@@ -149,8 +149,8 @@ def central_mean(
 def test_all_steps_are_one_event_that_is_known_beforehand(bed: TestBed) -> None:
     study = compiled(bed, steps=5, sampling_rate=0.25)
     task = study.task("gradient")
-    event = GaussianEvent(task.grid, Fraction(task.variance), 0.25, 5)
-    assert study.privacy.epsilon == rdp_epsilon([event], 1e-5)
+    event = GaussianEvent(task.grid, Fraction(task.variance), 0.25, 5, Course(5, task.slack))
+    assert study.privacy.epsilon == epsilon_of([event], 1e-5, "gaussian")
     assert 1.99 < study.privacy.epsilon <= 2.0
     run(bed, study)
     for site in bed.sites.values():

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from dp_accounting import GaussianDpEvent
-from dp_accounting.rdp import RdpAccountant
+from dp_accounting.pld import PLDAccountant
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -131,7 +131,7 @@ def test_the_noise_and_epsilon_are_those_of_the_study(ran: Ran) -> None:
     (task,) = ran.study.tasks
     multiplier = math.sqrt(task_noise(ran.study, task, 3).variance) / task.grid
     assert ran.coordinator["veilsum_release_noise_multiplier", "statistics"] == pytest.approx(multiplier, rel=1e-12)
-    epsilon = float(RdpAccountant().compose(GaussianDpEvent(multiplier)).get_epsilon(DELTA))
+    epsilon = float(PLDAccountant().compose(GaussianDpEvent(multiplier)).get_epsilon(DELTA))
     for name in NAMES:
         released = ran.coordinator["veilsum_epsilon_released", DATASET, name]
         assert released == pytest.approx(epsilon, rel=0.02)
