@@ -297,7 +297,8 @@ def test_batches_of_a_query_are_together_what_one_reading_gives(tmp_path: Path, 
     assert comes_in_batches(source)
     whole, counts = load_records(source, SCHEMA, "who")
     assert counts.subjects == 8 + counts.unidentified
-    for rows, persons in ((1, 1), (7, 30), (1000, 1000)):
+    least = 1 if kind == "postgres" else 6  # it is read once; of the others so few at once take hundreds of readings
+    for rows, persons in ((1, least), (7, 30), (1000, 1000)):
         assert persons_of(list(stream_records(source, SCHEMA, "who", rows=rows, persons=persons))) == persons_of([whole])
         singly, _ = load_records(source, SCHEMA)
         found = join_batches(list(stream_records(source, SCHEMA, None, rows=rows)))
