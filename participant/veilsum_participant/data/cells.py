@@ -63,7 +63,9 @@ def judge_numbers(array: Any, column: NumberColumn, missing: Iterable[str]) -> N
         absent = _mask(gone)
         invalid = np.isnan(values) & ~absent
     invalid = invalid | np.isinf(values)
-    absent = absent | np.isin(values, [key for key in map(_key, texts) if isinstance(key, float)])
+    for key in map(_key, texts):
+        if isinstance(key, float):
+            absent = absent | (values == key)
     values = np.where(absent | invalid, np.nan, values)
     with np.errstate(invalid="ignore"):
         outside = (values < column.low) | (values > column.high)
