@@ -57,6 +57,7 @@ def stored(stage: Stage) -> dict[str, bytes]:
 def representations() -> bytes:
     """How everything of the project that is alive shows itself."""
     shown = []
+    gc.unfreeze()  # what was collected is frozen, and hidden with that
     for item in gc.get_objects():
         module = type(item).__module__
         if isinstance(module, str) and module.startswith("veilsum_") and "_pb2" not in module:

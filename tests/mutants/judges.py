@@ -15,6 +15,7 @@ _SECURESUM = (
 _NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py", "tests/unit/test_unrounded.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
 _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")
+_GAUSSIAN = tuple(f"tests/unit/test_{name}.py" for name in ("domination", "gaussian_rule", "accounting"))
 _LEDGER = {
     "ledger": ("", "_verification", "_witnessed", "_against"),
     "rules": ("_rules", "_verification"),
@@ -49,8 +50,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         for part in ("losses", "inversion", "grid")
     },
     "privacy/veilsum_privacy/accounting/prices.py": ("tests/unit/test_prices.py",),
-    "privacy/veilsum_privacy/accounting/accountant.py": ("tests/unit/test_accounting.py",),
-    "privacy/veilsum_privacy/accounting/gaussian.py": ("tests/unit/test_accounting.py",),
+    **{f"privacy/veilsum_privacy/accounting/{part}.py": _GAUSSIAN for part in ("domination", "accountant", "gaussian")},
     **{
         f"privacy/veilsum_privacy/ledger/{module}.py": tuple(f"tests/unit/test_ledger{part}.py" for part in parts)
         for module, parts in _LEDGER.items()

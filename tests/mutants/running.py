@@ -143,6 +143,7 @@ class _Reaching(_Examples):
     @cached_property
     def _remembering(self) -> list[_lru_cache_wrapper[Any]]:
         """Functions of these files that remember what they returned."""
+        gc.unfreeze()  # what was collected is frozen, and hidden with that
         every = (each for each in gc.get_objects() if type(each) is _lru_cache_wrapper)
         codes = ((each, getattr(inspect.unwrap(each), "__code__", None)) for each in every)
         return [each for each, code in codes if code is not None and code.co_filename in self._files]
@@ -258,6 +259,7 @@ class Workshop:
         if threading.active_count() > 1:
             raise RuntimeError(f"Threads of an import: {threading.enumerate()}")
         files = {str(self._root / path) for path in self._paths}
+        gc.unfreeze()
         every = (each for each in gc.get_objects() if type(each) is FunctionType)
         self._functions = [each for each in every if each.__code__.co_filename in files]
 
