@@ -292,3 +292,10 @@ def test_a_budget_without_slack_left_says_so(tmp_path: Path) -> None:
 def test_a_budget_states_its_rule() -> None:
     assert Budget.from_detail({"epsilon": (1.0).hex()}, DELTA).adaptive == "standard"
     assert Budget.from_detail({"epsilon": (1.0).hex(), "adaptive": "gaussian"}, DELTA).adaptive == "gaussian"
+
+
+def test_beyond_all_use_a_bound_takes_over_where_the_formula_loses_its_digits() -> None:
+    """Bun and Steinke 2016, proposition 1.3; just above the last exact figure and by hardly more."""
+    exact, bound = analytic_gaussian_epsilon(1e10, 1e-5), analytic_gaussian_epsilon(1e10 * (1 + 1e-12), 1e-5)
+    assert bound == pytest.approx(5e9 + math.sqrt(2e10 * math.log(1e5)), rel=1e-11)
+    assert exact < bound < exact * (1 + 1e-4)
