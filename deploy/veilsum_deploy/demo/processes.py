@@ -26,35 +26,18 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Process:
-    """One ``veilsum`` command that runs in the background.
+    """One ``veilsum`` command that runs in the background."""
 
-    Args:
-        ahead: a module to load before the command begins, at :meth:`go`; "" to begin at once.
-    """
-
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, ahead: str = "") -> None:
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name, self.log, self.arguments = name, log, tuple(arguments)
-        before = ("--ahead", ahead) if ahead else ()
         with log.open("ab") as output:
             self._popen = subprocess.Popen(  # noqa: S603  this interpreter, with arguments of our own
-                [sys.executable, "-P", "-m", "veilsum_deploy.demo.child", *before, *arguments],
+                [sys.executable, "-P", "-m", "veilsum_deploy.demo.child", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-
-    def go(self) -> None:
-        """Let a process that was started ahead begin.
-
-        Raises:
-            StateError: it ended before.
-        """
-        try:
-            os.write(self._popen.stdin.fileno(), b"\n")  # type: ignore[union-attr]
-        except BrokenPipeError:
-            self._popen.wait()
-            self.check()
 
     @property
     def pid(self) -> int:
@@ -105,9 +88,9 @@ class Processes:
         self.started: list[Process] = []
         self._former: dict[signal.Signals, Any] = {}
 
-    def start(self, name: str, arguments: Sequence[str], log: Path, ahead: str = "") -> Process:
-        """Start a ``veilsum`` command; ahead of its beginning, if a module is named that it loads meanwhile."""
-        process = Process(name, arguments, log, ahead)
+    def start(self, name: str, arguments: Sequence[str], log: Path) -> Process:
+        """Start a ``veilsum`` command."""
+        process = Process(name, arguments, log)
         self.started.append(process)
         return process
 

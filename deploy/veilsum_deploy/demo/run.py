@@ -118,20 +118,17 @@ def running(
         coordinator = processes.start(
             "coordinator", ["coordinator", "start", "--config", str(where / "coordinator.toml")], where / "coordinator.log"
         )
+        address = wait_for_file(where / "address", coordinator, START_SECONDS)
+        configure_participants(kit, hospitals, address, min_cohort, clock, terms)
+        progress(f"Starting {len(kit.participants)} hospitals", 0.15)
         sites = {
             party.name: processes.start(
                 party.name,
                 ["participant", "start", "--config", str(party.directory / "participant.toml")],
                 party.directory / "participant.log",
-                ahead="veilsum_participant.session.client",
             )
             for party in kit.participants
         }
-        address = wait_for_file(where / "address", coordinator, START_SECONDS)
-        configure_participants(kit, hospitals, address, min_cohort, clock, terms)
-        progress(f"Starting {len(sites)} hospitals", 0.15)
-        for process in sites.values():
-            process.go()
         credentials = load_credentials(kit.analyst.identity, clock())
         try:
             with connect(address, credentials, kit.analyst.identity, clock()) as remote:

@@ -132,9 +132,7 @@ def _by_order(source: Source, tables: Iterator[Table], schema: DatasetSchema, ro
     held: list[Records] = []
     nobody = np.empty(0, dtype=np.int64)
     for table in tables:
-        identifiers = told(table.subjects)
-        given = np.asarray(pc.is_valid(identifiers).to_numpy(zero_copy_only=False), dtype=np.bool_)
-        records = encode_table(replace(table, subjects=None), schema)[0]
+        identifiers, given, records = _told_apart(table, schema)
         if not given.all():
             others = records.take(~given)
             yield replace(others, subjects=alone + np.arange(len(others)))
@@ -160,6 +158,13 @@ def _by_order(source: Source, tables: Iterator[Table], schema: DatasetSchema, ro
     yield from _slices(join_batches(held), rows)
 
 
+def _told_apart(table: Table, schema: DatasetSchema) -> tuple[Any, NDArray[np.bool_], Records]:
+    """A batch's identifiers, which of its rows have one, and its records without subjects."""
+    identifiers = told(table.subjects)
+    given = np.asarray(pc.is_valid(identifiers).to_numpy(zero_copy_only=False), dtype=np.bool_)
+    return identifiers, given, encode_table(replace(table, subjects=None), schema)[0]
+
+
 _HOLD = "Raise the dataset's `memory` beyond its records, which are then held, or store the identifiers as numbers."
 
 
@@ -183,9 +188,7 @@ def _by_bucket(
             return ((buckets >= first) & (buckets <= last)) | ((buckets < 0) & (first == 0))
 
         for table in ask_batches(source, answers, schema, rows, subject=subject, keep=wanted):
-            identifiers = told(table.subjects)
-            given = np.asarray(pc.is_valid(identifiers).to_numpy(zero_copy_only=False), dtype=np.bool_)
-            part = encode_table(replace(table, subjects=None), schema)[0]
+            identifiers, given, part = _told_apart(table, schema)
             if not given.all():
                 others = part.take(~given)
                 yield replace(others, subjects=number + np.arange(len(others)))
