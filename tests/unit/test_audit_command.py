@@ -20,6 +20,7 @@ from veilsum_deploy.datasets import packaged_dataset
 from veilsum_node.database import open_database
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, load_credentials
+from veilsum_node.identity.directory_releases import sign_directory
 from veilsum_node.identity.provision import make_kit, prepare
 from veilsum_participant import store
 from veilsum_participant.audits import SiteAudit
@@ -241,7 +242,7 @@ def test_a_study_toml_is_audited_among_the_peers_of_the_directory(
     for name in ("east", "west"):
         party = prepare(kit / name, name, Role.PARTICIPANT)
         opened.sign(party.request.read_bytes(), role=Role.PARTICIPANT, name=name)
-    (site.config.parent / "directory.json").write_bytes(opened.sign_directory())
+    (site.config.parent / "directory.json").write_bytes(sign_directory(opened))
     site.config.write_text(f'{site.config.read_text()}directory = "directory.json"\n')
     (site.folder / "schema.toml").write_text('[[columns]]\nkind = "number"\nname = "age"\nlow = 0\nhigh = 100\n')
     file = site.folder / "study.toml"

@@ -17,6 +17,7 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Authority, Label, Role, SigningKey, load_credentials
 from veilsum_node.identity.directory import Directory, changes, check_words, merkle_root, parse_directory
+from veilsum_node.identity.directory_releases import sign_directory
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.provision import Kit, install, make_kit, prepare
 from veilsum_node.identity.record import Issued
@@ -61,7 +62,7 @@ class World:
     def sign(self, **options: Any) -> Directory:
         """The next directory, written where the sites look for it."""
         opened = self.authority
-        self.path.write_bytes(opened.sign_directory(**options))
+        self.path.write_bytes(sign_directory(opened, **options))
         return self.read()
 
     def read(self) -> Directory:
@@ -181,12 +182,12 @@ def test_two_operators_at_once_sign_no_later_version_of_older_members(world: Wor
         found = issued()
         party = prepare(world.directory / "late", "late", Role.PARTICIPANT)
         fast.sign(read_file(party.request, "request"), role=Role.PARTICIPANT, name="late")
-        fast.sign_directory()
+        sign_directory(fast)
         return found
 
     monkeypatch.setattr(slow, "issued", interrupted)
     with pytest.raises(StateError, match="Another operator signed version 1") as caught:
-        slow.sign_directory()
+        sign_directory(slow)
     assert "Sign again" in str(caught.value)
     kept = [parse_directory(path.read_bytes(), fast.certificate) for path in (fast.directory / "directories").iterdir()]
     assert ["late" in {member.name for member in directory.members} for directory in kept] == [True]

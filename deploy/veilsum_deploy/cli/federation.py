@@ -10,6 +10,7 @@ import typer
 
 from veilsum_node.identity import DEFAULT_DAYS, Authority, IssuedRecord, Role, verify_certificate
 from veilsum_node.identity.directory import parse_directory
+from veilsum_node.identity.directory_releases import left_out, sign_directory
 from veilsum_node.identity.files import read_file, read_private, replace_file
 from veilsum_node.identity.provision import TRIAL_HOSTS, install, make_kit
 from veilsum_node.identity.record import Released
@@ -137,7 +138,8 @@ def directory(
 ) -> None:
     """Sign a directory of all participants and analysts, which sites confirm by one fingerprint instead of one a member."""
     opened = Authority.load(authority, _now, passphrase=_passphrase(passphrase_file))
-    made = parse_directory(opened.sign_directory(days=days, without=without or (), again=again or ()), opened.certificate)
+    signed = sign_directory(opened, days=days, without=without or (), again=again or ())
+    made = parse_directory(signed, opened.certificate)
     replace_file(out, made.data)
     fields = {
         "directory": str(out),
@@ -145,7 +147,7 @@ def directory(
         "expires": moment(made.expires),
         "participants": sorted(made.keys(Role.PARTICIPANT)),
         "analysts": sorted(made.keys(Role.ANALYST)),
-        "left out": opened.left_out(),
+        "left out": left_out(opened),
         "root": made.root.hex(),
     }
     print_fields(fields, title="Directory", as_json=as_json)

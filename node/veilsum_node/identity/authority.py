@@ -6,7 +6,8 @@ revocation list and takes no part in studies. Keys and serial numbers come from 
     key.pem              private key, mode 0600, encrypted if a passphrase was given
     certificate.pem      what every party of the federation trusts
     issued/index.jsonl   one line for each certificate, written before it is handed out
-    directories/N.json   every directory of the federation that it signed, by version
+
+The federation's directory is signed in :mod:`veilsum_node.identity.directory_releases`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
-from veilsum_node.identity.directory import build_directory, read_directory
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private, write_new
 from veilsum_node.identity.record import Issued, IssuedRecord
 from veilsum_node.identity.signing import SigningKey
@@ -212,7 +212,7 @@ class Authority:
         ]
         public_key = _request_key(csr, name, role)
         now = self._clock()
-        expires = self._expiry(now, days)
+        expires = self.expiry(now, days)
         certificate = self._certificate(public_key, name, alternatives, role, now, expires)
         return self._issue(certificate, name, role, now, expires, replace=replace).certificate.encode()
 
@@ -312,72 +312,21 @@ class Authority:
         """
         return self._record.entries()
 
-    def left_out(self) -> list[str]:
-        """Participants and analysts who are not in the last directory, though certified when it was signed.
+    @property
+    def signing_key(self) -> SigningKey:
+        """The authority's key, for what it signs beside certificates: labelled statements, such as a directory's root."""
+        return SigningKey(self._key)
+
+    def now(self) -> int:
+        """The time that its signatures state, Unix seconds."""
+        return self._clock()
+
+    def expiry(self, now: int, days: int, what: str = "certificate") -> int:
+        """The last second, Unix time, of something that is valid for so many days from ``now``.
 
         Raises:
-            Damage, StateError: as :meth:`issued`.
+            Misuse: the days are not 1 to 3653, or it would outlive the authority's own certificate.
         """
-        return self._left_out(self._version(), self.issued())
-
-    def _version(self) -> int:
-        """Of the last directory; 0 before the first."""
-        kept = (self.directory / "directories").glob("*.json")
-        return max((int(path.stem) for path in kept if path.stem.isdigit()), default=0)
-
-    def _left_out(self, version: int, issued: Sequence[Issued]) -> list[str]:
-        if not version:
-            return []
-        last = read_directory(self.directory / "directories" / f"{version}.json", self.certificate)
-        listed = [entry for entry in issued if entry.role in (Role.PARTICIPANT, Role.ANALYST) and not entry.subject]
-        could = {entry.name for entry in listed if entry.issued < last.issued <= entry.expires}
-        return sorted(could - {member.name for member in last.members})
-
-    def sign_directory(self, *, days: int = DEFAULT_DAYS, without: Sequence[str] = (), again: Sequence[str] = ()) -> bytes:
-        """Sign the federation's directory as it is now, under the next version, and keep it on record.
-
-        Args:
-            days: how long it is valid, 1 to 3653, and not beyond the authority's own certificate.
-            without: names to leave out, though their certificates are valid, beside those of :meth:`left_out`.
-            again: names of :meth:`left_out` to take in.
-
-        Returns:
-            The bytes of the file for all sites.
-
-        Raises:
-            Misuse: the days are wrong, a name to leave out was never signed for, one to take in was not left out, or nobody is
-                left.
-            StateError: it cannot be written, or another operator signed the same version at this moment.
-            Damage: the record of certificates cannot be read.
-        """
-        place = self.directory / "directories"
-        version = 1 + self._version()
-        now, issued = self._clock(), self.issued()  # read after the version, or a later version could list what is older
-        if unknown := sorted(set(without) - {entry.name for entry in issued}):
-            raise Misuse(f"{unknown[0]!r} was never signed for.", "`veilsum federation list` shows who was.")
-        out = self._left_out(version - 1, issued)
-        if known := sorted(set(again) - set(out)):
-            raise Misuse(f"{known[0]!r} was not left out of the last directory.", "Whoever is certified is in the next one.")
-        out = [*(name for name in out if name not in again), *without]
-        data = build_directory(
-            [entry for entry in issued if entry.name not in out],
-            self.certificate,
-            SigningKey(self._key),
-            version=version,
-            at=now,
-            expires=self._expiry(now, days, "directory"),
-        )
-        path = place / f"{version}.json"
-        try:
-            write_new(path, data)
-        except StateError as error:
-            if path.exists():
-                message = f"Another operator signed version {version} of the directory at this moment."
-                raise StateError(message, "Sign again, for the next version.") from error
-            raise
-        return data
-
-    def _expiry(self, now: int, days: int, what: str = "certificate") -> int:
         if not 1 <= days <= _CA_DAYS:
             raise Misuse(f"A {what} cannot be valid for {days} days.", f"Choose 1 to {_CA_DAYS} days.")
         expires = now + days * _DAY
