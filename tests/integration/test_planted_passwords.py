@@ -136,7 +136,9 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
     data = make_data("abc", 9)
     waits = Waits(grace=5, contribute=20, database=60)
     root, said = tmp_path / "federation", []
-    processes = Processes(root, data, waits=waits, budget=(1.0, 1e-5), max_peer_streams=16)
+    processes = Processes(
+        root, data, waits=waits, budget=(1.0, 1e-5), max_peer_streams=16, forked=False
+    )  # command lines and umask
     home = processes.kit.coordinator.directory
     right = guarded_database(WORDS["database password"])
     wrong = right.replace(WORDS["database password"], WORDS["wrong database password"])

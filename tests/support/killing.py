@@ -7,7 +7,6 @@ over a pipe: each message of the protocol is one call that this process makes fo
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -17,22 +16,13 @@ from typing import Any
 from sqlalchemy import event
 
 from support.federation import Clock, open_test_site
+from support.forked import FORKS
 from veilsum.local.federation import LocalChannel, LocalFederation
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_proto import federation_pb2 as pb
-
-_FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(  # installed modules: the server does not know the tests' path
-    [
-        "veilsum.local.federation",
-        "veilsum_node.identity.provision",
-        "veilsum.compile",
-        "veilsum_participant.session.client",
-    ]
-)
 
 WRITES = ("INSERT", "UPDATE", "DELETE")
 
@@ -171,8 +161,8 @@ class KillableSite:
         return int(passed)
 
     def _start(self, fatal: int) -> None:
-        self._pipe, theirs = _FORK.Pipe()
-        self._process = _FORK.Process(
+        self._pipe, theirs = FORKS.Pipe()
+        self._process = FORKS.Process(
             target=_main,
             args=(theirs, self._config, self._clock.now, fatal, self._hub.credentials.identity.name, self._certificate),
             daemon=True,

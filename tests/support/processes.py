@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from sqlalchemy import delete, select
 
 from support.federation import DATASET, Data, Parties
+from support.forked import ForkedCommand
 from support.network import PATIENCE, wait_for
 from support.proxy import Proxy
 from veilsum_coordinator.protocol.settings import Waits
@@ -41,6 +42,7 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 OVER = ("finished", "failed", "aborted")
+VEILSUM = ("-m", "veilsum_deploy.cli")
 
 
 class Process:
@@ -50,10 +52,18 @@ class Process:
         command: of the interpreter: a script or module and its arguments.
         log: the file.
         environment: variables that are set for it, beside those of this process.
+        forked: whether a command of ``veilsum`` is run by a fork, without an interpreter of its own.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, *, forked: bool = False
+    ) -> None:
         self.log = log
+        self._child: subprocess.Popen[bytes] | ForkedCommand
+        if forked:
+            assert tuple(command[:2]) == VEILSUM
+            self._child = ForkedCommand(command[2:], log, environment or {})
+            return
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 [sys.executable, *command],
@@ -103,6 +113,7 @@ class Process:
                 return self._child.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.kill()
+        assert self._child.returncode is not None
         return self._child.returncode
 
 
@@ -117,7 +128,10 @@ class ReleaseRow:
 
 
 class Processes(Parties):
-    """A coordinator and participants; use :func:`running_processes`."""
+    """A coordinator and participants; use :func:`running_processes`.
+
+    Their processes are forked unless each shall have an interpreter of its own.
+    """
 
     def __init__(
         self,
@@ -127,9 +141,11 @@ class Processes(Parties):
         waits: Waits,
         budget: tuple[float | None, float],
         max_peer_streams: int,
+        forked: bool = True,
         **policy: Any,
     ) -> None:
         super().__init__(directory, data, **policy)
+        self.forked = forked
         self.waits = waits
         self.proxies = {name: Proxy(("127.0.0.1", 1)) for name in self.names}
         self.participants: dict[str, Process] = {}
@@ -187,7 +203,7 @@ class Processes(Parties):
 
     def launch(self, role: str, directory: Path) -> Process:
         """Start one process; what runs it in another way overrides this."""
-        return Process(command(role, directory / f"{role}.toml"), directory / "log")
+        return Process(command(role, directory / f"{role}.toml"), directory / "log", forked=self.forked)
 
     def heal(self) -> None:
         """Bring everything back: no limits, every process running and connected."""
@@ -369,7 +385,7 @@ def running_processes(
 
 def command(role: str, config: Path) -> list[str]:
     """Arguments of the interpreter that start a party."""
-    return ["-m", "veilsum_deploy.cli", role, "start", "--config", str(config)]
+    return [*VEILSUM, role, "start", "--config", str(config)]
 
 
 def write_participant(parties: Parties, name: str, coordinator: str, budget: tuple[float | None, float]) -> None:
