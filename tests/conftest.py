@@ -23,6 +23,7 @@ from hypothesis import settings
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("POT_BACKEND_DISABLE_JAX", "1")  # POT would import it, for a second in every process
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # they take longer than what runs once
 
 import veilsum_node.transport.tls13  # noqa: E402, F401
 

@@ -57,7 +57,7 @@ def sampled(study: Study, rate: float) -> Study:
 @pytest.mark.sampled(3)  # test_tasks.py holds every task to rows that do not depend on their company
 @pytest.mark.parametrize("unit", ["record", "subject"])
 @pytest.mark.parametrize("setting", ADDED, ids=lambda setting: f"{setting.task}-{setting.name}")
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(places=CUTS, seed=st.integers(0, 2**32 - 1), rate=st.sampled_from([1.0, 0.3]))
 def test_sums_are_the_same_integers_however_records_come_in_batches(
     setting: Setting, unit: Unit, places: list[int], seed: int, rate: float
@@ -259,7 +259,7 @@ ODD_PERSONS = [
 ]
 
 
-def odd_people(rows: int = 200) -> pa.Table:
+def odd_people(rows: int = 70) -> pa.Table:
     rng = np.random.default_rng(5)
     return people(rows, 5, [ODD_PERSONS[place] for place in rng.integers(0, len(ODD_PERSONS), rows)])
 
