@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.federation import make_data, make_request, schema_of
+from support.forked import ForkedCommand
 from support.network import PATIENCE, wait_for
 from support.processes import Processes, write_participant
 from veilsum_coordinator.protocol.settings import Waits
@@ -26,12 +25,12 @@ NAMES = "abc"
 BUDGET = (None, 1e-5)
 
 
-def run(*arguments: object, status: int = 0) -> str:
-    """What a command prints, on standard output or error."""
-    shell = [sys.executable, "-m", "veilsum_deploy.cli", *(str(argument) for argument in arguments)]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
-    assert done.returncode == status, done.stderr or done.stdout
-    return done.stderr if status else done.stdout
+def ended(place: Path, *arguments: object) -> tuple[int, str]:
+    """The exit status of a command and what it prints; ``place`` is where its output is kept."""
+    log = place / "command.log"
+    log.unlink(missing_ok=True)
+    status = ForkedCommand([str(argument) for argument in arguments], log, {}).wait(PATIENCE)
+    return status, log.read_text()
 
 
 class Federation(Processes):
@@ -51,11 +50,17 @@ class Federation(Processes):
     def site(self, name: str, *arguments: object, status: int = 0) -> str:
         """Run `veilsum participant directory` at a site."""
         config = self.directory(name) / "participant.toml"
-        return run("participant", "directory", *arguments, "--config", config, status=status)
+        return self.run("participant", "directory", *arguments, "--config", config, status=status)
+
+    def run(self, *arguments: object, status: int = 0) -> str:
+        """What a command prints."""
+        found, said = ended(self.file.parent, *arguments)
+        assert found == status, said
+        return said
 
     def sign(self, *arguments: object) -> dict[str, Any]:
         """The authority's next directory, sent to all."""
-        shown = run("federation", "directory", self.kit.authority, "--out", self.file, *arguments, "--json")
+        shown = self.run("federation", "directory", self.kit.authority, "--out", self.file, *arguments, "--json")
         return dict(json.loads(shown))
 
     def words(self, name: str) -> str:
@@ -146,9 +151,8 @@ def test_the_check_tells_of_the_directory(federation: Federation) -> None:
     config = federation.directory("a") / "participant.toml"
 
     def checked() -> dict[str, tuple[str, str]]:
-        shell = [sys.executable, "-m", "veilsum_deploy.cli", "participant", "check", "--config", str(config), "--json"]
-        done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE)
-        return {item["check"]: (item["status"], item["detail"]) for item in json.loads(done.stdout)["checks"]}
+        _, said = ended(federation.file.parent, "participant", "check", "--config", config, "--json")
+        return {item["check"]: (item["status"], item["detail"]) for item in json.loads(said)["checks"]}
 
     federation.sign("--days", "20")
     found = checked()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -37,6 +38,7 @@ def test_numbers_do_not_depend_on_the_environment(given: str) -> None:
     assert numbers == _numbers()
 
 
+@cache
 def _numbers() -> str:
     """The same, computed with one thread by the library's own variable."""
     program = PROGRAM.replace("from veilsum_deploy.cli import main", "main = lambda: None")
