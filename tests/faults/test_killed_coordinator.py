@@ -195,7 +195,7 @@ def test_the_process_speaks_tls_1_3_only(network: Processes, version: ssl.TLSVer
     context.minimum_version = context.maximum_version = version
     context.set_alpn_protocols(["h2"])
     host, port = network.address.rsplit(":", 1)
-    raw = socket.create_connection((host, int(port)), timeout=10)
+    raw = socket.create_connection((host, int(port)), timeout=PATIENCE)
     with raw:
         if version is ssl.TLSVersion.TLSv1_3:
             with context.wrap_socket(raw, server_hostname=host) as tls:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.processes import Processes
 from support.tools import need_tool
 from support.watching import DEPLOY, Watched, seconds, watching
@@ -146,7 +146,7 @@ def refuse_others(network: Processes) -> None:
     address = (network.directory(REMOTE) / "metrics.address").read_text()
     context = ssl.create_default_context(cafile=str(network.directory(REMOTE) / "metrics.pem"))
     host, _, port = address.rpartition(":")
-    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=10)
+    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=PATIENCE)
     connection.request("GET", "/metrics")
     assert connection.getresponse().status == 401
     connection.close()

@@ -77,7 +77,7 @@ def listening(address: str) -> bool:
 
 
 def page(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:  # noqa: S310
         return json.load(answer)
 
 
@@ -117,9 +117,9 @@ def prometheus_scrapes_all_over_tls_with_a_token(local: Local) -> None:
     assert [item["url"] for item in managers] == [f"{pages['alertmanager']}/api/v2/alerts"]
     url, context = local.found["metrics"]["north"], ssl.create_default_context(cafile=local.found["authority"])
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(url, timeout=10, context=context)  # noqa: S310
+        urllib.request.urlopen(url, timeout=PATIENCE, context=context)  # noqa: S310
     asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {Path(local.found['token']).read_text()}"})  # noqa: S310
-    with urllib.request.urlopen(asked, timeout=10, context=context) as answer:  # noqa: S310
+    with urllib.request.urlopen(asked, timeout=PATIENCE, context=context) as answer:  # noqa: S310
         assert b"veilsum_epsilon_spent" in answer.read()
 
 

@@ -81,7 +81,7 @@ def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
             streams += [[*pieces, pb.DecryptedChunk(signed=right, words=bytes(6))]]
         for stream in streams:
             with pytest.raises(grpc.RpcError) as raised:
-                self.stub.Decrypted(iter(stream), timeout=20)
+                self.stub.Decrypted(iter(stream), timeout=PATIENCE)
             refused.append(raised.value.code())
         honest(self, study, number, attempt, words, signed)
 

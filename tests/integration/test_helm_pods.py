@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from support.charts import Pod, Release, render
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.postgres import server
 from veilsum_node.identity.provision import Kit, make_kit
 
@@ -147,7 +147,7 @@ def status(url: str, authority: Path, token: str | None = None) -> int:
     context.check_hostname = False  # the address is not the name; the pod of `helm test` checks the name
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=PATIENCE, context=context) as answer:  # noqa: S310
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, event, func, select
 from support.durable import WAITS, WIDTH, Died, Trial, die_at, make_trial, rounds_in
 from support.federation import TestBed, make_bed, make_request, schema_of
 from support.hostile import encoded
+from support.network import wait_for
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.runner import RoundLostError
@@ -123,15 +124,15 @@ def test_a_write_that_is_always_late_is_known_to_be_stored_at_last(
     }
     with pytest.raises(Unavailable):
         calls[what]()
-    for _ in range(100):
-        time.sleep(0.1)
+
+    def known() -> bool:
         try:
             calls[what]()
         except Unavailable:
-            continue
-        break
-    else:
-        pytest.fail("it was never known to be stored")
+            return False
+        return True
+
+    wait_for(known, "that it is known to be stored")
     assert len(slow) == 1
 
 

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
-from support.network import running_client, running_server, submit, wait_for
+from support.network import PATIENCE, running_client, running_server, submit, wait_for
 from support.tools import need_tool
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.database import Database
@@ -212,7 +212,7 @@ def test_only_what_a_policy_grants_is_shared(ran: Ran) -> None:
 
 def _get(address: str, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -261,7 +261,7 @@ def test_bytes_that_are_no_message_are_counted(ran: Ran) -> None:
     with open_channel(address, ran.bed.sites["a"].credentials) as channel:
         call = channel.unary_unary("/veilsum.v1.Coordination/Hello", request_serializer=None, response_deserializer=None)
         with pytest.raises(grpc.RpcError):
-            call(b"\xff\xff\xff\x07", timeout=10)
+            call(b"\xff\xff\xff\x07", timeout=PATIENCE)
     assert samples(ran.server.metrics.registry)["veilsum_decode_failures_total", "message"] == before + 1
 
 

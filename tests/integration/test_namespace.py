@@ -39,7 +39,7 @@ def test_a_participant_behind_a_proxy_in_its_own_namespace(tmp_path: Path) -> No
 
             for host in ("127.0.0.1", "localhost", place.outside):  # no other way out
                 tried = subprocess.run(
-                    place.command(sys.executable, "-c", TRY, host, str(port)), capture_output=True, timeout=20
+                    place.command(sys.executable, "-c", TRY, host, str(port)), capture_output=True, timeout=PATIENCE
                 )
                 assert tried.returncode != 0, host
                 assert b"refused" in tried.stderr or b"unreachable" in tried.stderr, tried.stderr

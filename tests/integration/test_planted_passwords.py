@@ -23,7 +23,7 @@ import pytest
 
 from support.connect_proxy import ConnectProxy
 from support.federation import make_data, make_request, schema_of
-from support.network import wait_for
+from support.network import PATIENCE, wait_for
 from support.planted import look_for
 from support.postgres import server
 from support.processes import Process, Processes
@@ -83,7 +83,7 @@ def scrape(address: str, token: str) -> tuple[int, bytes]:
     """Status and page of an endpoint's metrics."""
     request = urllib.request.Request(f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - http
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310 - http
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read() + str(error.headers).encode()

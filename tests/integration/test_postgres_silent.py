@@ -69,14 +69,14 @@ def test_calls_are_answered_while_the_database_is_silent(bed: TestBed, relay: Re
         assert hub.journal.outage.away
         released = len([item for item in machine.rounds if item.phase == "released"])
         for _ in range(20):
-            assert len(stub.List(pb.ListRequest(), timeout=10).studies) == 1
-            assert stub.Show(pb.ShowRequest(study=key), timeout=10).phase == "running"
-            assert {item.name for item in stub.Describe(pb.DescribeRequest(), timeout=10).participants} == set(NAMES)
+            assert len(stub.List(pb.ListRequest(), timeout=PATIENCE).studies) == 1
+            assert stub.Show(pb.ShowRequest(study=key), timeout=PATIENCE).phase == "running"
+            assert {item.name for item in stub.Describe(pb.DescribeRequest(), timeout=PATIENCE).participants} == set(NAMES)
         assert hub.journal.outage.away  # the word that nobody waits for has not come yet
         assert len([item for item in machine.rounds if item.phase == "released"]) == released
         relay.speak()
         wait_for(lambda: hub.stored(key), "the end of the study")
-        assert stub.Show(pb.ShowRequest(study=key), timeout=10).phase == "finished", machine.reason
+        assert stub.Show(pb.ShowRequest(study=key), timeout=PATIENCE).phase == "finished", machine.reason
         for site in bed.sites.values():
             assert len(site.ledger.entries(kind=Kind.CHARGE)) == steps
 
@@ -93,9 +93,9 @@ def test_aborted_is_said_only_when_it_is_durable(
         monkeypatch.setattr(studies, "CALL_SECONDS", 0.2)
         with pytest.raises(grpc.RpcError, match="its end is not stored"):
             stub.Abort(pb.ShowRequest(study=key), timeout=60)
-        shown = stub.Show(pb.ShowRequest(study=key), timeout=10)
+        shown = stub.Show(pb.ShowRequest(study=key), timeout=PATIENCE)
         assert (shown.phase, shown.reason) == ("enrolling", "aborted, not yet stored in the database: aborted by analyst")
-        assert [item.phase for item in stub.List(pb.ListRequest(), timeout=10).studies] == ["enrolling"]
+        assert [item.phase for item in stub.List(pb.ListRequest(), timeout=PATIENCE).studies] == ["enrolling"]
         assert hub.directives("a") == []  # it stands still, and nobody is told of an end that a crash could take back
         monkeypatch.setattr(studies, "CALL_SECONDS", 60.0)
         answers: list[pb.StudyStatus] = []

@@ -57,7 +57,7 @@ def _client_context(party: Party | None, authority: Path) -> ssl.SSLContext:
 
 def _shake(context: ssl.SSLContext, port: int) -> tuple[str | None, str | None]:
     """Handshake and read what the server says first; in TLS 1.3 only that shows whether the certificate was taken."""
-    raw = socket.create_connection(("localhost", port), timeout=10)
+    raw = socket.create_connection(("localhost", port), timeout=PATIENCE)
     with raw, context.wrap_socket(raw, server_hostname="localhost") as tls:
         tls.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
         if not tls.recv(9):
@@ -85,7 +85,7 @@ def test_openssl_agrees(bed: TestBed, port: int, version: str, taken: bool) -> N
     certificate, key, authority = _files(bed.kit.participants[0])
     command = ["openssl", "s_client", "-connect", f"localhost:{port}", version, "-alpn", "h2", "-verify_return_error"]
     command += ["-cert", str(certificate), "-key", str(key), "-CAfile", str(authority), "-servername", "localhost"]
-    done = subprocess.run(command, input=b"", capture_output=True, timeout=20)
+    done = subprocess.run(command, input=b"", capture_output=True, timeout=PATIENCE)
     assert (b"Verify return code: 0 (ok)" in done.stdout and b"TLSv1.3" in done.stdout) == taken
     assert (done.returncode == 0) == taken
 
@@ -105,7 +105,7 @@ def test_a_plain_connection_is_refused(port: int) -> None:
 
 def _check_unavailable(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        CoordinationStub(channel).Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=10)
+        CoordinationStub(channel).Hello(pb.HelloRequest(versions=PROTOCOL_VERSIONS), timeout=PATIENCE)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -200,10 +200,10 @@ def test_health_and_reflection_answer_an_operator(bed: TestBed, port: int) -> No
     with open_channel(f"localhost:{port}", operator) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", *SERVICES):
-            reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as raised:
-            health.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=10)
+            health.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=PATIENCE)
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
         reflected = ProtoReflectionDescriptorDatabase(channel)
         assert {*SERVICES, "grpc.health.v1.Health"} <= set(reflected.get_services())

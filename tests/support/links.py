@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.disks import need_root
+from support.network import PATIENCE
 from support.proxy import Proxy
 from support.tools import give_up
 
@@ -125,7 +126,7 @@ class BadLink:
             direction.thread.join()
         for end in self._ends:
             os.close(end)
-        subprocess.run(["ip", "netns", "del", self.name], capture_output=True, timeout=20)
+        subprocess.run(["ip", "netns", "del", self.name], capture_output=True, timeout=PATIENCE)
 
 
 def _tun(name: str) -> int:
@@ -135,7 +136,7 @@ def _tun(name: str) -> int:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode:
         give_up(f"network namespaces are not permitted here: ip {' '.join(words)}: {done.stderr.strip()}")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.network import PATIENCE
 from veilsum_deploy import cli
 from veilsum_node.process.hardening import allow_files
 from veilsum_privacy.results.result import Result, save_result
@@ -62,7 +63,7 @@ def test_no_core_file_and_no_look_into_the_memory(tmp_path: Path) -> None:
     looked = subprocess.run(["setpriv", "--reuid=65534", "cat", f"/proc/{child.pid}/environ"], capture_output=True)
     assert looked.returncode != 0
     assert not looked.stdout
-    child.communicate(input="", timeout=20)
+    child.communicate(input="", timeout=PATIENCE)
     assert child.returncode == -6
     assert not list(tmp_path.iterdir())
 

@@ -89,7 +89,7 @@ def ask(
     context = None if trusted is None else ssl.create_default_context(cafile=str(trusted))
     try:
         request = urllib.request.Request(url, headers=headers)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=PATIENCE, context=context) as answer:  # noqa: S310
             return answer.status, answer.read(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read(), error.headers
@@ -211,7 +211,7 @@ def test_tls_and_a_token_on_every_interface(serve: Callable[..., str], tmp_path:
     context = ssl.create_default_context(cafile=str(certificate))
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with socket.create_connection(("127.0.0.1", int(port)), timeout=10) as raw, pytest.raises((ssl.SSLError, OSError)):
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=PATIENCE) as raw, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(raw, server_hostname="127.0.0.1")
 
 
@@ -372,7 +372,7 @@ def test_callers_that_dawdle_are_cut_off_and_stop_nobody(serve: Callable[..., st
     address = serve()
     host, _, port = address.rpartition(":")
     sources = [f"127.0.0.{2 + number // listener.MOST_OF_ONE}" for number in range(listener.MOST_REQUESTS)]
-    held = [socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0)) for source in sources]
+    held = [socket.create_connection((host, int(port)), timeout=PATIENCE, source_address=(source, 0)) for source in sources]
     with pytest.raises((urllib.error.URLError, OSError, http.client.HTTPException)):
         ask(f"http://{address}/healthz")
     ended = threading.Event()
@@ -405,7 +405,7 @@ def test_one_address_cannot_hold_every_place(serve: Callable[..., str]) -> None:
 
     def open_many() -> list[socket.socket]:
         return [
-            socket.create_connection((host, int(port)), timeout=10, source_address=("127.0.0.2", 0))
+            socket.create_connection((host, int(port)), timeout=PATIENCE, source_address=("127.0.0.2", 0))
             for _ in range(2 * listener.MOST_REQUESTS)
         ]
 
@@ -515,7 +515,7 @@ def test_a_figure_that_fails_keeps_the_last_one(caplog: pytest.LogCaptureFixture
 
 def ask_as(address: str, host: str | None, path: str = "/metrics", token: str = "") -> int:
     """The status where a request names this host; None: it names none."""
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
     connection.putrequest("GET", path, skip_host=True)
     if host is not None:
         connection.putheader("Host", host)
