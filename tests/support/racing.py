@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from support.forked import FORKS
 from support.ledgers import make_key, make_reservation, open_ledger
+from support.network import PATIENCE
 from veilsum_node.errors import Refusal
 from veilsum_node.identity import Credentials, Role, SigningKey, load_authority_certificate, verify_certificate
 from veilsum_privacy.ledger import Ledger
-
-WAIT = 120.0
-_SPAWN = multiprocessing.get_context("spawn")
 
 Papers = tuple[int, bytes, bytes]
 """Credentials that can be sent to another process: the key's number, the certificate, the authority's certificate in PEM."""
@@ -38,11 +36,11 @@ class Racers:
     """Two worker processes that wait at the same line; :meth:`race` starts them off together, as often as wanted."""
 
     def __init__(self, place: str, credentials: Credentials) -> None:
-        barrier = _SPAWN.Barrier(2)
+        barrier = FORKS.Barrier(2)
         self._pipes, self._processes = [], []
         for lane in (1, 2):
-            ours, theirs = _SPAWN.Pipe()
-            process = _SPAWN.Process(target=_run, args=(place, papers_of(credentials), lane, barrier, theirs), daemon=True)
+            ours, theirs = FORKS.Pipe()
+            process = FORKS.Process(target=_run, args=(place, papers_of(credentials), lane, barrier, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -60,13 +58,13 @@ class Racers:
         """End both."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.close()
-            process.join(WAIT)
+            process.join(PATIENCE)
             if process.is_alive():
                 process.kill()
 
     @staticmethod
     def _answer(pipe: Any) -> str:
-        assert pipe.poll(WAIT), "a racer says nothing"
+        assert pipe.poll(PATIENCE), "a racer says nothing"
         return str(pipe.recv())
 
 
@@ -90,7 +88,7 @@ def _run(place: str, papers: Papers, lane: int, barrier: Any, pipe: Any) -> None
         except EOFError:
             return
         number += 1
-        barrier.wait(WAIT)
+        barrier.wait(PATIENCE)
         pipe.send(_pay(ledger, lane, number, population, multiplier))
 
 
