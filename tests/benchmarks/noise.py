@@ -1,7 +1,7 @@
 """The noise that a study takes at an epsilon, by RDP and by the rule ``gaussian``: ``python -m benchmarks.noise``.
 
-Noise multipliers (standard deviation over sensitivity) at delta 1e-5; a study's slack is 0.5% of delta, as studies state it. First by
-sampling rate and steps, then of every method's study on breast cancer with its defaults, as the analyst's side compiles it.
+Noise multipliers (standard deviation over sensitivity) at delta 1e-5; a study's slack is 0.5% of delta, as studies state it. First
+by sampling rate and steps, then of every method's study on breast cancer with its defaults, as the analyst's side compiles it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fedavg": (LINEAR, {"noise": "local"}),
     "hfedatm": ({"stations": {"east": ["a", "b"], "west": ["c", "d"]}, **LINEAR}, {"min_cohort": 2}),
 }
-"""Parameters that have no default, and what the demand needs besides; evaluations take the noise of one release, as ``pca`` does."""
+"""Parameters that have no default, and what the demand needs besides; an evaluation takes what ``pca`` does."""
 
 
 def drafts(method: str, epsilon: float) -> tuple[StudyDraft, StudyDraft]:
