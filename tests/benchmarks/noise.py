@@ -1,7 +1,7 @@
 """The noise that a study takes at an epsilon, by RDP and by the rule ``gaussian``: ``python -m benchmarks.noise``.
 
 Noise multipliers (standard deviation over sensitivity) at delta 1e-5; a study's slack is 0.5% of delta, as studies state it.
-First by sampling rate and steps, then of every method's study on breast cancer with its defaults, as the analyst's side compiles it.
+First by sampling rate and steps, then of every method's study on breast cancer with its defaults, as compiled.
 """
 
 from __future__ import annotations
