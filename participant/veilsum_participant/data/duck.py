@@ -214,20 +214,18 @@ def _texts(path: Path) -> _Texts:
     """A CSV file's columns as texts, or the lines that are JSON as one column, ``json``."""
     if _is_lines(path):
         file_parts(path)
-        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: map(_valid, json_lines(path)))
+        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path))
     return _Texts(pa.schema(dict.fromkeys(csv_names(path), pa.large_string())), lambda: csv_texts(path))
 
 
-def _valid(lines: list[str]) -> Any:
-    """Those of some lines that are JSON.
-
-    They are chosen before a query sees them: within it, a condition of its own might be tried first.
-    """
-    with _connection() as connection:
-        texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
-        found = texts.filter("json_valid(json)").to_arrow_table()["json"].cast(pa.large_string())
+def _json_texts(path: Path) -> Iterator[Any]:
+    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first."""
     kind = pa.json_(pa.large_string())
-    return pa.table({"json": pa.chunked_array([pa.ExtensionArray.from_storage(kind, one) for one in found.chunks], kind)})
+    with _connection() as connection:
+        for lines in json_lines(path):
+            texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
+            found = texts.filter("json_valid(json)").to_arrow_table()["json"].cast(pa.large_string())
+            yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found.combine_chunks())})
 
 
 def _parts(path: Path) -> list[str]:
