@@ -1,5 +1,5 @@
-"""Sums over 10 million records of 50 columns, read from Parquet in batches, and over 2 million that a query yields: time and
-peak memory, a process for each task."""
+"""Sums over 10 million records of 50 columns in batches, from Parquet and from queries on PostgreSQL, Parquet and CSV: time
+and peak memory, a process for each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 from adbc_driver_postgresql import dbapi
 from pydantic import SecretStr
@@ -28,8 +29,6 @@ from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn
 
 COLUMNS = 50
 RECORDS, QUICK = 10_000_000, 200_000
-ASKED = 2_000_000
-"""Records that a database holds."""
 VISITS = 4
 """Records of a person in the mean."""
 
@@ -54,8 +53,8 @@ RUNS = (
 )
 """A task, and the column of subjects if these are the unit."""
 
-ASKING = (("DuckDB", None), ("DuckDB", "anywhere"), ("PostgreSQL", None), ("PostgreSQL", "anywhere"))
-"""Who answers a query, and the column of subjects; the task is the statistics."""
+ASKING = [(place, subject) for place in ("PostgreSQL", "Parquet", "CSV") for subject in (None, "anywhere")]
+"""Where a query's records are, and the column of subjects; the task is the statistics."""
 
 
 def write(path: Path, records: int) -> int:
@@ -85,14 +84,12 @@ def measure(*, quick: bool) -> dict[str, Any]:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             name = task if subject is None else f"{task} by subject, {subject}"
             found[name] = json.loads(done.stdout)
-        found["records of queries"] = asked = min(records, ASKED)
-        found["file of queries, MB"] = write(path, asked) / 1e6
-        url = fill(path)
-        for engine, subject in ASKING:
-            source = url if engine == "PostgreSQL" else str(path)
-            command = [sys.executable, "-m", "benchmarks.large", source, "asked", *([subject] if subject else [])]
+        sources = {"PostgreSQL": fill(path), "Parquet": str(path), "CSV": copy(path)}
+        found["CSV, MB"] = Path(sources["CSV"]).stat().st_size / 1e6
+        for place, subject in ASKING:
+            command = [sys.executable, "-m", "benchmarks.large", sources[place], "asked", *([subject] if subject else [])]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            name = f"query, {engine}" + (f", by subject, {subject}" if subject else "")
+            name = f"query, {place}" + (f", by subject, {subject}" if subject else "")
             found[name] = json.loads(done.stdout)
     return found
 
@@ -105,6 +102,16 @@ def fill(path: Path) -> str:
             cursor.adbc_ingest("records", batch, mode="create_append")
         connection.commit()
     return url
+
+
+def copy(path: Path) -> str:
+    """Copy a Parquet file into one of CSV; return its name."""
+    place = path.with_suffix(".csv")
+    file = parquet.ParquetFile(path)
+    with pacsv.CSVWriter(place, file.schema_arrow) as writer:
+        for batch in file.iter_batches(1 << 17):
+            writer.write_batch(batch)
+    return str(place)
 
 
 def main(place: str, task: str, subject: str | None = None) -> None:
