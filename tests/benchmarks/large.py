@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ def fill(path: Path) -> str:
     """Copy a Parquet file into a table of PostgreSQL; return the URL."""
     url = server().new_database()
     with dbapi.connect(url) as connection, connection.cursor() as cursor:
-        for batch in parquet.ParquetFile(path).iter_batches(1 << 17):
-            cursor.adbc_ingest("records", batch, mode="create_append")
+        for table in groups(path):
+            cursor.adbc_ingest("records", table, mode="create_append")
         connection.commit()
     return url
 
@@ -107,11 +108,17 @@ def fill(path: Path) -> str:
 def copy(path: Path) -> str:
     """Copy a Parquet file into one of CSV; return its name."""
     place = path.with_suffix(".csv")
-    file = parquet.ParquetFile(path)
-    with pacsv.CSVWriter(place, file.schema_arrow) as writer:
-        for batch in file.iter_batches(1 << 17):
-            writer.write_batch(batch)
+    with pacsv.CSVWriter(place, parquet.read_schema(path)) as writer:
+        for table in groups(path):
+            writer.write_table(table)
     return str(place)
+
+
+def groups(path: Path) -> Iterator[Any]:
+    """The groups of rows of a Parquet file, one after another."""
+    with parquet.ParquetFile(path) as file:
+        for index in range(file.num_row_groups):
+            yield file.read_row_group(index)
 
 
 def main(place: str, task: str, subject: str | None = None) -> None:
