@@ -1,4 +1,4 @@
-"""Words for numbers, and for a folder where a file is meant."""
+"""Words for numbers, for a folder where a file is meant, and those that the shell completes."""
 
 from __future__ import annotations
 
@@ -60,3 +60,16 @@ def test_a_folder_where_a_file_is_meant_is_called_one(
     (tmp_path / "records.csv").write_text("age\n50\n")
     code, _, err = veilsum(capsys, *words)
     assert (code, "is a folder, not a file" in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("veilsum study pl", ["plan"]), ("veilsum participant check --sch", ["--schema"]), ("veilsum led", ["ledger"])],
+)
+def test_the_shell_completes_commands_and_options(
+    typed: str, completed: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_VEILSUM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert veilsum(capsys)[1].split() == completed
