@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -447,6 +449,33 @@ def test_texts_are_read_as_a_query_asks_for_them(tmp_path: Path, monkeypatch: py
     first, read = len(next(batches)), parts[0]
     assert first + sum(map(len, batches)) == 1_000_000
     assert 0 < read < parts[0] // 2
+
+
+ENDING = """
+import sys, threading, time
+from pathlib import Path
+from veilsum_participant.data import csv_files, duck
+from veilsum_participant.query import Query
+
+csv_files.BATCH = 1 << 16
+begun = threading.Event()
+
+def ask():
+    with duck.answers(Query("d", "SELECT * FROM t", files={"t": Path(sys.argv[1])})) as answers:
+        for table in answers.batches(1000):
+            begun.set()
+    print("all of it")
+
+threading.Thread(target=ask, daemon=True).start()
+begun.wait()
+"""
+"""A process that ends while a thread of its own reads, as a participant that is stopped may."""
+
+
+def test_a_process_may_end_while_texts_are_read(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 2_000_000)
+    done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "t.csv"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_texts_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ query joins, sorts or groups. Nothing is written, fetched or loaded, and nothing
 
 from __future__ import annotations
 
+import atexit
 import re
 import threading
 import time
@@ -32,6 +33,12 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": "false",
     "temp_directory": "",
 }
+_ASKED: dict[int, Any] = {}
+"""Connections that a query runs on, by the thread that waits for it."""
+_FREE = threading.Condition()
+_PATIENCE = 5.0
+"""Seconds that the end of the process waits for queries that are stopped."""
+_ending = threading.Event()
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
 
 
@@ -126,6 +133,8 @@ class _Texts:
         try:
             for table in self.read():
                 yield from table.to_batches()
+                if _ending.is_set():
+                    return
         except VeilsumError as error:
             self.fault = error
             raise
@@ -160,6 +169,10 @@ def _watched(connection: Any, query: Query, seconds: float, texts: list[_Texts])
 
     watch = threading.Timer(max(0.0, seconds), stop)
     watch.start()
+    with _FREE:
+        _ASKED[threading.get_ident()] = connection
+    if _ending.is_set():
+        _leave(connection)
     try:
         yield
     except (*_errors(), OSError, pa.ArrowException) as error:
@@ -171,6 +184,28 @@ def _watched(connection: Any, query: Query, seconds: float, texts: list[_Texts])
         raise failed(query, type(error).__name__ if kind is None else kind[0]) from None
     finally:
         watch.cancel()
+        _leave(connection)
+
+
+def _leave(connection: Any) -> None:
+    """Free this thread of a query. Where the process ends, it stays here: what was cut short is not what the query yields."""
+    if _ending.is_set():
+        connection.close()
+    with _FREE:
+        del _ASKED[threading.get_ident()]
+        _FREE.notify_all()
+    if _ending.is_set():
+        threading.Event().wait()
+
+
+@atexit.register
+def _end() -> None:
+    """Stop queries before the interpreter ends: a thread that comes back to it from DuckDB then would abort the process."""
+    _ending.set()
+    with _FREE:
+        for connection in _ASKED.values():
+            connection.interrupt()
+        _FREE.wait_for(lambda: not _ASKED, _PATIENCE)
 
 
 @contextmanager
