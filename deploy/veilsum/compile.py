@@ -17,6 +17,7 @@ from veilsum.request import LARGEST_EPSILON, PrivacyRequest, ReleasedProjection,
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation, main_error
+from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen
@@ -293,6 +294,8 @@ def draft_study(
     inputs = Inputs(
         schema, request.encoder, len(members), private, request.expected_records or schema.max_records, request.privacy.epsilon
     )
+    if "outcome" in request.all_parameters and "outcome" not in method.Parameters.model_fields:
+        raise ConfigurationError(f"{source}: the method {method.name} takes no outcome.", OF_OUTCOMES)
     parameters = method.resolve(validate(request.all_parameters, method.Parameters, source=source), inputs)
     created = clock()
     common = {

@@ -25,6 +25,7 @@ from veilsum.onnx_graph import Graph
 from veilsum.onnx_networks import write_network
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.process.software import installed_version
+from veilsum_node.wording import unwritable
 from veilsum_participant.applying.heads import LinearArrays, MlpHead
 from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArrays
@@ -50,7 +51,7 @@ def write_onnx(
     try:
         path.write_bytes(data)
     except OSError as error:
-        raise Unavailable(f"{path}: cannot be written ({error.strerror}).", "Check path and space.") from error
+        raise Unavailable(f"{path}: {unwritable(error)}.", "Check path and space.") from error
     return path
 
 

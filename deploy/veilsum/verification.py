@@ -18,6 +18,7 @@ from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.results.reproduction import one_thread
 from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_node.wording import counted
 from veilsum_privacy.results.proof_check import CheckedRelease, CheckedStudy, ProofFault, ReleaseChecker, check_study, part
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files
@@ -34,7 +35,7 @@ ROUNDING = 1e-9
 _WHOLE = "Fetch the result again."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verified:
     """What was verified of a result.
 
@@ -51,6 +52,10 @@ class Verified:
     comparison: Comparison
     replayed: bool
     proof_bytes: int
+
+    def __repr__(self) -> str:
+        members = ", ".join(member.name for member in self.study.roster.members)
+        return f"<Verified {self.study.study.name!r}: {counted(len(self.releases), 'sum')} that {members} signed for>"
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults
 from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
+from veilsum_node.wording import unwritable
 
 SCHEMA_VERSION = 2
 """Layout of a file as a whole (``PRAGMA user_version``), so that old software refuses it. 1: tables were made in place; 2: by
@@ -322,7 +323,8 @@ def _create_server_engine(url: URL, options: str = "") -> Engine:
 
 def _open_file_readonly(path: Path) -> Engine:
     if not path.is_file():
-        raise StateError(f"There is no database {path}.", "Check the path.")
+        said = f"The database {path} is a folder, not a file." if path.is_dir() else f"There is no database {path}."
+        raise StateError(said, "Check the path.")
     log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
     try:
         logged = log.is_file() and log.stat().st_size > 0
@@ -380,9 +382,7 @@ def _create_private(path: Path) -> None:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             path.chmod(0o600)
     except OSError as error:
-        raise ConfigurationError(
-            f"The database {path} cannot be opened: {error.strerror}.", "Check the directory and its owner."
-        ) from error
+        raise ConfigurationError(f"The database {path} {unwritable(error)}.", "Check the directory and its owner.") from error
 
 
 def _check_version(connection: Connection) -> int:

@@ -13,3 +13,8 @@ def unreadable(error: OSError) -> str:
     if isinstance(error, IsADirectoryError):
         return "is a folder, not a file"
     return f"cannot be read ({error.strerror or 'damaged'})"
+
+
+def unwritable(error: OSError) -> str:
+    """Why a file cannot be written, as what is said of its path."""
+    return "is a folder, not a file" if isinstance(error, IsADirectoryError) else f"cannot be written ({error.strerror})"

@@ -33,7 +33,7 @@ from veilsum_node.wording import counted
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.encoders import file_digest
-from veilsum_participant.data.images import check_packages
+from veilsum_participant.data.images import check_images
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import query_schema
 from veilsum_participant.directory import with_pins
@@ -356,11 +356,7 @@ class SiteCheck:
     def _there(label: str, source: Source) -> Check:
         """What can be said of a dataset without a schema and without a record."""
         if isinstance(source, Images):
-            check_packages()
-            if not source.folder.is_dir():
-                return Check(
-                    label, CheckOutcome.FAILED, f"{source.folder} is no folder", "Check the path in participant.toml."
-                )
+            check_images(source)
             source = source.table
         if isinstance(source, Query):
             names = query_schema(source).names

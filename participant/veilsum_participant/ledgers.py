@@ -22,7 +22,7 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file
-from veilsum_node.wording import unreadable
+from veilsum_node.wording import unreadable, unwritable
 from veilsum_privacy.audit.signed import MOST_BYTES, SignedAudit, read_report
 from veilsum_privacy.dossier import Proof, StudyLabel, StudyTerms
 from veilsum_privacy.dossier.figures import INFINITE, cost, remaining
@@ -298,9 +298,7 @@ def new_file(path: Path, *, force: bool = False) -> Iterator[IO[str]]:
     except FileExistsError as error:
         raise _exists(path) from error
     except OSError as error:
-        raise StateError(
-            f"{path} cannot be written ({error.strerror}).", "Check the directory and its permissions."
-        ) from error
+        raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -313,7 +311,7 @@ def require_new(path: Path, *, force: bool = False) -> None:
         StateError: it is a directory, or it exists and ``force`` is not set.
     """
     if path.is_dir():
-        raise StateError(f"{path} is a directory.", "Name a file.")
+        raise StateError(f"{path} is a folder, not a file.", "Name a file.")
     if not force and os.path.lexists(path):
         raise _exists(path)
 
@@ -329,7 +327,8 @@ def _require_ledger(path: Path) -> None:
         StateError: it is missing, a directory, empty, or of another kind.
     """
     if path.is_dir():
-        raise StateError(f"{path} is a directory.", "Name the state file or export in it, or its configuration with --config.")
+        advice = "Name the state file or export in it, or its configuration with --config."
+        raise StateError(f"{path} is a folder, not a file.", advice)
     if not path.exists():
         if "@" in str(path) and ":" in str(path):  # it may hold a password
             raise StateError("The ledger's URL is malformed.", "Use a path or a URL such as postgresql://host/name.")

@@ -220,7 +220,8 @@ def invited_faults(study: Study, policy: Policy, own: str) -> Iterator[Refusal]:
     names = study.participants
     if len(names) < policy.min_cohort:
         yield Refusal(
-            RefusalCode.COHORT_SMALL, f"The study names {len(names)} sites; policy.min_cohort is {policy.min_cohort}."
+            RefusalCode.COHORT_SMALL,
+            f"The study names {counted(len(names), 'site')}; policy.min_cohort is {policy.min_cohort}.",
         )
     strangers = not_pinned(names, policy, own)
     known = len(names) - len(strangers)

@@ -1,5 +1,5 @@
-"""Sums over 10 million records of 50 columns, read from Parquet in batches, and over 2 million that a query yields: time and
-peak memory, a process for each task."""
+"""Sums over 10 million records of 50 columns in batches, from Parquet and from queries on PostgreSQL, Parquet and CSV: time
+and peak memory, a process for each."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 from adbc_driver_postgresql import dbapi
 from pydantic import SecretStr
@@ -28,8 +30,6 @@ from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn
 
 COLUMNS = 50
 RECORDS, QUICK = 10_000_000, 200_000
-ASKED = 2_000_000
-"""Records that a database holds."""
 VISITS = 4
 """Records of a person in the mean."""
 
@@ -54,8 +54,8 @@ RUNS = (
 )
 """A task, and the column of subjects if these are the unit."""
 
-ASKING = (("DuckDB", None), ("DuckDB", "anywhere"), ("PostgreSQL", None), ("PostgreSQL", "anywhere"))
-"""Who answers a query, and the column of subjects; the task is the statistics."""
+ASKING = [(place, subject) for place in ("PostgreSQL", "Parquet", "CSV") for subject in (None, "anywhere")]
+"""Where a query's records are, and the column of subjects; the task is the statistics."""
 
 
 def write(path: Path, records: int) -> int:
@@ -85,14 +85,12 @@ def measure(*, quick: bool) -> dict[str, Any]:
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             name = task if subject is None else f"{task} by subject, {subject}"
             found[name] = json.loads(done.stdout)
-        found["records of queries"] = asked = min(records, ASKED)
-        found["file of queries, MB"] = write(path, asked) / 1e6
-        url = fill(path)
-        for engine, subject in ASKING:
-            source = url if engine == "PostgreSQL" else str(path)
-            command = [sys.executable, "-m", "benchmarks.large", source, "asked", *([subject] if subject else [])]
+        sources = {"PostgreSQL": fill(path), "Parquet": str(path), "CSV": copy(path)}
+        found["CSV, MB"] = Path(sources["CSV"]).stat().st_size / 1e6
+        for place, subject in ASKING:
+            command = [sys.executable, "-m", "benchmarks.large", sources[place], "asked", *([subject] if subject else [])]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            name = f"query, {engine}" + (f", by subject, {subject}" if subject else "")
+            name = f"query, {place}" + (f", by subject, {subject}" if subject else "")
             found[name] = json.loads(done.stdout)
     return found
 
@@ -101,10 +99,26 @@ def fill(path: Path) -> str:
     """Copy a Parquet file into a table of PostgreSQL; return the URL."""
     url = server().new_database()
     with dbapi.connect(url) as connection, connection.cursor() as cursor:
-        for batch in parquet.ParquetFile(path).iter_batches(1 << 17):
-            cursor.adbc_ingest("records", batch, mode="create_append")
+        for table in groups(path):
+            cursor.adbc_ingest("records", table, mode="create_append")
         connection.commit()
     return url
+
+
+def copy(path: Path) -> str:
+    """Copy a Parquet file into one of CSV; return its name."""
+    place = path.with_suffix(".csv")
+    with pacsv.CSVWriter(place, parquet.read_schema(path)) as writer:
+        for table in groups(path):
+            writer.write_table(table)
+    return str(place)
+
+
+def groups(path: Path) -> Iterator[Any]:
+    """The groups of rows of a Parquet file, one after another."""
+    with parquet.ParquetFile(path) as file:
+        for index in range(file.num_row_groups):
+            yield file.read_row_group(index)
 
 
 def main(place: str, task: str, subject: str | None = None) -> None:

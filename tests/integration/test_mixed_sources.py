@@ -1,5 +1,5 @@
-"""One study over sites whose records lie in PostgreSQL, in Parquet behind DuckDB, and in a CSV file, each a process of its
-own, gives the integers that one process gives on the same records in plain files.
+"""One study over sites whose records lie in an OMOP database on PostgreSQL, in Parquet behind DuckDB, and in a CSV file, each
+a process of its own, gives the integers that one process gives on the same records in plain files.
 """
 
 from __future__ import annotations
@@ -15,49 +15,46 @@ import pyarrow.parquet as parquet
 import pytest
 from typer.testing import CliRunner
 
-from support.federation import DATASET, make_bed, make_request, schema_of
-from support.postgres import server
+from support.federation import DATASET, make_bed, make_request
+from support.omop import MEASURES, Row, expected, fill, make_persons
 from support.processes import Processes
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_participant.cli.participant import app
 from veilsum_participant.config import DatasetConfig
 from veilsum_privacy.ledger.entries import Kind
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema_file import load_schema
 
-SITES = ("csv", "files", "postgres")
-PEOPLE, ROWS = 12, 40
-Records = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]  # type: ignore[type-arg]
-
-
-def make_records() -> Records:
-    """Numbers that a decimal text holds exactly, classes, and whose each record is."""
-    rng = np.random.default_rng(7)
-    return {
-        name: (rng.integers(-64, 65, (ROWS, 2)) / 64, rng.integers(0, 2, ROWS), rng.integers(0, PEOPLE, ROWS))
-        for name in SITES
-    }
+SITES = ("csv", "files", "omop")
+PERSONS = 40
+NAMES = ("person_id", "kind", "value", "age")
 
 
-def request() -> StudyRequest:
-    asked = make_request(schema_of(2), epsilon=None, unit="subject")
-    return asked.model_copy(update={"parameters": {"person": "max"}})
-
-
-def one_process(directory: Path, records: Records) -> list[int]:
+def one_process(directory: Path, schema: DatasetSchema, records: dict[str, list[Row]]) -> list[int]:
     """The released integers of the records in npz files."""
-    bed = make_bed(directory, {name: (x, y) for name, (x, y, _) in records.items()})
+    bed = make_bed(directory, NOTHING)
     for name, site in bed.sites.items():
         path = site.config.datasets[DATASET].path
         assert path is not None
-        features, labels, people = records[name]
-        np.savez(path, X=features, y=labels.astype(str), patient=people.astype(str))
-        datasets = {DATASET: DatasetConfig(path=path, subject="patient")}
+        columns = {column: [row[column] for row in records[name]] for column in NAMES}
+        values = np.array([np.nan if value is None else value for value in columns["value"]])
+        np.savez(path, kind=columns["kind"], value=values, age=columns["age"], who=columns["person_id"])
+        datasets = {DATASET: DatasetConfig(path=path, subject="who")}
         site.config = site.config.model_copy(update={"datasets": datasets})
     local = bed.local
-    key = local.submit(bed.compile(request()), bed.analyst)
+    key = local.submit(bed.compile(request(schema)), bed.analyst)
     local.prepare(key).sum("statistics")
     (release,) = bed.hub.journal.releases(key)
     return np.frombuffer(release["values"], "<i8").tolist()  # type: ignore[no-any-return]
+
+
+NOTHING = {name: (np.zeros((1, 2)), np.zeros(1, dtype=np.int64)) for name in SITES}
+
+
+def request(schema: DatasetSchema) -> StudyRequest:
+    asked = make_request(schema, epsilon=None, unit="subject")
+    return asked.model_copy(update={"parameters": {"person": "max"}})
 
 
 def offer(processes: Processes, name: str, dataset: str, files: str = "") -> None:
@@ -69,47 +66,39 @@ def offer(processes: Processes, name: str, dataset: str, files: str = "") -> Non
     path.write_text(f"{before}{dataset}{files}{after}")
 
 
-def lay_out(processes: Processes, records: Records, url: str) -> None:
-    features, labels, people = records["csv"]
-    lines = [f"{x0},{x1},{label},{who}" for (x0, x1), label, who in zip(features.tolist(), labels, people, strict=True)]
-    (processes.directory("csv") / "records.csv").write_text("\n".join(["x0,x1,y,patient", *lines, ""]))
-    offer(processes, "csv", 'path = "records.csv"\nsubject = "patient"\n')
+def lay_out(processes: Processes, records: dict[str, list[Row]], recipe: Path, url: str) -> None:
+    lines = [",".join("" if row[name] is None else str(row[name]) for name in NAMES) for row in records["csv"]]
+    (processes.directory("csv") / "records.csv").write_text("\n".join([",".join(NAMES), *lines, ""]))
+    offer(processes, "csv", 'path = "records.csv"\nsubject = "person_id"\n')
 
-    features, labels, people = records["files"]
     export = processes.directory("files") / "export"
     export.mkdir()
+    codes = {kind: code for code, kind in enumerate(MEASURES)}
     for part in range(2):
-        rows = slice(part, None, 2)
-        table = pa.table(
-            {"x0": features[rows, 0], "x1": features[rows, 1], "visit": np.arange(ROWS)[rows], "who": people[rows]}
-        )
-        parquet.write_table(table, export / f"{part}.parquet")
-    classes = "".join(f"{visit},{label}\n" for visit, label in enumerate(labels))
-    (processes.directory("files") / "classes.csv").write_text(f"visit,y\n{classes}")
-    text = "SELECT x0, x1, y, 'p' || who AS patient FROM visits JOIN classes ON visits.visit = try_cast(classes.visit AS INT)"
-    tables = f'[datasets.{DATASET}.files]\nvisits = "export"\nclasses = "classes.csv"\n'
-    offer(processes, "files", f'source = "sql"\nquery = "{text}"\nsubject = "patient"\n', tables)
+        rows = [row | {"code": codes[row["kind"]]} for row in records["files"][part::2]]
+        columns = {name: [row[name] for row in rows] for name in ("person_id", "code", "value", "age")}
+        parquet.write_table(pa.table(columns), export / f"{part}.parquet")
+    (processes.directory("files") / "kinds.csv").write_text(
+        "code,kind\n" + "".join(f"{code},{kind}\n" for kind, code in codes.items())
+    )
+    text = "SELECT 'p' || person_id AS who, kind, value, age FROM taken JOIN kinds ON taken.code = try_cast(kinds.code AS INT)"
+    tables = f'[datasets.{DATASET}.files]\ntaken = "export"\nkinds = "kinds.csv"\n'
+    offer(processes, "files", f'source = "sql"\nquery = "{text}"\nsubject = "who"\n', tables)
 
-    features, labels, people = records["postgres"]
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE person (id int PRIMARY KEY, name text)")
-        connection.execute("CREATE TABLE visit (person int, x0 numeric, x1 float8, y smallint)")
-        with connection.cursor() as cursor:
-            cursor.executemany("INSERT INTO person VALUES (%s, %s)", [(who, f"person {who}") for who in range(PEOPLE)])
-            values = zip(people.tolist(), *features.T.tolist(), labels.tolist(), strict=True)
-            cursor.executemany("INSERT INTO visit VALUES (%s, %s, %s, %s)", list(values))
-    directory = processes.directory("postgres")
-    (directory / "cohort.sql").write_text("SELECT x0, x1, y, name AS patient FROM visit JOIN person ON person = id;\n")
+    directory = processes.directory("omop")
     (directory / "clinic.url").write_text(url + "\n")
     (directory / "clinic.url").chmod(0o600)
-    dataset = 'source = "sql"\ndsn_file = "clinic.url"\nquery_file = "cohort.sql"\nsubject = "patient"\n'
-    offer(processes, "postgres", dataset)
+    (directory / "measurements.sql").write_text((recipe / "measurements.sql").read_text())
+    offer(
+        processes, "omop", 'source = "sql"\ndsn_file = "clinic.url"\nquery_file = "measurements.sql"\nsubject = "person_id"\n'
+    )
 
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    data = {name: (np.zeros((1, 2)), np.zeros(1, dtype=np.int64)) for name in SITES}
-    made = Processes(tmp_path / "processes", data, waits=Waits(), budget=(None, 1e-5), max_peer_streams=16, units=("subject",))
+    made = Processes(
+        tmp_path / "processes", NOTHING, waits=Waits(), budget=(None, 1e-5), max_peer_streams=16, units=("subject",)
+    )
     try:
         yield made
     finally:
@@ -118,15 +107,19 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.mark.system  # each source is held to the same records in files by default
 def test_sites_with_other_sources_give_the_integers_of_one_process(tmp_path: Path, processes: Processes) -> None:
-    records = make_records()
-    url = server().new_database()
-    lay_out(processes, records, url)
+    ran = CliRunner().invoke(app, ["recipe", "omop", str(tmp_path / "recipe")])
+    assert ran.exit_code == 0, ran.output
+    schema = load_schema(tmp_path / "recipe" / "measurements.toml")
+    persons = {name: make_persons(PERSONS, seed) for seed, name in enumerate(SITES)}
+    records = {name: expected("measurements", rows) for name, rows in persons.items()}
+    url = fill(persons["omop"])
+    lay_out(processes, records, tmp_path / "recipe", url)
     processes.heal()
-    key = processes.submit(processes.compile(request()))
+    key = processes.submit(processes.compile(request(schema)))
     status = processes.await_end(key)
     assert status.phase == "finished", (status.reason, status.refusals)
     (release,) = processes.releases(key)
-    assert release.values.tolist() == one_process(tmp_path / "one", records)
+    assert release.values.tolist() == one_process(tmp_path / "one", schema, records)
     assert release.values.any()
     for name in SITES:
         kinds = [entry.kind for entry in processes.entries(name, key)]
@@ -134,14 +127,13 @@ def test_sites_with_other_sources_give_the_integers_of_one_process(tmp_path: Pat
         assert kinds.count(Kind.SNAPSHOT) == (name != "csv")
         log = (processes.directory(name) / "log").read_text()
         assert url not in log
-        assert "person 1" not in log
     processes.stop()
-    for name, expected in (("postgres", True), ("files", True)):
-        assert told(processes, name, 0) == [expected]
+    for name in ("omop", "files"):
+        assert told(processes, name, 0) == [True]
     assert told(processes, "csv", 0) == []
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("DELETE FROM visit WHERE ctid = (SELECT min(ctid) FROM visit)")
-    assert told(processes, "postgres", 1) == [False]
+        connection.execute("DELETE FROM measurement WHERE measurement_id <= 20")
+    assert told(processes, "omop", 1) == [False]
 
 
 def told(processes: Processes, name: str, status: int) -> list[bool | None]:

@@ -26,6 +26,7 @@ from support.network import wait_for, wired
 from veilsum.api.datasets import Dataset
 from veilsum.local.tables import deal_rows
 from veilsum.request import StudyRequest
+from veilsum_deploy.cli.study import app
 from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError, Unavailable
 from veilsum_participant.applying.model import load_model, probabilities
@@ -107,6 +108,18 @@ def test_importing_it_loads_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     with pytest.raises(AttributeError, match="nothing"):
         _ = veilsum.nothing  # type: ignore[attr-defined]
+
+
+def test_every_command_of_an_analyst_has_its_call() -> None:
+    """The page names each, and the names are there."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    rows = dict(re.findall(r"^\| `veilsum ([a-z ]+)` \| (.*) \|$", page, re.MULTILINE))
+    commands = {f"study {command.name or getattr(command.callback, '__name__', '')}" for command in app.registered_commands}
+    assert {name for name in rows if name.startswith("study ")} == commands
+    for calls in rows.values():
+        for call in re.findall(r"`([\w.]+)`", calls):
+            owner, _, name = call.rpartition(".")
+            assert callable(getattr(getattr(veilsum, owner) if owner else veilsum, name)), call
 
 
 def test_what_is_public_is_documented() -> None:

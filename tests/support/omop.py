@@ -1,4 +1,5 @@
-"""A small OMOP CDM 5.4 database: the tables that the recipes read, with all of their columns, and made-up persons."""
+"""A small OMOP CDM 5.4 database: the tables that the recipes read, with all of their columns, made-up persons, and what the
+recipes yield of them, worked out person by person in plain Python."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ import random
 import re
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
+from typing import Any, cast
 
+import psycopg
+
+from support.postgres import server
+
+Row = dict[str, Any]
 Rows = dict[str, list[dict[str, object]]]
 
 LAYOUT = (Path(__file__).parents[1] / "data" / "omop_cdm54.sql").read_text()
@@ -74,3 +81,96 @@ def make_persons(count: int, seed: int = 5) -> Rows:
         if draw.random() < 0.2:
             add("death", person_id=person, death_date=day(2000))
     return rows
+
+
+def fill(rows: Rows) -> str:
+    """The URL of a database whose tables are in a schema of their own, as it says."""
+    url = server().new_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA cdm54")
+        connection.execute("SET search_path = cdm54")
+        connection.execute(LAYOUT.encode())
+        for table in TABLES:
+            names = list(dict.fromkeys(name for row in rows[table] for name in row))
+            with connection.cursor().copy(f"COPY {table} ({', '.join(names)}) FROM STDIN".encode()) as copy:
+                for row in rows[table]:
+                    copy.write_row([row.get(name) for name in names])
+    return f"{url}&options=-c%20search_path%3Dcdm54"
+
+
+def expected(name: str, rows: Rows) -> list[Row]:
+    """What a query should yield, by its own words."""
+    persons = {cast(int, row["person_id"]): row for row in rows["person"]}
+    of = {
+        table: {who: [row for row in rows[table] if row["person_id"] == who] for who in persons}
+        for table in (
+            "observation_period",
+            "condition_occurrence",
+            "drug_exposure",
+            "measurement",
+            "visit_occurrence",
+            "death",
+        )
+    }
+    if name == "visits":
+        return [
+            {
+                "person_id": row["person_id"],
+                "kind": VISITS.get(cast(int, row["visit_concept_id"])),
+                "days": (cast(date, row["visit_end_date"]) - cast(date, row["visit_start_date"])).days,
+                "age": age(persons, row, "visit_start_date"),
+            }
+            for row in rows["visit_occurrence"]
+        ]
+    kinds = {pair: kind for kind, pair in MEASURES.items()}
+    measured = [
+        (row, kinds[pair])
+        for row in rows["measurement"]
+        if (pair := (cast(int, row["measurement_concept_id"]), cast(int, row["unit_concept_id"]))) in kinds
+    ]
+    if name == "measurements":
+        return [
+            {
+                "person_id": row["person_id"], "kind": kind, "value": row["value_as_number"],
+                "age": age(persons, row, "measurement_date"),
+            }
+            for row, kind in measured
+        ]  # fmt: skip
+    found = []
+    for who, periods in of["observation_period"].items():
+        if not periods:
+            continue
+        begins = min(cast(date, row["observation_period_start_date"]) for row in periods)
+        ends = max(cast(date, row["observation_period_end_date"]) for row in periods)
+        person: Row = {
+            "age": begins.year - cast(int, persons[who]["year_of_birth"]),
+            "sex": {8507: "male", 8532: "female"}.get(cast(int, persons[who]["gender_concept_id"])),
+            "days_observed": (ends - begins).days,
+        }
+        ill = flags(CONDITIONS, [row["condition_concept_id"] for row in of["condition_occurrence"][who]])
+        takes = flags(DRUGS, [row["drug_concept_id"] for row in of["drug_exposure"][who]])
+        died = {"died": "yes" if of["death"][who] else "no"}
+        means: Row = {}
+        for kind in MEASURES:
+            values = [
+                cast(float, row["value_as_number"])
+                for row, which in measured
+                if row["person_id"] == who and which == kind and row["value_as_number"] is not None
+            ]
+            means[kind] = sum(values) / len(values) if values else None
+        stays = [VISITS.get(cast(int, row["visit_concept_id"])) for row in of["visit_occurrence"][who]]
+        counts = {"stays": stays.count("inpatient"), "emergencies": stays.count("emergency")}
+        parts = {
+            "persons": {**person, **died}, "conditions": ill, "drugs": takes,
+            "cohort": {**person, **ill, **takes, **means, **counts, **died},
+        }  # fmt: skip
+        found.append({"person_id": who, **parts[name]})
+    return found
+
+
+def age(persons: dict[int, dict[str, object]], row: dict[str, object], when: str) -> int:
+    return cast(date, row[when]).year - cast(int, persons[cast(int, row["person_id"])]["year_of_birth"])
+
+
+def flags(known: dict[str, int], codes: list[object]) -> Row:
+    return {name: "yes" if {code, descendant(code)} & {*codes} else "no" for name, code in known.items()}

@@ -632,7 +632,7 @@ def test_what_is_no_ledger_is_named(
     for name, content in places.items():
         (tmp_path / name).write_bytes(content)
     says = {"empty": "is empty", "latin": "neither", "table.csv": "spreadsheet", "other.json": "veilsum-ledger/1"}
-    for name, hint in (says | {"kit": "is a directory", "none": "no ledger none", str(site.config): "--config"}).items():
+    for name, hint in (says | {"kit": "is a folder", "none": "no ledger none", str(site.config): "--config"}).items():
         code, _, err = run(capsys, *command.split(), name)
         assert (code, hint in err, name in err) == (2, True, True)
     (tmp_path / "study.toml").write_text('name = "x"\nmethod = "statistics"\n')
@@ -670,7 +670,7 @@ def test_a_report_that_cannot_be_written_whole_writes_nothing(
         arguments = ("--out", out, *(() if twin is None else ("--json-out", twin)))
         assert run(capsys, "report", played.state("north"), *arguments)[0] == 2
     code, _, err = run(capsys, "export", played.state("north"), "--out", "folder", "--force")
-    assert (code, "is a directory" in err) == (2, True)
+    assert (code, "is a folder" in err) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "mine"]
 
 

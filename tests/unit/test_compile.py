@@ -253,6 +253,7 @@ def test_without_noise_the_finest_grid_is_taken() -> None:
         ("epsilon = -1.0", "privacy.epsilon"),
         ("epsilon = 1.0\n[data]\nmax_records = 5", "data.columns: is missing"),
         ("epsilon = 1.0\n[parameters]\nclip = 2.0", "clip: unknown key"),
+        ('epsilon = 1.0\n[parameters.outcome]\ncolumn = "x0"', "takes no outcome.*gbdt, fedsgd and fedavg predict"),
         ("epsilon = 1.0\nmin_cohort = 9", "min_cohort exceeds"),
         ("error = 0.1\nmin_cohort = 9", "min_cohort exceeds"),
         ('epsilon = 0.0001\naccounting = "rdp"', "No noise reaches"),

@@ -189,6 +189,9 @@ def test_what_is_wrong_is_told_without_a_record(tmp_path: Path, monkeypatch: pyt
         check_structure(Images(images.table, images.folder, "scan", SHAPE), schema_for())
     with pytest.raises(DataError, match="column 'pixel24' is missing"):
         check_structure(images, schema_for((1, 5, 5)))
+    for folder, said in (("absent", "there is no such folder"), (images.table, "is a file, not a folder")):
+        with pytest.raises(DataError, match=said):
+            check_structure(Images(images.table, tmp_path / str(folder), "file", SHAPE), schema_for())
     monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
     with pytest.raises(ConfigurationError, match="pydicom is not installed"):
         check_structure(images, schema_for())

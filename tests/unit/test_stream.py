@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,7 @@ from support.postgres import server
 from support.randomness import SeededRandom
 from support.tables import SCHEMA
 from veilsum_node.errors import DataError
-from veilsum_participant.data import csv_files, load_records, queries
+from veilsum_participant.data import csv_files, duck, lines, load_records, queries
 from veilsum_participant.data.postgres import SPACES
 from veilsum_participant.data.sources import read_batches
 from veilsum_participant.data.stream import comes_in_batches, stream_records
@@ -214,7 +216,8 @@ def assert_same(batches: list[Records], whole: Records) -> None:
 def test_batches_are_together_what_one_reading_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, subject: str | None, rows: int, persons: int
 ) -> None:
-    monkeypatch.setattr(csv_files, "_PART", 40 * rows)
+    monkeypatch.setattr(csv_files, "BATCH", 40 * rows)
+    monkeypatch.setattr(lines, "_READ", 40 * rows)
     source = FILES[kind](tmp_path)
     whole, counts = load_records(source, SCHEMA, subject)
     batches = list(stream_records(source, SCHEMA, subject, rows=rows, persons=persons))
@@ -287,18 +290,45 @@ def postgres(directory: Path, kind: str = "text", who: str = "who", table: pa.Ta
     return Query("records", f"SELECT {who} AS who, age, town, ill FROM t", SecretStr(url))  # noqa: S608
 
 
-QUERIES = {"duck": odd_query, "sqlite": sqlite, "postgres": postgres}
+def query_on_csv(directory: Path) -> Source:
+    """A CSV file that comes in many parts, with lines that are no records."""
+    cells = zip(*odd_people().to_pydict().values(), strict=True)
+    rows = [",".join("" if cell is None else str(cell) for cell in row) for row in cells]
+    lines = ["who,age,town,ill", *rows[:90], 'p1,"5,Ulm,0', "p1,5", *rows[90:], "p1,5,Ulm,0,9"]
+    (directory / "odd.csv").write_text("\n".join(lines), encoding="utf-8")
+    return Query("records", "SELECT * FROM t", files={"t": directory / "odd.csv"})
+
+
+def query_on_lines(directory: Path) -> Source:
+    """Two ndjson files that come in many parts, with lines that are not JSON; they are joined with themselves."""
+    rows = [json.dumps(row | {"id": place}) for place, row in enumerate(odd_people().to_pylist())]
+    for part in range(2):
+        lines = [*rows[part::2][:40], "{", "", "\x00", *rows[part::2][40:]]
+        (directory / f"{part}.ndjson").write_text("\n".join(lines), encoding="utf-8")
+    text = """SELECT t.json->>'$.who' AS who, CAST(t.json->>'$.age' AS DOUBLE) AS age, other.json->>'$.town' AS town,
+        other.json->>'$.ill' AS ill FROM t JOIN t AS other ON CAST(t.json->'$.id' AS INT) = CAST(other.json->'$.id' AS INT)
+        ORDER BY CAST(t.json->'$.id' AS INT)"""
+    return Query("records", text, files={"t": directory / "*.ndjson"})
+
+
+QUERIES = {"duck": odd_query, "csv": query_on_csv, "lines": query_on_lines, "sqlite": sqlite, "postgres": postgres}
 
 
 @pytest.mark.parametrize("kind", QUERIES)
-def test_batches_of_a_query_are_together_what_one_reading_gives(tmp_path: Path, kind: str) -> None:
+def test_batches_of_a_query_are_together_what_one_reading_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Identifiers with spaces, in both of Unicode's forms, beyond its first plane, and missing in several ways."""
     source = QUERIES[kind](tmp_path)
     assert comes_in_batches(source)
     whole, counts = load_records(source, SCHEMA, "who")
+    assert persons_of([whole]) == persons_of([load_records(odd_query(tmp_path), SCHEMA, "who")[0]])
+    monkeypatch.setattr(csv_files, "BATCH", 1500)
+    monkeypatch.setattr(lines, "_READ", 500)
+    monkeypatch.setattr(lines, "BATCH", 3000)
     assert counts.subjects == 8 + counts.unidentified
     least = 1 if kind == "postgres" else 6  # it is read once; of the others so few at once take hundreds of readings
-    for rows, persons in ((1, least), (7, 30), (1000, 1000)):
+    for rows, persons in ((1, least), (7, 30), (1000, 1000))[kind in ("csv", "lines") :]:
         assert persons_of(list(stream_records(source, SCHEMA, "who", rows=rows, persons=persons))) == persons_of([whole])
         singly, _ = load_records(source, SCHEMA)
         found = join_batches(list(stream_records(source, SCHEMA, None, rows=rows)))
@@ -401,6 +431,79 @@ def test_a_query_in_batches_fails_without_its_words_and_ends_in_time(tmp_path: P
     slow = replace(source, text="SELECT sum(a.range) AS age, 'x' AS town, '0' AS ill FROM range(10000000000) a", timeout=1)
     with pytest.raises(DataError, match="did not end within 1 s"):
         list(stream_records(slow, SCHEMA, None, rows=100))
+
+
+def test_texts_are_read_as_a_query_asks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 1_000_000)
+    query = Query("records", "SELECT * FROM t", files={"t": tmp_path / "t.csv"})
+    monkeypatch.setattr(csv_files, "BATCH", 1 << 16)
+    parts, real = [0], duck.csv_texts
+
+    def counted(path: Path) -> Iterator[Any]:
+        for table in real(path):
+            parts[0] += 1
+            yield table
+
+    monkeypatch.setattr(duck, "csv_texts", counted)
+    batches = stream_records(query, SCHEMA, None, rows=1000)
+    first, read = len(next(batches)), parts[0]
+    assert first + sum(map(len, batches)) == 1_000_000
+    assert 0 < read < parts[0] // 2
+
+
+ENDING = """
+import sys, threading, time
+from pathlib import Path
+from veilsum_participant.data import csv_files, duck
+from veilsum_participant.query import Query
+
+csv_files.BATCH = 1 << 16
+begun = threading.Event()
+
+def ask():
+    with duck.answers(Query("d", "SELECT * FROM t", files={"t": Path(sys.argv[1])})) as answers:
+        for table in answers.batches(1000):
+            begun.set()
+    print("all of it")
+
+threading.Thread(target=ask, daemon=True).start()
+begun.wait()
+"""
+"""A process that ends while a thread of its own reads, as a participant that is stopped may."""
+
+
+def test_a_process_may_end_while_texts_are_read(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 2_000_000)
+    done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "t.csv"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_texts_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two files is gone when its turn comes."""
+    for part in range(2):
+        (tmp_path / f"{part}.ndjson").write_text('{"age": 60}\n')
+    text = "SELECT json->>'$.age' AS age, 'Ulm' AS town, '0' AS ill FROM t"
+    query = Query("records", text, files={"t": tmp_path / "*.ndjson"})
+    real = lines.texts
+
+    def removed(path: Path) -> Iterator[list[str]]:
+        yield from real(path)
+        (tmp_path / "1.ndjson").unlink(missing_ok=True)
+
+    monkeypatch.setattr(lines, "texts", removed)
+    for read in (lambda: load_records(query, SCHEMA), lambda: list(stream_records(query, SCHEMA, None))):
+        (tmp_path / "1.ndjson").touch()
+        with pytest.raises(DataError, match=r"1\.ndjson: .*[Nn]o such file"):
+            read()
+
+
+def test_a_line_that_is_too_long_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [b"a" * 9, b"b" * 10, b"c" * 11, b"d" * 45, b"", b"\xff\r", b"e" * 30, b"f" * 10]
+    (tmp_path / "t.ndjson").write_bytes(b"\n".join(said))
+    monkeypatch.setattr(lines, "MAX_LINE", 10)
+    monkeypatch.setattr(lines, "BATCH", 12)
+    found = [line for part in lines.texts(tmp_path / "t.ndjson") for line in part]
+    assert found == ["a" * 9, "b" * 10, "", "\xff\r", "f" * 10]
 
 
 @pytest.mark.parametrize("rows", [3, 9, 30])

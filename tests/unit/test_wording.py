@@ -1,4 +1,4 @@
-"""Words for numbers, and for a folder where a file is meant."""
+"""Words for numbers, for a folder where a file is meant, and those that the shell completes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from support.commands import veilsum
 from veilsum_node.identity.renewal import expiry_warning
-from veilsum_node.wording import counted, unreadable
+from veilsum_node.wording import counted, unreadable, unwritable
 
 DAY = 86_400
 
@@ -27,6 +27,7 @@ def test_why_a_file_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such") as caught:
         (tmp_path / "none").read_bytes()
     assert unreadable(caught.value) == "cannot be read (No such file or directory)"
+    assert unwritable(caught.value) == "cannot be written (No such file or directory)"
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,13 @@ def test_why_a_file_cannot_be_read(tmp_path: Path) -> None:
         ("study", "plan", "FOLDER"),
         ("participant", "backup", "FOLDER", "--config", "participant.toml"),
         ("participant", "restore", "FOLDER", "--config", "participant.toml"),
+        ("ledger", "verify", "--config", "state.toml"),
+        ("participant", "start", "--config", "log.toml"),
+        ("participant", "audit", "--config", "participant.toml", "--out", "FOLDER"),
+        ("ledger", "report", "FOLDER"),
+        ("schema", "draft", "records.csv", "--public", "--out", "FOLDER"),
     ],
-    ids=lambda words: " ".join(words[:2]),
+    ids=" ".join,
 )
 def test_a_folder_where_a_file_is_meant_is_called_one(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -48,6 +54,22 @@ def test_a_folder_where_a_file_is_meant_is_called_one(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FOLDER").mkdir()
     assert veilsum(capsys, "federation", "init", "authority", "--name", "trial")[0] == 0
-    (tmp_path / "participant.toml").write_text('coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\n')
+    text = 'coordinator = "localhost:1"\n{}\n[datasets.records]\npath = "records.csv"\n'
+    for name, line in (("participant", ""), ("state", 'state = "FOLDER"'), ("log", 'log.file = "FOLDER"')):
+        (tmp_path / f"{name}.toml").write_text(text.format(line))
+    (tmp_path / "records.csv").write_text("age\n50\n")
     code, _, err = veilsum(capsys, *words)
     assert (code, "is a folder, not a file" in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("veilsum study pl", ["plan"]), ("veilsum participant check --sch", ["--schema"]), ("veilsum led", ["ledger"])],
+)
+def test_the_shell_completes_commands_and_options(
+    typed: str, completed: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_VEILSUM_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert veilsum(capsys)[1].split() == completed

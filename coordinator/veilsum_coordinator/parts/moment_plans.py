@@ -96,6 +96,13 @@ def typical_norm(inputs: Inputs, clip: float) -> float:
     return clip if isinstance(inputs.encoder, Program) else 1.0
 
 
+OF_OUTCOMES = (
+    "Numbers, counts and times are what regression explains, and what gbdt, fedsgd and fedavg predict"
+    " with [parameters.outcome]."
+)
+"""Which methods do what those of classes cannot."""
+
+
 def need_label(inputs: Inputs, what: str, instead: str = "") -> None:
     """Insist on classes.
 
@@ -104,11 +111,8 @@ def need_label(inputs: Inputs, what: str, instead: str = "") -> None:
     """
     if inputs.schema.label is None:
         advice = f"Add a [label] table with classes to the schema{instead}."
-        other = (
-            " It tells classes apart; numbers, counts and times are what regression explains, and what gbdt, fedsgd and"
-            " fedavg predict with [parameters.outcome]."
-        )
-        raise ConfigurationError(f"{what[:1].upper()}{what[1:]} needs a label.", advice + ("" if instead else other))
+        other = "" if instead else f" It tells classes apart. {OF_OUTCOMES}"
+        raise ConfigurationError(f"{what[:1].upper()}{what[1:]} needs a label.", advice + other)
 
 
 def task_parameters(task: str, **values: Any) -> Frozen:

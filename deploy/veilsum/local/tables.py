@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError, Misuse
+from veilsum_node.wording import counted
 from veilsum_participant.data.readers import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.study.schema import DatasetSchema
@@ -39,8 +40,8 @@ def site_files(folder: Path, *, least: int = 2) -> dict[str, Path]:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
     if len(files) < least:
         raise DataError(
-            f"{folder}: holds {len(files)} files of records; {'a federation' if least > 1 else 'a domain'} has at least"
-            f" {'two sites' if least > 1 else 'one'}.",
+            f"{folder}: holds {counted(len(files), 'file')} of records;"
+            f" {'a federation has at least two sites' if least > 1 else 'a domain has at least one'}.",
             "Store one CSV, Parquet or npz file a site in it, or give one file and the column that names the site.",
         )
     names = [site_name(path.stem) for path in files]
@@ -109,7 +110,8 @@ def rows_by_name(values: Any, column: str, what: str) -> dict[str, NDArray[np.in
     numbers, missing = number_subjects(values)
     if missing.any():
         raise DataError(
-            f"{int(missing.sum())} records name no {what} in {column!r}.", "Fill the column in, or leave them out."
+            f"{counted(int(missing.sum()), 'record')} name no {what} in {column!r}.",
+            "Fill the column in, or leave them out.",
         )
     _, firsts = np.unique(numbers, return_index=True)
     originals = [str(values[int(first)].as_py()) for first in firsts]

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from veilsum_deploy.cli.display import size_text
 from veilsum_node.process.console import print_fields, print_line, print_rows
+from veilsum_node.wording import counted
 
 if TYPE_CHECKING:
     from veilsum.plan import StudyPlan
@@ -50,7 +51,7 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
         "participants": _listed(cost.participants),
         "smallest cohort": cost.min_cohort,
         "computes": ", ".join(
-            f"{task.task} ({task.values:,} values of {task.lane_bits} bits, {task.disclosure})" for task in cost.tasks
+            f"{task.task} ({counted(task.values, 'value')} of {task.lane_bits} bits, {task.disclosure})" for task in cost.tasks
         ),
         "noise": _noise(plan),
         "guarantee": guarantee or "none: exact sums, released without noise",

@@ -265,7 +265,7 @@ def mlflow(
     proof: Annotated[bool, typer.Option("--proof", help="Also send the proof, which names every site of the roster.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a result to an MLflow tracking server, once for each study; needs veilsum[mlflow]."""
+    """Write a result to an MLflow tracking server, once for each study; needs the extra `mlflow`."""
     from veilsum.provenance import stated_cost, stated_study
     from veilsum.tracking import log_result
 

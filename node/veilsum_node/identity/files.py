@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError, StateError
-from veilsum_node.wording import unreadable
+from veilsum_node.wording import unreadable, unwritable
 
 MAX_FILE_BYTES = 64 * 1024
 """Largest key, certificate or request file that is read, in bytes."""
@@ -55,11 +55,11 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(descriptor)
     except FileExistsError as error:
+        if path.is_dir():
+            raise StateError(f"{path} is a folder, not a file.", "Name a file.") from error
         raise StateError(f"{path} already exists.", "Choose another directory, or move the file away first.") from error
     except OSError as error:
-        raise StateError(
-            f"{path} cannot be written ({error.strerror}).", "Check the directory and its permissions."
-        ) from error
+        raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -74,9 +74,8 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         write_new(temporary, data, mode=mode)
         temporary.replace(path)
     except OSError as error:
-        raise StateError(
-            f"{path} cannot be written ({error.strerror}).", "Check the directory and its permissions."
-        ) from error
+        temporary.unlink(missing_ok=True)
+        raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -28,6 +28,7 @@ from pydantic import model_validator
 from veilsum_node.errors import ConfigurationError, VeilsumError
 from veilsum_node.fields import Frozen
 from veilsum_node.telemetry.log_floods import FloodFilter
+from veilsum_node.wording import unwritable
 
 FRAMES = 8
 """Frames of a trace that a line keeps, the innermost ones."""
@@ -224,9 +225,8 @@ def start_logging(settings: LogSettings | None = None) -> None:
         try:
             handler = PrivateFileHandler(settings.file, encoding="utf-8")
         except OSError as error:
-            raise ConfigurationError(
-                f"The log {settings.file} cannot be written ({error.strerror}).", "Check the directory and its permissions."
-            ) from error
+            advice = "Check the directory and its permissions."
+            raise ConfigurationError(f"The log {settings.file} {unwritable(error)}.", advice) from error
     handler.setFormatter(JsonFormatter() if settings.format == "json" else LineFormatter())
     handler.addFilter(_is_event)
     _bound_floods(handler)

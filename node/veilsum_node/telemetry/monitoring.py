@@ -33,6 +33,7 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_node.identity.files import read_private
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
+from veilsum_node.wording import unwritable
 
 SHORTEST_TOKEN = 16
 """Characters."""
@@ -115,7 +116,7 @@ def write_address(path: Path, address: str, key: str) -> None:
         partial.write_text(address)
         os.replace(partial, path)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written ({error.strerror}).", f"Check {key}.") from error
+        raise ConfigurationError(f"{path} {unwritable(error)}.", f"Check {key}.") from error
 
 
 class MetricsServer:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import DataError, Misuse, StateError
 from veilsum_node.identity.files import write_new
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
+from veilsum_node.wording import unwritable
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
@@ -255,7 +256,7 @@ def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> N
             target.replace(path)
         except OSError as error:
             target.unlink(missing_ok=True)
-            raise StateError(f"{path} cannot be written ({error.strerror}).", "Check the path.") from error
+            raise StateError(f"{path} {unwritable(error)}.", "Check the path.") from error
 
 
 def about(values: Floats, sheet: Sheet, out: Path, site: str | None) -> dict[str, Any]:

@@ -11,15 +11,13 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data.lines import Fault, first_byte, mended, mended_parts, read_header
+from veilsum_participant.data.lines import BATCH, Fault, first_byte, mended, mended_parts, read_header
 from veilsum_participant.data.objects import AnyFile
 from veilsum_participant.data.table import Table, require_columns, wanted_columns, with_subject
 from veilsum_privacy.study.schema import DatasetSchema
 
 _BLOCK = 1 << 26
 """Bytes of a CSV file that are parsed at a time; any line that is used is shorter, as Latin-1 too."""
-_PART = 1 << 24
-"""Bytes of a CSV file in one of its batches."""
 
 
 def csv_layout(path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None) -> tuple[list[str], int]:
@@ -52,7 +50,7 @@ def csv_batches(
     """See :func:`.readers.read_batches`; ``names`` are the columns wanted beside the subject."""
     order, start = csv_layout(path, schema, subject, header)
     place = 0
-    for text in mended_parts(path, start, len(order), _PART):
+    for text in mended_parts(path, start, len(order), BATCH):
         read, rows, _ = _parse(lambda text=text: pa.BufferReader(text), order, with_subject(names, subject), {})  # type: ignore[misc]
         columns = {name: read[name] for name in names}
         yield place, Table(path, columns, rows, None if subject is None else read[subject], header=schema.header)
@@ -66,11 +64,11 @@ def csv_names(path: Path) -> list[str]:
     return names
 
 
-def read_csv_texts(path: Path) -> Any:
-    """See :func:`.readers.read_csv_texts`."""
+def csv_texts(path: Path) -> Iterator[Any]:
+    """See :func:`.readers.csv_texts`."""
     names = csv_names(path)
-    read, _, _ = _parse_csv(path, read_header(path)[1], names, names)
-    return pa.table(read)
+    for text in mended_parts(path, read_header(path)[1], len(names), BATCH):
+        yield pa.table(_parse(lambda text=text: pa.BufferReader(text), names, names, {})[0])  # type: ignore[misc]
 
 
 def _parse_csv(path: AnyFile, start: int, names: list[str], wanted: list[str]) -> tuple[dict[str, Any], int, dict[int, Fault]]:

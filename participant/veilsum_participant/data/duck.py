@@ -2,27 +2,28 @@
 
 CSV and ndjson are read line by line as :mod:`veilsum_participant.data.lines` does, never sniffed: were types guessed from
 records, one record could decide whether a query is accepted. A query's columns and types are those of its answer on empty
-tables. Nothing is written, fetched or loaded, and nothing spills to a disk.
+tables. They are parsed as the query asks for them, part by part, and again each time; nothing of them is held but what the
+query joins, sorts or groups. Nothing is written, fetched or loaded, and nothing spills to a disk.
 """
 
 from __future__ import annotations
 
+import atexit
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from veilsum_node.errors import DataError
-from veilsum_participant.data.lines import as_text
+from veilsum_node.errors import DataError, VeilsumError
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import failed, missing_package, slow
-from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema, read_csv_texts
+from veilsum_participant.data.readers import csv_names, csv_texts, is_csv, json_lines, parquet_schema
 from veilsum_participant.query import Query
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
@@ -32,6 +33,12 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "python_enable_replacements": "false",
     "temp_directory": "",
 }
+_ASKED: dict[int, Any] = {}
+"""Connections that a query runs on, by the thread that waits for it."""
+_FREE = threading.Condition()
+_PATIENCE = 5.0
+"""Seconds that the end of the process waits for queries that are stopped."""
+_ending = threading.Event()
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
 
 
@@ -51,8 +58,8 @@ def schema(query: Query) -> Any:
 def rows(query: Query) -> Any:
     """See :func:`veilsum_participant.data.queries.query_rows`."""
     with _connection() as connection:
-        _open(connection, query)
-        with _watched(connection, query, query.timeout):
+        texts = _open(connection, query)
+        with _watched(connection, query, query.timeout, texts):
             return _answer(connection, query).to_arrow_table()
 
 
@@ -60,14 +67,14 @@ def rows(query: Query) -> Any:
 def answers(query: Query) -> Iterator[_Answers]:
     """See :func:`veilsum_participant.data.queries.answers`."""
     with _connection() as connection:
-        _open(connection, query)
-        yield _Answers(connection, query)
+        yield _Answers(connection, query, _open(connection, query))
 
 
 @dataclass
 class _Answers:
     connection: Any
     query: Query
+    texts: list[_Texts]
 
     def orders(self, subject: str) -> bool:
         """Never: it would hold all that it sorts."""
@@ -86,7 +93,7 @@ class _Answers:
         reader = None
         while True:
             began = time.monotonic()
-            with _watched(self.connection, self.query, left):
+            with _watched(self.connection, self.query, left, self.texts):
                 if reader is None:
                     found = _answer(self.connection, self.query)
                     if name is not None:
@@ -102,18 +109,57 @@ class _Answers:
             yield yielded
 
 
-def _open(connection: Any, query: Query) -> None:
-    """Show the query its tables, and nothing else from here on."""
+@dataclass
+class _Texts:
+    """A table for DuckDB, which reads it anew, by Arrow's C interface, wherever a query names it.
+
+    Attributes:
+        schema: of the table.
+        read: yields the table in parts.
+        fault: why the last reading broke off, if it did: DuckDB passes on no more than that it did.
+    """
+
+    schema: Any
+    read: Callable[[], Iterator[Any]]
+    fault: VeilsumError | None = field(default=None, init=False)
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[Any]:
+        try:
+            for table in self.read():
+                yield from table.to_batches()
+                if _ending.is_set():
+                    return
+        except VeilsumError as error:
+            self.fault = error
+            raise
+
+
+def _open(connection: Any, query: Query) -> list[_Texts]:
+    """Show the query its tables, and nothing else from here on; return those that are texts."""
+    texts = []
     for name, path in query.files.items():
-        _add(connection, name, path)
+        if _is_text(path):
+            texts.append(_texts(path))
+            connection.register(name, texts[-1])
+        else:
+            parts = _parts(path)
+            connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
+            connection.read_parquet(parts).create_view(name)
     connection.execute("SET enable_external_access = false")
+    return texts
 
 
 @contextmanager
-def _watched(connection: Any, query: Query, seconds: float) -> Iterator[None]:
+def _watched(connection: Any, query: Query, seconds: float, texts: list[_Texts]) -> Iterator[None]:
     """Interrupt what takes longer. A failure is told by its kind alone: what the database says may hold a record's words.
 
-    What fails while Arrow reads batches is an OSError whose text begins with the kind.
+    What fails while Arrow reads batches is an OSError whose text begins with the kind. A file that cannot be read is named.
     """
     ended = threading.Event()
 
@@ -123,15 +169,43 @@ def _watched(connection: Any, query: Query, seconds: float) -> Iterator[None]:
 
     watch = threading.Timer(max(0.0, seconds), stop)
     watch.start()
+    with _FREE:
+        _ASKED[threading.get_ident()] = connection
+    if _ending.is_set():
+        _leave(connection)
     try:
         yield
     except (*_errors(), OSError, pa.ArrowException) as error:
         if ended.is_set():
             raise slow(query) from None
+        if fault := next((text.fault for text in texts if text.fault is not None), None):
+            raise fault from None
         kind = _KIND.match(str(error)) if isinstance(error, OSError) else None
         raise failed(query, type(error).__name__ if kind is None else kind[0]) from None
     finally:
         watch.cancel()
+        _leave(connection)
+
+
+def _leave(connection: Any) -> None:
+    """Free this thread of a query. Where the process ends, it stays here: what was cut short is not what the query yields."""
+    if _ending.is_set():
+        connection.close()
+    with _FREE:
+        del _ASKED[threading.get_ident()]
+        _FREE.notify_all()
+    if _ending.is_set():
+        threading.Event().wait()
+
+
+@atexit.register
+def _end() -> None:
+    """Stop queries before the interpreter ends: a thread that comes back to it from DuckDB then would abort the process."""
+    _ending.set()
+    with _FREE:
+        for connection in _ASKED.values():
+            connection.interrupt()
+        _FREE.wait_for(lambda: not _ASKED, _PATIENCE)
 
 
 @contextmanager
@@ -165,38 +239,36 @@ def _answer(connection: Any, query: Query) -> Any:
 
 def _add_empty(connection: Any, name: str, path: Path) -> None:
     """Make a table with the columns of a file and without its records."""
-    if _is_lines(path):
-        file_parts(path)
-        _add_lines(connection, name, [])
-    elif is_csv(path):
-        connection.register(name, pa.table({column: pa.array([], pa.large_string()) for column in csv_names(path)}))
+    if _is_text(path):
+        connection.register(name, _texts(path).schema.empty_table())
     else:
         connection.read_parquet(_parts(path)).limit(0).create(name)
 
 
-def _add(connection: Any, name: str, path: Path) -> None:
+def _texts(path: Path) -> _Texts:
+    """A CSV file's columns as texts, or the lines that are JSON as one column, ``json``."""
     if _is_lines(path):
-        lines: list[str] = []
-        for part in file_parts(path):
-            with part.open("rb") as file:
-                lines += map(as_text, file.read().split(b"\n"))
-        _add_lines(connection, name, lines)
-    elif is_csv(path):
-        connection.register(name, read_csv_texts(path))
-    else:
-        parts = _parts(path)
-        connection.execute("SET allowed_paths = list_concat(current_setting('allowed_paths'), $1)", [parts])
-        connection.read_parquet(parts).create_view(name)
+        file_parts(path)
+        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path))
+    return _Texts(pa.schema(dict.fromkeys(csv_names(path), pa.large_string())), lambda: csv_texts(path))
 
 
-def _add_lines(connection: Any, name: str, lines: list[str]) -> None:
-    """Make a table of one column, ``json``, of the lines that are JSON."""
-    texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
-    texts.filter("json_valid(json)").project("json::JSON AS json").create(name)
+def _json_texts(path: Path) -> Iterator[Any]:
+    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first."""
+    kind = pa.json_(pa.large_string())
+    with _connection() as connection:
+        for lines in json_lines(path):
+            texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
+            found = texts.filter("json_valid(json)").to_arrow_table()["json"].cast(pa.large_string())
+            yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found.combine_chunks())})
 
 
 def _parts(path: Path) -> list[str]:
     return [str(part) for part in parquet_schema(path)[0]]
+
+
+def _is_text(path: Path) -> bool:
+    return _is_lines(path) or is_csv(path)
 
 
 def _is_lines(path: Path) -> bool:

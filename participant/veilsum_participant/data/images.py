@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from veilsum_node.errors import DataError
 from veilsum_participant.data.queries import missing_package
 from veilsum_participant.query import Images, pixel_names
 
@@ -23,12 +24,18 @@ _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 """Of red, green and blue (ITU-R BT.601)."""
 
 
-def check_packages() -> None:
-    """Check that every kind of image can be decoded: which kinds there are is told by records.
+def check_images(images: Images) -> None:
+    """Check that there is a folder, and that every kind of image can be decoded: which kinds there are is told by records.
 
     Raises:
+        DataError: the folder is none.
         ConfigurationError: a package is missing.
     """
+    if not images.folder.is_dir():
+        said = "is a file, not a folder" if images.folder.exists() else "there is no such folder"
+        raise DataError(
+            f"{images.folder}: {said}.", "Check `folder` under [datasets.NAME.images], and the permissions above it."
+        )
     for name in ("PIL.Image", "pydicom", "nibabel"):
         try:
             __import__(name)

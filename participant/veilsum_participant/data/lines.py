@@ -24,6 +24,9 @@ from veilsum_participant.data.objects import AnyFile, open_file
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is used. A record or a header beyond it is taken for no CSV."""
 
+BATCH = 1 << 24
+"""Bytes of lines that are read at a time."""
+
 _READ = 1 << 18  # what is looked at again and again stays in the processor's cache
 _MARK = b"\xef\xbb\xbf"
 _LINE = re.compile(rb"[^\r\n]*+")
@@ -139,6 +142,24 @@ def mended_parts(path: AnyFile, start: int, cells: int, size: int) -> Iterator[b
                 yield b"".join(parts)
                 parts, length = [b"\n"], 0
     yield b"".join(parts)
+
+
+def texts(path: AnyFile) -> Iterator[list[str]]:
+    """The lines of a file that LF ends, some :data:`BATCH` bytes at a time, without those longer than :data:`MAX_LINE`."""
+    found: list[str] = []
+    length = 0
+    with open_file(path) as file:
+        while line := file.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE and not line.endswith(b"\n"):
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE)
+                continue
+            found.append(as_text(line.removesuffix(b"\n")))
+            length += len(line)
+            if length >= BATCH:
+                yield found
+                found, length = [], 0
+    yield found
 
 
 def line_numbers(path: AnyFile, rows: Collection[int], *, header: bool) -> dict[int, int]:

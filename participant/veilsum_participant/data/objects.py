@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_node.identity.files import read_private
+from veilsum_node.wording import unreadable
 from veilsum_participant.query import Bucket
 
 _FETCH = 1 << 22
@@ -122,6 +123,10 @@ def _filesystem(bucket: Bucket) -> Any:
         parts = urlsplit(bucket.endpoint)
         named |= {"scheme": parts.scheme, "endpoint_override": parts.netloc}
     if bucket.ca_file is not None:
+        try:
+            bucket.ca_file.open("rb").close()
+        except OSError as error:
+            raise ConfigurationError(f"The certificates {bucket.ca_file}: {unreadable(error)}.", "Check `ca_file`.") from error
         named["tls_ca_file_path"] = str(bucket.ca_file)
     if bucket.key_file is not None:
         try:

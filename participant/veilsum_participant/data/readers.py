@@ -15,7 +15,7 @@ from typing import Any
 
 from veilsum_node.errors import DataError, VeilsumError
 from veilsum_node.wording import unreadable
-from veilsum_participant.data import csv_files, npz_files, parquet_files
+from veilsum_participant.data import csv_files, lines, npz_files, parquet_files
 from veilsum_participant.data.objects import AnyFile, StoredFile, reachable, stored_csv
 from veilsum_participant.data.table import CHECK_FORMAT, Table
 from veilsum_participant.query import Bucket
@@ -124,14 +124,25 @@ def csv_names(path: Path) -> list[str]:
         return csv_files.csv_names(path)
 
 
-def read_csv_texts(path: Path) -> Any:
-    """All columns of a CSV file, whose first line names them, as an Arrow table of trimmed texts; broken lines are left out.
+def csv_texts(path: Path) -> Iterator[Any]:
+    """All columns of a CSV file, whose first line names them, as Arrow tables of trimmed texts; broken lines are left out.
 
     Raises:
         DataError: as :func:`csv_names`, or the file is damaged.
     """
     with _readable(path):
-        return csv_files.read_csv_texts(path)
+        yield from csv_files.csv_texts(path)
+
+
+def json_lines(path: Path) -> Iterator[list[str]]:
+    """The lines of a file or of a glob of several, batch by batch; see :func:`veilsum_participant.data.lines.texts`.
+
+    Raises:
+        DataError: there is no file, or it cannot be read.
+    """
+    for part in parquet_files.file_parts(path):
+        with _readable(path if isinstance(part, StoredFile) else part):
+            yield from lines.texts(part)
 
 
 def parquet_schema(path: Path) -> tuple[Sequence[Path | StoredFile], Any]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.data import readers, typed
-from veilsum_participant.data.images import check_packages, pixel_columns
+from veilsum_participant.data.images import check_images, pixel_columns
 from veilsum_participant.data.queries import Answers, plain, query_rows, query_schema
 from veilsum_participant.data.table import Table, check_types, typed_table
 from veilsum_participant.query import Bucket, Images, Query, Source, pixel_names
@@ -33,7 +33,7 @@ def check_structure(source: Source, schema: DatasetSchema, *, subject: str | Non
         ConfigurationError: the database's URL, or a package that it needs, is missing.
     """
     if isinstance(source, Images):
-        check_packages()
+        check_images(source)
         check_structure(source.table, _beside_pixels(source, schema), subject=subject, header=header)
     elif isinstance(source, Path | Bucket):
         readers.check_structure(source, schema, subject=subject, header=header)

@@ -24,6 +24,7 @@ from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import common_name, load_certificate
 from veilsum_node.identity.files import write_new
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
+from veilsum_node.wording import counted
 from veilsum_privacy.backup.backup import (
     DATABASE,
     IDENTITY,
@@ -156,7 +157,7 @@ def _relation(backup: LedgerReader, present: LedgerReader) -> tuple[str, int | N
     known = present.position(backup.head())
     if known is not None:
         lacking = len(present.entries(first=known + 1))
-        return f"The ledger here is newer: it has {lacking} entries that the backup lacks.", lacking
+        return f"The ledger here is newer: it has {counted(lacking, 'entry', 'entries')} that the backup lacks.", lacking
     if backup.entries()[0].hash == present.entries()[0].hash:
         return "The ledger here has diverged from the backup's.", None
     return "The ledger here is a different one than the backup's.", None
