@@ -43,7 +43,7 @@ HEADS = {10_000: (99, 100), 1_000_000: (999, 1000)}
 """Features and classes of Veilsum's model by the number of its values."""
 
 OWN = "veilsum, fedsgd"
-SECONDS = 900.0
+SECONDS = 1800.0
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
@@ -311,9 +311,9 @@ def _flare(kind: str) -> Callable[[_Stage], None]:
 SYSTEMS: dict[str, tuple[str, int, Callable[[_Stage], None]]] = {
     "gRPC alone": ("flower", 6, _pairs("grpc")),
     "Flower FedAvg, former server": ("flower", 6, _pairs("flower")),
-    "Flower FedAvg, SuperLink": ("flower", 3, _flower("fedavg")),
-    "Flower SecAgg+, SuperLink": ("flower", 3, _flower("secagg")),
+    "Flower FedAvg, SuperLink": ("flower", 2, _flower("fedavg")),
+    "Flower SecAgg+, SuperLink": ("flower", 2, _flower("secagg")),
     "NVFlare FedAvg": ("nvflare", 6, _flare("fedavg")),
-    "NVFlare FedAvg with CKKS": ("nvflare", 4, _flare("ckks")),
+    "NVFlare FedAvg with CKKS": ("nvflare", 3, _flare("ckks")),
 }
 """Environment, rounds and start of every peer by its name."""
