@@ -1,4 +1,6 @@
-"""Clients that hold one vector each; the server takes their mean, as FedAvg does or by SecAgg+.
+"""Clients with a vector of their own in every round; the server takes their mean, as FedAvg does or by SecAgg+.
+
+Vectors differ, for Flower sends an object that the other side has seen before only once.
 
 Run by the peers' own interpreter in :mod:`benchmarks.peers`; nothing of veilsum is loaded here.
 """
@@ -21,22 +23,23 @@ ERROR = {"fedavg": 1e-6, "secagg": 1e-4}
 """What a mean may be off: SecAgg+ rounds values to 2^22 steps between -8 and 8."""
 
 
-def _vector(values: int) -> Any:
-    return np.random.default_rng(0).standard_normal(values, dtype=np.float32)
+def _vector(values: int, number: int, node: int) -> Any:
+    return np.random.default_rng([number, node]).standard_normal(values, dtype=np.float32)
 
 
 class Told(serving.strategy.FedAvg):  # type: ignore[misc]
-    """FedAvg that tells when a round is over; all clients hold the same vector, so it is the mean."""
+    """FedAvg that tells when a round is over."""
 
     def __init__(self, values: int, error: float, **options: Any) -> None:
         super().__init__(**options)
         self._values, self._error = values, error
 
-    def aggregate_fit(self, *arguments: Any) -> Any:
+    def aggregate_fit(self, number: int, results: Any, failures: Any) -> Any:
         """The mean, compared with the exact one."""
-        found = super().aggregate_fit(*arguments)
+        found = super().aggregate_fit(number, results, failures)
         mean = common.parameters_to_ndarrays(found[0])[0]
-        np.testing.assert_allclose(mean, _vector(self._values), rtol=0, atol=self._error)
+        expected = np.mean([_vector(self._values, number, int(client.cid)) for client, _ in results], axis=0)
+        np.testing.assert_allclose(mean, expected, rtol=0, atol=self._error)
         with open(os.environ["PEER_MARKS"], "a") as marks:
             marks.write("round\n")
         return found
@@ -55,6 +58,7 @@ def main(grid: Any, context: Any) -> None:
         fraction_evaluate=0.0,
         min_fit_clients=given["clients"],
         min_available_clients=given["clients"],
+        on_fit_config_fn=lambda number: {"round": number},
         initial_parameters=common.ndarrays_to_parameters([np.zeros(given["values"], dtype=np.float32)]),
     )
     config = serving.ServerConfig(num_rounds=given["rounds"])
@@ -66,16 +70,16 @@ def main(grid: Any, context: Any) -> None:
 class Own(flwr.NumPyClient):  # type: ignore[misc]
     """Answers with its vector."""
 
-    def __init__(self, values: int) -> None:
-        self._values = values
+    def __init__(self, values: int, node: int) -> None:
+        self._values, self._node = values, node
 
     def fit(self, parameters: Any, config: Any) -> Any:
         """The vector, of one record."""
-        return [_vector(self._values)], 1, {}
+        return [_vector(self._values, int(config["round"]), self._node)], 1, {}
 
 
 def _started(context: Any) -> Any:
-    return Own(context.run_config["values"]).to_client()
+    return Own(context.run_config["values"], context.node_id).to_client()
 
 
 def _mod(message: Any, context: Any, call: Any) -> Any:
