@@ -31,11 +31,11 @@ def fill(connection: Connection, column: Column[Any], where: Sequence[ColumnElem
     """
     if sum(map(len, pieces)) < LONG or not _in_pieces(connection):
         return
-    row = connection.scalar(select(literal_column("rowid")).select_from(column.table).where(*where))
+    row: Any = connection.scalar(select(literal_column("rowid")).select_from(column.table).where(*where))
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)  # noqa: S101  as asked above
     try:
-        with driver.blobopen(column.table.name, column.name, row) as value:
+        with driver.blobopen(column.table.name, column.name, int(row)) as value:
             for piece in pieces:
                 view = memoryview(piece)
                 for start in range(0, len(view), LONG):

@@ -118,7 +118,7 @@ class Layout:
         return sum(block.size for block in self.blocks)
 
     def split(self, vector: Floats) -> dict[str, Floats]:
-        """The blocks of a released sum in their own units (weights divided out), by name; those of weight 1 are views of it."""
+        """The blocks of a released sum in their own units (weights divided out), by name; of weight 1, views of it."""
         if vector.shape != (self.size,):
             raise ValueError(f"expected a vector of {self.size} values, got shape {vector.shape}")
         blocks: dict[str, Floats] = {}
