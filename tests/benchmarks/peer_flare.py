@@ -32,8 +32,13 @@ def vector(values):
     return np.random.default_rng(0).standard_normal(values, dtype=np.float32)
 
 
-def check(found, values):
-    np.testing.assert_allclose(np.asarray(found, dtype=np.float32), vector(values), rtol=0, atol=1e-4)
+def close(found, values):
+    return np.abs(np.asarray(found, dtype=np.float32) - vector(values)).max() <= 1e-4
+
+
+def tell(what):
+    with open(os.environ["PEER_MARKS"], "a") as marks:
+        marks.write(what + "\\n")
 
 
 class Start(ModelPersistor):
@@ -56,10 +61,7 @@ class Marks(FLComponent):
     def handle_event(self, kind, context):
         if kind == AppEventType.ROUND_DONE:
             found = context.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]["w"]
-            if isinstance(found, np.ndarray):
-                check(found, self.values)
-            with open(os.environ["PEER_MARKS"], "a") as marks:
-                marks.write("round\\n")
+            tell("round" if not isinstance(found, np.ndarray) or close(found, self.values) else "the mean is off")
 
 
 class Own(Executor):
@@ -68,8 +70,8 @@ class Own(Executor):
         self.values, self.later = values, False
 
     def execute(self, name, shareable, context, abort):
-        if self.later:
-            check(from_shareable(shareable).data["w"], self.values)
+        if self.later and not close(from_shareable(shareable).data["w"], self.values):
+            tell("a client's mean is off")
         self.later = True
         return DXO(DataKind.WEIGHTS, {"w": vector(self.values)}, {MetaKey.NUM_STEPS_CURRENT_ROUND: 1}).to_shareable()
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,14 @@ class Told(serving.strategy.FedAvg):  # type: ignore[misc]
         found = super().aggregate_fit(number, results, failures)
         mean = common.parameters_to_ndarrays(found[0])[0]
         expected = np.mean([_vector(self._values, number, int(client.cid)) for client, _ in results], axis=0)
-        np.testing.assert_allclose(mean, expected, rtol=0, atol=self._error)
-        with open(os.environ["PEER_MARKS"], "a") as marks:
-            marks.write("round\n")
+        error = float(np.abs(mean - expected).max())
+        _tell("round" if error <= self._error else f"the mean is off by {error}")
         return found
+
+
+def _tell(what: str) -> None:
+    with open(os.environ["PEER_MARKS"], "a") as marks:
+        marks.write(f"{what}\n")
 
 
 server = serving.ServerApp()
@@ -62,7 +67,10 @@ def main(grid: Any, context: Any) -> None:
         initial_parameters=common.ndarrays_to_parameters([np.zeros(given["values"], dtype=np.float32)]),
     )
     config = serving.ServerConfig(num_rounds=given["rounds"])
-    fit = {"fit_workflow": workflows.SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2)}
+    fit = {"fit_workflow": workflows.SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2, max_weight=1.0)}
+    while len(list(grid.get_node_ids())) < given["clients"]:
+        time.sleep(0.2)
+    _tell("round")  # what is counted begins here
     workflow = workflows.DefaultWorkflow(**(fit if given["kind"] == "secagg" else {}))
     workflow(grid, serving.LegacyContext(context=context, config=config, strategy=strategy))
 
