@@ -7,9 +7,10 @@ and the mean under CKKS, by the parts it comes with, provisioned as its own tool
 without TLS. Veilsum is a step of a compiled ``fedsgd`` study with TLS, encryption, noise and ledgers, the gradients of 256
 records at each site included; clients of the peers hold a vector, so they compute nothing.
 
-Figures are by the round, from the end of the first round to that of the last; of SuperLink, whose rounds take minutes on a busy
-machine, from when all clients are connected to the end of the only round, so that its clients fetch the app too. Processor time
-is that of the server, its clients and all processes that they start, bytes those that a proxy before the server carries.
+Figures are by the round, from the end of the first round to that of the last; of SuperLink, whose rounds take minutes on a
+busy machine, from when all clients are connected to the end of the only round, so that its clients fetch the app too.
+Processor time is that of the server, its clients and all processes that they start, bytes those that a proxy before the server
+carries.
 """
 
 from __future__ import annotations
