@@ -50,6 +50,7 @@ from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.training import device
 
 CLOCK_WARNING, CLOCK_LIMIT = 60, 300
 """Seconds; beyond the limit new studies are refused."""
@@ -133,6 +134,8 @@ class SiteCheck:
             *((f"dataset {name}", lambda name=name: self._dataset(name)) for name in self._config.datasets),
             *((f"encoder {name}", lambda name=name: self._encoder(name)) for name in self._config.encoders),
         ]
+        if self._config.device != device.CPU:
+            checks.append(("device", self._device))
         if self._study is not None:
             checks.append(("study", self._terms))
         found: list[Check] = []
@@ -368,6 +371,10 @@ class SiteCheck:
     def _encoder(self, name: str) -> Iterator[Check]:
         path = self._config.encoders[name].path
         yield Check(f"encoder {name}", CheckOutcome.OK, f"{path}: SHA-256 {file_digest(path)}")
+
+    def _device(self) -> Iterator[Check]:
+        where = device.choose(self._config.device)
+        yield Check("device", CheckOutcome.OK, f"networks and encoders are computed on {where}")
 
     def _terms(self) -> Iterator[Check]:
         """Hold a study against policy and budget by the functions that decide on enrolment."""

@@ -36,6 +36,7 @@ from veilsum_participant.query import Bucket, Images, Query, Source
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Disclosure, Unit
+from veilsum_privacy.training.device import DeviceName
 
 Side = Annotated[StrictInt, Field(ge=1, le=4096)]
 
@@ -345,6 +346,8 @@ class ParticipantConfig(RouteSettings):
         verify_hours: how often the running participant verifies its whole ledger, beside every start.
         datasets: what the site offers, by the names that studies use.
         encoders: files that turn its columns into features; a study finds one by its hash, the name is the site's own.
+        device: where networks and encoders are computed, ``cpu``, ``cuda:N`` or ``auto``
+            (:mod:`veilsum_privacy.training.device`).
         budgets: first budgets by population.
         policy: what the site agrees to.
     """
@@ -357,6 +360,7 @@ class ParticipantConfig(RouteSettings):
     verify_hours: StrictInt = Field(default=24, ge=1, le=24 * 30)
     datasets: dict[Name, DatasetConfig] = Field(min_length=1)
     encoders: dict[Name, EncoderConfig] = Field(default_factory=dict)
+    device: DeviceName = "cpu"
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
     policy: Policy = Policy()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.store import TAKING_PART, StudyRow
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import NONCE_BYTES
@@ -43,7 +43,7 @@ from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
@@ -84,6 +84,33 @@ class Reading:
         return batch
 
 
+MOST_TRIED = 1024
+
+
+class Tried:
+    """Tasks that were computed without records, each with the names and shapes of the arrays that it took beside them."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[object, ...]] = set()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def knows(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> bool:
+        """Whether such arrays were tried."""
+        return self._key(task, arrays) in self._seen
+
+    def add(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
+        """Remember that they were; whoever chooses their shapes fills no memory."""
+        if len(self._seen) >= MOST_TRIED:
+            self._seen.clear()
+        self._seen.add(self._key(task, arrays))
+
+    @staticmethod
+    def _key(task: AgreedTask, arrays: Mapping[str, Floats]) -> tuple[object, ...]:
+        return (task.agreed.digest, task.label, *sorted((name, array.shape) for name, array in arrays.items()))
+
+
 class Snapshot(NamedTuple):
     """A dataset as it was when it was read; ``digest`` is that of a query's records, 32 bytes, and None for a file."""
 
@@ -106,6 +133,7 @@ class Site:
         directory: what the pins of ``config`` come from, if it is a confirmed directory.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
         agreed: the study of signed bytes; remembered, for every message of a study needs it.
+        tried: what was computed without records, by this process.
     """
 
     config: ParticipantConfig
@@ -124,6 +152,7 @@ class Site:
     directory: Directory | None = None
     nonce: bytes = field(init=False)
     agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
+    tried: Tried = field(init=False, default_factory=Tried, repr=False)
     _records: dict[tuple[str, str], Snapshot] = field(init=False, default_factory=dict, repr=False)
     _latest: tuple[str, DatasetSchema, Snapshot] | None = field(init=False, default=None, repr=False)
     _encoders: dict[Program, Encode] = field(init=False, default_factory=dict, repr=False)

@@ -97,6 +97,8 @@ def main() -> None:
         print(gradients.table(results.pop("gradients")))
     if "steps" in results:
         print(steps.table(results.pop("steps")))
+    if "peers" in results:
+        print(peers.table(results.pop("peers")))
     for section, figures in results.items():
         print(f"\n{section}")
         for name, value in figures.items():

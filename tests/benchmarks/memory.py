@@ -66,11 +66,12 @@ def measure_round(*, quick: bool = False) -> dict[str, Any]:
 
 def whole_round(size: int) -> None:
     """Add, hand over and serve a sum, take its words, open them, store the release; print each step's peak in MiB."""
-    from sqlalchemy import LargeBinary, column, create_engine, insert, table
+    from sqlalchemy import Column, LargeBinary, MetaData, Table, create_engine, insert
 
     from veilsum_coordinator.protocol.accumulator import Accumulator
     from veilsum_coordinator.service.coordination import _chunks
     from veilsum_coordinator.storage.messages import sum_pieces
+    from veilsum_node.long_values import fill, room_for
     from veilsum_privacy.securesum.contribution import masked_sum, open_sum
     from veilsum_privacy.securesum.decryption import words_digest, words_from_bytes, words_to_bytes
 
@@ -108,10 +109,14 @@ def whole_round(size: int) -> None:
         values = open_sum(words, plan, consents)
         del words
         passed("opened")
-        release = table("release", column("data", LargeBinary))
+        release, data = (
+            Table("release", MetaData(), Column("data", LargeBinary)),
+            [values.astype("<i8", copy=False).data.cast("B")],
+        )
         with create_engine(f"sqlite:///{directory}/release.db").begin() as connection:
             connection.exec_driver_sql("CREATE TABLE release (data BLOB)")
-            connection.execute(insert(release).values(data=values.astype("<i8", copy=False).data.cast("B")))
+            connection.execute(insert(release).values(data=room_for(connection, data)))
+            fill(connection, release.c.data, (), data)
         passed("stored")
     print(json.dumps(found))
 

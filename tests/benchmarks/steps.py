@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.step_process import WARM
+from benchmarks.wire import Proxy
 from support.federation import Data, Parties, make_request, schema_of, unix_time
 from support.network import wait_for
 from support.processes import OVER, Process, write_participant, write_toml
@@ -70,18 +71,20 @@ def run(
     profile: bool = False,
     head: tuple[int, int] = (FEATURES, CLASSES),
     members: int = SITES,
+    wire: bool = False,
 ) -> dict[str, Any]:
     """One study of so many counted steps in processes of its own; ``head`` is the model's features and classes.
 
     Returns:
         Median seconds of a step, CPU seconds and bytes of all parties a step, the coordinator's peak memory in bytes, and the
-        profiles' first lines.
+        profiles' first lines; with ``wire`` the bytes a counted step that participants and the coordinator exchanged in all,
+        with the frames of gRPC and TLS.
     """
     with tempfile.TemporaryDirectory() as directory:
-        coordinator, *sites = _run_study(
-            Parties(Path(directory), _records(*head, members)), WARM + steps, {"plain": plain, "profile": profile}, head
-        )
+        parties = Parties(Path(directory), _records(*head, members))
+        (coordinator, *sites), proxy = _run_study(parties, WARM + steps, {"plain": plain, "profile": profile}, head, wire)
     ends = [elapsed for elapsed, _ in coordinator["marks"]][WARM - 1 :]
+    carried = 0 if proxy is None else proxy.carried_at(ends[-1]) - proxy.carried_at(ends[0])
     seconds = [after - before for before, after in pairwise(ends)]
 
     def spent(report: dict[str, Any]) -> float:
@@ -98,6 +101,7 @@ def run(
         "sent_bytes": sum(site["bytes"]["sent"] for site in sites) / total,
         "fetched_bytes": sum(site["bytes"]["fetched"] for site in sites) / total,
         "coordinator_peak_bytes": coordinator["peak"],
+        "wire_bytes": carried / (len(ends) - 1),
         "profiles": {
             who: [f"{1e3 * taken / steps:7.1f} ms {calls / steps:8.1f} calls  {name}" for name, calls, taken in lines]
             for who, lines in (
@@ -108,8 +112,14 @@ def run(
     }
 
 
-def _run_study(parties: Parties, steps: int, options: dict[str, Any], head: tuple[int, int]) -> list[dict[str, Any]]:
-    """Start all processes, run the study, stop them; returns what they report, the coordinator first."""
+def _run_study(
+    parties: Parties, steps: int, options: dict[str, Any], head: tuple[int, int], wire: bool
+) -> tuple[list[dict[str, Any]], Proxy | None]:
+    """Start all processes, run the study, stop them; returns what they report, the coordinator first.
+
+    With ``wire`` participants reach the coordinator through the proxy, which counts; the analyst does not.
+    """
+    proxy = None
     where = parties.kit.coordinator.directory
     with ExitStack() as stack:
 
@@ -124,9 +134,13 @@ def _run_study(parties: Parties, steps: int, options: dict[str, Any], head: tupl
         write_toml(where / "coordinator.toml", {"": {"listen": "127.0.0.1:0", "ready_file": "ready"}})
         started = [start(where, "coordinator")]
         wait_for((where / "ready").exists, "the coordinator's address")
-        address = (where / "ready").read_text().strip()
+        address = dialled = (where / "ready").read_text().strip()
+        if wire:
+            proxy = Proxy(int(address.rpartition(":")[2]))
+            stack.callback(proxy.close)
+            dialled = f"127.0.0.1:{proxy.port}"
         for name in parties.names:
-            write_participant(parties, name, address, (None, 1e-5))
+            write_participant(parties, name, dialled, (None, 1e-5))
             started.append(start(parties.directory(name), "participant"))
         with connect(address, parties.analyst, parties.kit.analyst.identity, unix_time()) as remote:
             wait_for(lambda: set(parties.names) <= set(remote.describe().connected), "every participant's session")
@@ -141,7 +155,7 @@ def _run_study(parties: Parties, steps: int, options: dict[str, Any], head: tupl
             time.sleep(1.0)  # the last release is on its way to the participants
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda item: item[1].stop(), started))
-        return [_read(report) for report, _ in started]
+        return [_read(report) for report, _ in started], proxy
 
 
 def _read(report: Path) -> dict[str, Any]:

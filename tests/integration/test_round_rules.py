@@ -17,12 +17,13 @@ from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_participant import site as participant_site
 from veilsum_participant import store
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.contributions import Contributions, Payload
 from veilsum_participant.protocol.openings import Opened
-from veilsum_participant.site import Site
+from veilsum_participant.site import Site, Tried
 from veilsum_participant.store import AttemptState, StudyState
 from veilsum_privacy.computation.contribution import SitePart, SitePlace
 from veilsum_privacy.ledger import Kind, Ledger
@@ -180,31 +181,45 @@ def test_what_was_tried_is_not_tried_again_and_no_more_than_so_much_is_remembere
     """The coordinator chooses names and shapes: each set of them is tried once, and they fill no memory."""
     tried: list[list[str]] = []
     monkeypatch.setattr(contributions, "rehearse", lambda _, arrays: tried.append(sorted(arrays)))
-    monkeypatch.setattr(contributions, "_MOST_TRIED", 2)
-    part, task = Contributions(attack.bed.sites["a"]), attack.spied("a").agreed.task("statistics")
+    monkeypatch.setattr(participant_site, "MOST_TRIED", 2)
+    own = attack.bed.sites["a"]
+    own.tried = Tried()
+    part, task = Contributions(own), attack.spied("a").agreed.task("statistics")
     seen = []
     for name in "aabbaab":
         part._try(task, {name: np.zeros(2)})
-        seen.append(len(part._tried))
+        seen.append(len(own.tried))
     assert tried == [["a"], ["b"]]
     part._try(task, {"a": np.zeros(3)})
     assert tried[2:] == [["a"]]
     for name in "cdefg":
         part._try(task, {name: np.zeros(2)})
-        seen.append(len(part._tried))
+        seen.append(len(own.tried))
     assert max(seen) == 2
     assert seen[:3] == [1, 1, 2]
     assert [name for (name,) in tried[3:]] == list("cdefg")
 
 
 def test_no_more_than_a_thousand_are_remembered() -> None:
-    assert contributions._MOST_TRIED == 1024
+    assert participant_site.MOST_TRIED == 1024
+
+
+def test_a_task_without_arrays_is_tried_once_by_each_process(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enrolment tried what its rounds would try; a process that did not enrol the study tries it itself."""
+    tried: list[str] = []
+    monkeypatch.setattr(contributions, "rehearse", lambda task, _: tried.append(task.label))
+    assert attack.assign("a", attack.assignment()).call == "upload"
+    assert tried == []
+    attack.bed.sites["b"].tried = Tried()
+    assert attack.assign("b", attack.assignment()).call == "upload"
+    assert tried == ["statistics"]
 
 
 def test_a_task_that_fails_without_records_is_refused(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise HostileInput("it fails on no record")
 
+    attack.bed.sites["a"].tried = Tried()  # as in a process that did not enrol the study
     with monkeypatch.context() as patched:
         patched.setattr(contributions, "rehearse", failing)
         assert attack.assign("a", attack.assignment()).refused is RefusalCode.CONTEXT

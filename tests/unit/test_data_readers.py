@@ -426,3 +426,14 @@ def test_a_folder_is_no_archive_and_holds_no_parquet(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         with pytest.raises(DataError, match=said):
             check_dataset(tmp_path / name, SCHEMA)
+
+
+def test_a_schemas_width_is_that_of_its_columns_whatever_it_was_copied_from() -> None:
+    """It is counted once, and a copy with other columns takes what was counted along."""
+    schema = schema_of(3)
+    assert schema.width == 3
+    wider = schema.model_copy(update={"columns": (*schema.columns, CategoryColumn(name="c", categories=("a", "b")))})
+    assert (wider.width, wider.width, schema.width) == (5, 5, 3)
+    same = DatasetSchema.model_validate_json(schema.model_dump_json())
+    assert same == schema
+    assert same.model_dump() == schema.model_dump()

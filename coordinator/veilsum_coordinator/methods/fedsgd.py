@@ -285,13 +285,17 @@ class FedSGD(Method):
             divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
             if not private:
                 divisor = max(1.0, float(release.values["count"][0]))
-            gradient = {
-                name: release.values[MODEL + name] / divisor + parameters.decay * values for name, values in model.items()
-            }
+            gradient = {name: release.values[MODEL + name] / divisor for name in shapes}
+            del release, sent  # models are large: each of these holds one
+            if parameters.decay:
+                for name, values in model.items():
+                    gradient[name] += parameters.decay * values
             sizes.append(_norm(gradient))
             model = optimiser.step(model, gradient)
+            del gradient
             if step > parameters.steps - averaged:
-                mean = {name: mean[name] + values / averaged for name, values in model.items()}
+                for name, values in model.items():
+                    mean[name] += values / averaged
             if parameters.checkpoint_every and step % parameters.checkpoint_every == 0 and step < parameters.steps:
                 federation.checkpoint({**to_broadcast(model), **common}, {"step": step, "steps": parameters.steps})
         final = mean if averaged else model

@@ -52,7 +52,8 @@ class ServerOptimiser:
         self._parameters, self._rate = parameters, float(parameters.learning_rate)
         self._first = {name: np.zeros(shape) for name, shape in shapes.items()}
         # Adaptive rates begin at tau^2, as in the experiments of Reddi et al. (2021); nothing corrects their beginning.
-        self._second = {name: np.full(shape, float(parameters.tau) ** 2) for name, shape in shapes.items()}
+        adaptive = shapes.items() if parameters.name != "sgd" else ()
+        self._second = {name: np.full(shape, float(parameters.tau) ** 2) for name, shape in adaptive}
 
     def step(self, model: Arrays, gradient: Arrays) -> dict[str, Floats]:
         """The model after one step.
@@ -66,7 +67,8 @@ class ServerOptimiser:
     def _change(self, name: str, g: Floats) -> Floats:
         p, first, second = self._parameters, self._first, self._second
         if p.name == "sgd":
-            first[name] = p.momentum * first[name] + g
+            first[name] *= p.momentum
+            first[name] += g
             return self._rate * first[name]
         first[name] = p.beta1 * first[name] + (1.0 - p.beta1) * g
         square, old = g**2, second[name]

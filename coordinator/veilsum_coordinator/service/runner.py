@@ -124,6 +124,7 @@ class HubFederation:
             current = machine.start_round(label, encoded, members)
             if current is None:
                 raise RoundLostError(f"No round could start: {machine.reason}.")
+        del encoded  # the round has it, as long as anybody may fetch it
         while current.phase not in (RoundPhase.OPENING, RoundPhase.FAILED):
             self._wait()
         if current.phase is RoundPhase.FAILED:

@@ -52,6 +52,7 @@ from veilsum_coordinator.storage.records import (
 from veilsum_node.database import Database
 from veilsum_node.errors import Damage, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Credentials
+from veilsum_node.long_values import fill, room_for
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.results.proof_files import release_digest
@@ -235,11 +236,12 @@ class SqlJournal:
                         round=number,
                         attempt=assignment.attempt,
                         assignment=assignment.to_bytes(),
-                        ciphertexts=b"".join(ciphertexts),
+                        ciphertexts=room_for(connection, ciphertexts),
                         receipts=signed,
                         sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
                     )
                 )
+                fill(connection, SUMS.c.ciphertexts, here, ciphertexts)
             return self.mirror.show(connection, receipts, certificates)
 
         return self._write(work)
@@ -344,12 +346,13 @@ class SqlJournal:
                         attempt=attempt,
                         label=label,
                         cohort=json.dumps(list(cohort)),
-                        values=values,
+                        values=room_for(connection, [values]),
                         digest=key,
                         time=time,
                         proof=proof.to_text(),
                     )
                 )
+                fill(connection, RELEASES.c["values"], here, [values])
             connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
             connection.execute(
                 update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)

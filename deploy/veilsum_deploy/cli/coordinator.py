@@ -9,6 +9,7 @@ import typer
 
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption
+from veilsum_node.process.loading import loading
 from veilsum_participant.cli.identity import DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file
 
@@ -38,9 +39,10 @@ def start(config: ConfigOption = Path("coordinator.toml")) -> None:
 
     compute_on_one_thread()  # before what computes is loaded
 
-    from veilsum_coordinator.service.server import serve  # loads gRPC and torch, which init does without
-    from veilsum_node.process.hardening import harden
-    from veilsum_node.telemetry.logs import start_logging
+    with loading(serves=True):  # gRPC and the database, which init does without
+        from veilsum_coordinator.service.server import serve
+        from veilsum_node.process.hardening import harden
+        from veilsum_node.telemetry.logs import start_logging
 
     harden()
     settings = _load(config)

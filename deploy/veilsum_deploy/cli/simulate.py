@@ -25,6 +25,7 @@ from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, par
 from veilsum_node.config import read_toml
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
+from veilsum_privacy.training import device
 
 EXIT_INTERRUPTED = 130
 
@@ -148,6 +149,10 @@ def simulate_study(
         str | None,
         typer.Option("--address", help="Address of a Ray cluster, host:port or auto; without it one is started here."),
     ] = None,
+    device_name: Annotated[
+        str,
+        typer.Option("--device", help="Where networks are computed: cpu, cuda:N, or auto for a GPU where torch finds one."),
+    ] = "cpu",
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", min=1, help="Processes at a time; by default all cores for a sweep, and 1 for one study."),
@@ -176,7 +181,9 @@ def simulate_study(
         raise Misuse("--baseline belongs to a sweep.", "State --vary or --seeds too.")
     if resume and out is None:
         raise Misuse("--resume needs --out.", "Name the folder to resume from.")
-    place = Place(engine, address, jobs)
+    if engine == "ray" and device_name != device.CPU:
+        raise Misuse("--device belongs to processes of this machine.", "Leave it out with --engine ray.")
+    place = Place(engine, address, jobs, device.choose(device_name))
     if sweeping:
         setting = Setting(partition, sites, limit, cap, holdout, split, leave_out)
         axes = tuple(parse_axis(text) for text in vary or ())
@@ -191,8 +198,8 @@ def simulate_study(
     _study(study, one, repeat, encryption is not False, place, out, resume, as_json)
 
 
-def make_engine(name: str, workers: int, address: str | None = None) -> Engine:
-    """An engine by its name: ``local`` or ``ray``; ``workers`` 0 stands for all cores.
+def make_engine(name: str, workers: int, address: str | None = None, on: str = device.CPU) -> Engine:
+    """An engine by its name: ``local`` or ``ray``; ``workers`` 0 stands for all cores; networks are computed ``on`` a device.
 
     Raises:
         Misuse: no such engine, an address for ``local``, or Ray is not installed.
@@ -207,7 +214,7 @@ def make_engine(name: str, workers: int, address: str | None = None) -> Engine:
     if address is not None:
         raise Misuse("--address belongs to a Ray cluster.", "State --engine ray too.")
     count = workers or cores()
-    return SerialEngine() if count == 1 else ProcessEngine(count)
+    return SerialEngine() if count == 1 else ProcessEngine(count, on)
 
 
 def _source(
@@ -237,11 +244,12 @@ def _source(
 
 @dataclass(frozen=True)
 class Place:
-    """Where it is computed: engine, address of a cluster, and how many processes; None for the default."""
+    """Where it is computed: engine, address of a cluster, how many processes, None for the default, and their device."""
 
     engine: str
     address: str | None
     jobs: int | None
+    device: str
 
 
 def _study(
@@ -263,7 +271,7 @@ def _study(
     identity = f"{one.run_id('cell', Cell(()), seed)} {repeat} {encryption}"
     store = None if out is None else RunStore(out, identity, resume)
     local = place.engine == "local"
-    engine = make_engine(place.engine, place.jobs or (1 if local else 0), place.address)
+    engine = make_engine(place.engine, place.jobs or (1 if local else 0), place.address, place.device)
     with running(engine), show_progress() as progress:
         outcome = simulate(plan, progress, lambda: int(time.time()), engine=engine, store=store)
     if out is not None and store is not None:
@@ -325,7 +333,7 @@ def _sweep(
     check_sweep(sweep, encryption=encryption, repeat=repeat)
     if out is not None:
         require_matplotlib()
-    engine = make_engine(place.engine, place.jobs or 0, place.address)
+    engine = make_engine(place.engine, place.jobs or 0, place.address, place.device)
     with running(engine), show_progress() as progress:
         results = evaluate(sweep, out, engine, progress, resume=resume)
     if as_json:

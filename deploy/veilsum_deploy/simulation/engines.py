@@ -26,6 +26,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from veilsum_coordinator.results.reproduction import VARIABLES, set_to_one
 from veilsum_node.errors import StateError
+from veilsum_privacy.training import device
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -129,12 +130,12 @@ class ProcessEngine:
     Processes start afresh: a forked one would inherit the threads' locks of the libraries loaded here.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, on: str = device.CPU) -> None:
         self.workers = workers
         self._children: list[Any] = []
         self._folder = Path(tempfile.mkdtemp(prefix="veilsum-simulation-"))
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, _quiet)
+        self._pool = ProcessPoolExecutor(workers, context, _begin, (on,))
 
     def share(self, value: T) -> Shared[T]:
         path = self._folder / uuid4().hex
@@ -197,8 +198,9 @@ def remembered(token: str, read: Callable[[], Any]) -> Any:
     return _seen[token]
 
 
-def _quiet() -> None:
-    """Ctrl-C reaches a worker too and must end it without a word."""
+def _begin(on: str) -> None:
+    """Compute networks on a device. Ctrl-C reaches a worker too and must end it without a word."""
+    device.choose(on)
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
 
 

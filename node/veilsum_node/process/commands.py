@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from veilsum_node.errors import StateError, VeilsumError
 from veilsum_node.process.console import report_crash, report_error
+from veilsum_node.process.loading import loading
 
 PROGRAM = "veilsum"
 
@@ -68,7 +69,8 @@ def command_line(about: str, nouns: Mapping[str, Noun], shared: object = None) -
                 return None
             if self._overview:
                 return TyperCommand(cmd_name, help=noun.help)
-            return typer.main.get_command(importlib.import_module(noun.module).app)
+            with loading():
+                return typer.main.get_command(importlib.import_module(noun.module).app)
 
         def format_help(self, ctx: Any, formatter: Any) -> None:
             self._overview = True

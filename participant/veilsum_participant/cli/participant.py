@@ -14,6 +14,7 @@ import typer
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
+from veilsum_node.process.loading import loading
 from veilsum_participant.cli.directory import app as directory_app
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations
@@ -51,9 +52,10 @@ def init(
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""
-    from veilsum_node.process.hardening import harden
-    from veilsum_node.telemetry.logs import start_logging
-    from veilsum_participant.session.client import run_participant  # loads gRPC and torch, which init does without
+    with loading(serves=True):  # gRPC, Arrow and the database, which init does without
+        from veilsum_node.process.hardening import harden
+        from veilsum_node.telemetry.logs import start_logging
+        from veilsum_participant.session.client import run_participant
 
     harden()
     settings = _load(config)

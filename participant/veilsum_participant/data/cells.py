@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -63,13 +64,18 @@ def judge_numbers(array: Any, column: NumberColumn, missing: Iterable[str]) -> N
         absent = _mask(gone)
         invalid = np.isnan(values) & ~absent
     invalid = invalid | np.isinf(values)
-    for key in map(_key, texts):
-        if isinstance(key, float):
-            absent = absent | (values == key)
+    for key in _numbers(tuple(texts)):
+        absent = absent | (values == key)
     values = np.where(absent | invalid, np.nan, values)
     with np.errstate(invalid="ignore"):
         outside = (values < column.low) | (values > column.high)
     return NumberCells(values, absent, invalid, outside)
+
+
+@lru_cache(maxsize=64)
+def _numbers(texts: tuple[str, ...]) -> tuple[float, ...]:
+    """Those of a schema's texts for missing that are numbers."""
+    return tuple(key for key in map(_key, texts) if isinstance(key, float))
 
 
 def judge_column(columns: Mapping[str, Any], column: NumberColumn, missing: Iterable[str]) -> NumberCells:
@@ -148,7 +154,8 @@ def _key(value: float | str | None) -> Key:
 
 
 def _values(array: Any) -> NDArray[np.float64]:
-    return np.asarray(pc.fill_null(array, math.nan).to_numpy(zero_copy_only=False), dtype=np.float64)
+    filled = pc.fill_null(array, math.nan) if array.null_count else array
+    return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _mask(array: Any) -> Bools:

@@ -85,7 +85,8 @@ def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCou
         name = schema.label.column
         cells = judge_labels(table.columns[name], schema.label, schema.missing)
         labels = cells.codes
-        counts.missing[name], counts.invalid[name] = int(cells.missing.sum()), int(cells.invalid.sum())
+        counts.missing[name] = int(np.count_nonzero(cells.missing))
+        counts.invalid[name] = int(np.count_nonzero(cells.invalid))
     records = Records(features, present, labels)
     return (records if table.subjects is None else _by_subject(records, table.subjects, counts)), counts
 
@@ -101,20 +102,22 @@ def _by_subject(records: Records, identifiers: Any, counts: LocalCounts) -> Reco
 
 def scale(values: NDArray[np.float64], column: NumberColumn) -> NDArray[np.float64]:
     """Clamp to the public bounds and map [low, high] to [-1, 1]."""
-    clamped = np.clip(values, column.low, column.high)
+    clamped = np.minimum(np.maximum(values, column.low), column.high)
     half = column.high / 2.0 - column.low / 2.0
-    return np.clip((clamped - column.low) / half - 1.0, -1.0, 1.0)
+    scaled: NDArray[np.float64] = np.minimum(np.maximum((clamped - column.low) / half - 1.0, -1.0), 1.0)
+    return scaled
 
 
 def _numbers(
     columns: Mapping[str, Any], column: NumberColumn, schema: DatasetSchema, counts: LocalCounts
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     cells = judge_column(columns, column, schema.missing)
-    counts.missing[column.name], counts.invalid[column.name] = int(cells.missing.sum()), int(cells.invalid.sum())
-    counts.clamped[column.name] = int(cells.outside.sum())
+    counts.missing[column.name] = int(np.count_nonzero(cells.missing))
+    counts.invalid[column.name] = int(np.count_nonzero(cells.invalid))
+    counts.clamped[column.name] = int(np.count_nonzero(cells.outside))
     values, known = cells.values, ~(cells.missing | cells.invalid)
     if column.impute is not None:
-        counts.imputed[column.name] = int((~known).sum())
+        counts.imputed[column.name] = int(np.count_nonzero(~known))
         values = np.where(known, values, column.impute)
         known = np.ones_like(known)
     scaled = np.where(known, scale(np.where(known, values, column.low), column), 0.0)
@@ -125,10 +128,11 @@ def _indicators(
     array: object, column: CategoryColumn, schema: DatasetSchema, counts: LocalCounts
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     cells = judge_categories(array, column, schema.missing)
-    counts.missing[column.name], counts.invalid[column.name] = int(cells.missing.sum()), int(cells.invalid.sum())
+    counts.missing[column.name] = int(np.count_nonzero(cells.missing))
+    counts.invalid[column.name] = int(np.count_nonzero(cells.invalid))
     codes = cells.codes
     if column.impute is not None:
-        counts.imputed[column.name] = int((codes < 0).sum())
+        counts.imputed[column.name] = int(np.count_nonzero(codes < 0))
         codes = np.where(codes < 0, column.categories.index(column.impute), codes)
     indicators = (codes[:, None] == np.arange(column.width)).astype(np.float64)
     return indicators, np.broadcast_to((codes >= 0)[:, None], indicators.shape)

@@ -6,6 +6,8 @@ generator set to one state, in evaluation mode and without gradients. A program 
 when it is loaded; one that does so only on some record is loaded anew after it. A record on which it fails, or whose features
 are not finite, is an invalid record: a row of NaN. The features are bounded by the task's clip norm and by nothing here.
 
+Features are computed on the device that was chosen (:mod:`veilsum_privacy.training.device`).
+
 What loading a program trusts is said in :mod:`veilsum_participant.data.programs`.
 """
 
@@ -28,6 +30,7 @@ from veilsum_node.wording import unreadable
 from veilsum_participant.config import EncoderConfig
 from veilsum_participant.data.programs import read_program
 from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.training import device
 
 MAX_PROGRAM_BYTES = 4 << 30
 """Largest program file that is read."""
@@ -45,8 +48,9 @@ class ProgramEncoder:
 
         self._data = data
         self._declared = declared
-        self._program = read_program(data, declared.format)
-        self._input = torch.zeros((1, *declared.inputs), dtype=torch.float32)  # torch aligns what it allocates
+        self._device = device.chosen()
+        self._program = read_program(data, declared.format, self._device)
+        self._input = torch.zeros((1, *declared.inputs), dtype=torch.float32, device=self._device)  # torch aligns it
         self._last: tuple[bytes, Floats] | None = None
         self._lock = threading.Lock()
         with _still():
@@ -81,21 +85,21 @@ class ProgramEncoder:
             output = None
         changed = self._program.changed
         if changed:
-            self._program = read_program(self._data, self._declared.format)
+            self._program = read_program(self._data, self._declared.format, self._device)
         elif output is not None and output.shape == place.shape and np.isfinite(output).all():
             place[:] = output
 
     def _run(self, row: NDArray[np.float32]) -> Floats:
         import torch
 
-        torch.default_generator.manual_seed(0)
+        torch.manual_seed(0)  # of every device
         self._input.copy_(torch.from_numpy(row).reshape(self._input.shape))
         output = self._program.run(self._input)
         if not isinstance(output, torch.Tensor) or output.ndim != 2 or len(output) != 1:
             raise TypeError("no tensor of one row")
         if output.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"features of {output.dtype}")
-        return cast(Floats, output.numpy()[0].astype(np.float64))
+        return cast(Floats, output.cpu().numpy()[0].astype(np.float64))
 
     def _probe(self) -> None:
         """Run it on made-up records: what it does wrong on any record is then found before a study relies on it."""
@@ -108,7 +112,8 @@ class ProgramEncoder:
                 raise ConfigurationError(
                     f"It does not run on one record of shape {(1, *self._declared.inputs)} in float32, or gives no row of "
                     f"floating-point features ({type(error).__name__}).",
-                    "Compare the study's encoder.inputs with the program.",
+                    "Compare the study's encoder.inputs with the program."
+                    + (f" If it holds tensors of the CPU, it cannot run on {self._device}." if self._device != "cpu" else ""),
                 ) from error
             found.append(output)
         if found[0].shape != (width,):
@@ -209,7 +214,8 @@ def _still() -> Iterator[None]:
     import torch
 
     unoptimised = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
-    with _ALONE, torch.random.fork_rng(devices=[]), torch.no_grad(), unoptimised:
+    gpus = [torch.device(where).index] if (where := device.chosen()).startswith("cuda") else []
+    with _ALONE, torch.random.fork_rng(devices=gpus), torch.no_grad(), unoptimised:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

@@ -71,8 +71,8 @@ class FrozenProgram:
         return tuple(tensor._version for tensor in self.tensors)
 
 
-def read_program(data: bytes, form: Literal["torchscript", "exported"]) -> FrozenProgram:
-    """Read a network and freeze it: evaluation mode, no gradients, on the CPU.
+def read_program(data: bytes, form: Literal["torchscript", "exported"], device: str = "cpu") -> FrozenProgram:
+    """Read a network and freeze it: evaluation mode, no gradients, on a device as torch names it.
 
     Raises:
         ConfigurationError: not of this format, or refused; the message says why, without the file's name.
@@ -81,7 +81,7 @@ def read_program(data: bytes, form: Literal["torchscript", "exported"]) -> Froze
         _check_whole(data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's words on formats are for its author
-            return _torchscript(data) if form == "torchscript" else _exported(data)
+            return _torchscript(data, device) if form == "torchscript" else _exported(data, device)
     except ConfigurationError:
         raise
     except Exception as error:  # whatever torch raises on a file that it cannot read
@@ -99,10 +99,10 @@ def _check_whole(data: bytes) -> None:
         raise zipfile.BadZipFile(damaged)
 
 
-def _torchscript(data: bytes) -> FrozenProgram:
+def _torchscript(data: bytes, device: str) -> FrozenProgram:
     import torch
 
-    module = torch.jit.load(io.BytesIO(data), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+    module = torch.jit.load(io.BytesIO(data), map_location=device).eval()  # type: ignore[no-untyped-call]
     # Freezing turns what no code writes to into constants, by torch's alias analysis: what is still an attribute is state.
     frozen = torch.jit.freeze(module, optimize_numerics=False)
     tensors = []
@@ -122,7 +122,7 @@ def _nodes(block: Any) -> Iterator[Any]:
             yield from _nodes(inner)
 
 
-def _exported(data: bytes) -> FrozenProgram:
+def _exported(data: bytes, device: str) -> FrozenProgram:
     import torch
 
     _inspect_archive(data)
@@ -133,6 +133,10 @@ def _exported(data: bytes) -> FrozenProgram:
             raise _refused("It was exported in training mode.", "Call .eval() on the network before torch.export.export.")
         if name.startswith("aten.from_file"):
             raise _refused(_FORBIDDEN["aten::from_file"])
+    if device != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, device)
     module = program.module()
     held = [value for part in module.modules() for value in (*part._parameters.values(), *part._buffers.values())]
     held += [value for part in module.modules() for value in vars(part).values()]

@@ -115,10 +115,14 @@ def rehearsal_faults(site: Site, agreed: AgreedStudy) -> Iterator[Refusal]:
     study = agreed.study
     yield from site.structure_faults(study.dataset, study.data)
     for declaration in study.tasks:
+        task = agreed.task(declaration.label)
         try:
-            rehearse(agreed.task(declaration.label))
+            made_up = rehearse(task)
         except HostileInput as error:
             yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
+        else:
+            if not made_up:  # nothing was made up but records, so its rounds would try the same
+                site.tried.add(task, made_up)
 
 
 def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: AgreedStudy, analyst: str) -> Refusal | None:

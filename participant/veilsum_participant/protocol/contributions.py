@@ -137,15 +137,11 @@ class _Computed:
     digest: bytes | None = field(default=None, repr=False)
 
 
-_MOST_TRIED = 1024
-
-
 class Contributions:
     """The part of a round before consent."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._tried: set[tuple[object, ...]] = set()
 
     def on_assignment(self, key: bytes, data: bytes, broadcast: bytes) -> Payload:
         """Answer an assignment with a payload; the same assignment again gets the same bytes.
@@ -282,16 +278,14 @@ class Contributions:
 
     def _try(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
         """Compute the task without records, once for every set of arrays of other names or shapes."""
-        tried = (task.agreed.digest, task.label, *sorted((name, array.shape) for name, array in arrays.items()))
-        if tried in self._tried:
+        tried = self._site.tried
+        if tried.knows(task, arrays):
             return
         try:
             rehearse(task, arrays)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
-        if len(self._tried) >= _MOST_TRIED:
-            self._tried.clear()
-        self._tried.add(tried)
+        tried.add(task, arrays)
 
     def _compute(self, opened: OpenStudy, checked: _Checked, ready: _Ready) -> _Computed:
         """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""

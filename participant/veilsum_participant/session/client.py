@@ -34,6 +34,7 @@ from veilsum_participant.site import Site, check_key
 from veilsum_participant.store import create_tables
 from veilsum_participant.telemetry.monitoring import monitored
 from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.training import device
 from veilsum_proto import federation_pb2 as pb
 
 LOG = logging.getLogger("veilsum.participant")
@@ -59,9 +60,10 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
         same_key: refuse an identity whose key is another one than open studies know the site by.
 
     Raises:
-        ConfigurationError, Misuse: identity, directory of the federation or files are not in order.
+        ConfigurationError, Misuse: identity, directory of the federation, files or the device are not in order.
         StateError, Unavailable, Damage: the store or the ledger is not.
     """
+    device.choose(config.device)
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
     config, directory = with_pins(config, credentials, clock())
     database = open_database(config.state)

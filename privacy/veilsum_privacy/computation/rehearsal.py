@@ -35,12 +35,15 @@ COPIES = 1000
 """How often made-up records are counted in a made-up kept statistic, so that it stands out from its noise."""
 
 
-def rehearse(agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None) -> None:
+def rehearse(agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None) -> Mapping[str, Floats]:
     """Run a task on no record and on made-up ones; training takes one step for each of its rounds.
 
     Args:
         agreed: the task.
         broadcast: what a round broadcasts; None for a made-up legal one.
+
+    Returns:
+        The broadcast that it was tried with.
 
     Raises:
         HostileInput: it fails. No record had a part in that.
@@ -61,6 +64,7 @@ def rehearse(agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None) 
     except Exception as error:
         LOG.warning("task %r fails on made-up records", label, exc_info=True)
         raise HostileInput(f"Task {label!r} fails on made-up records: {type(error).__name__}.") from error
+    return arrays
 
 
 def made_up_statistics(agreed: AgreedTask, copies: int = COPIES) -> dict[str, NDArray[np.int64]]:

@@ -81,11 +81,11 @@ def site_sum(
         if records > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
         rows, was_clipped, was_invalid = truncate_to_grid(batch, clip, grid)
-        total += (rows if groups is None else groups.complete(rows)).sum(axis=0)
+        total += _added(rows if groups is None else groups.complete(rows))
         clipped += int(was_clipped.sum())
         invalid += int(was_invalid.sum())
     if groups is not None:
-        total += groups.last().sum(axis=0)
+        total += _added(groups.last())
         clipped += groups.clipped
     return SiteSum(np.clip(total, -bound, bound), clipped, invalid)
 
@@ -115,18 +115,25 @@ def scattered_sum(pieces: Iterable[tuple[NDArray[np.intp], Floats]], size: int, 
         if records > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
         integers, was_clipped, was_invalid = truncate_to_grid(rows, clip, grid)
-        total[places] += integers.sum(axis=0)
+        total[places] += _added(integers)
         clipped += int(was_clipped.sum())
         invalid += int(was_invalid.sum())
     return SiteSum(np.clip(total, -bound, bound), clipped, invalid)
 
 
-def row_norms(rows: Floats) -> Floats:
+def _added(rows: Integers) -> Integers:
+    """The sum of rows (b, d): (d,)."""
+    total: Integers = rows[0] if len(rows) == 1 else rows.sum(axis=0)
+    return total
+
+
+def row_norms(rows: Floats, spare: Floats | None = None) -> Floats:
     """L2 norm of each row of (b, d), as (b,); the same to the last bit whatever rows stand beside it.
 
     numpy may add a row's squares in another order where the rows are laid out by columns, or where there is but one of them.
+    ``spare`` (b, d), contiguous by rows, is written over where it is given, in place of a new array.
     """
-    squares = np.ascontiguousarray(rows) ** 2
+    squares = np.square(np.ascontiguousarray(rows), out=spare)
     return cast(Floats, np.sqrt(np.add.reduce(squares, axis=1)))
 
 
@@ -221,15 +228,18 @@ def truncate_to_grid(
     if invalid.any():
         rows, peak = np.where(invalid[:, None], 0.0, vectors), np.where(invalid, 0.0, peak)
     scaled = rows / np.where(peak > 0, peak, 1.0)[:, None]
-    norm = row_norms(scaled)
+    spare = np.empty(scaled.shape)  # rows are long: what is allocated anew costs as much as what is computed
+    norm = row_norms(scaled, spare)
     with np.errstate(over="ignore"):
         clipped = peak * norm > clip
-        scaled[clipped] /= norm[clipped, None]
-        if not clipped.any():
+        if clipped.all():
+            scaled /= norm[:, None]
+        elif not clipped.any():
             np.divide(rows, clip, out=scaled)
-        elif not clipped.all():
+        else:
+            scaled[clipped] /= norm[clipped, None]
             scaled[~clipped] = rows[~clipped] / clip
-    integers = (scaled * grid).astype(np.int64)  # toward zero
+    integers = np.multiply(scaled, grid, out=spare).astype(np.int64)  # toward zero
     shrink = 2.0**-52
     while (above := np.flatnonzero(np.einsum("ij,ij->i", integers, integers) > grid * grid)).size:
         # Rounding can leave a row a hair above the bound: pull it in, by twice as much each time.

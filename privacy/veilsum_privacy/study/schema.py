@@ -181,7 +181,11 @@ class DatasetSchema(Frozen):
     @property
     def width(self) -> int:
         """Number of features after scaling and indicators."""
-        return sum(column.width for column in self.columns)
+        columns, width = self.__dict__.get("_width", ((), 0))  # a copy with other columns takes this along
+        if columns is not self.columns:
+            width = sum(column.width for column in self.columns)
+            self.__dict__["_width"] = self.columns, width
+        return int(width)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -118,13 +118,14 @@ class Layout:
         return sum(block.size for block in self.blocks)
 
     def split(self, vector: Floats) -> dict[str, Floats]:
-        """Return the blocks of a released sum in their own units (weights divided out), by name."""
+        """The blocks of a released sum in their own units (weights divided out), by name; of weight 1, views of it."""
         if vector.shape != (self.size,):
             raise ValueError(f"expected a vector of {self.size} values, got shape {vector.shape}")
         blocks: dict[str, Floats] = {}
         offset = 0
         for block in self.blocks:
-            blocks[block.name] = vector[offset : offset + block.size].reshape(block.shape) / block.weight
+            part = vector[offset : offset + block.size].reshape(block.shape)
+            blocks[block.name] = part if block.weight == 1.0 else part / block.weight
             offset += block.size
         return blocks
 

@@ -86,4 +86,4 @@ def load(module: nn.Module, arrays: Mapping[str, Floats]) -> None:
 
 def dump(module: nn.Module) -> dict[str, Floats]:
     """A network's parameters as float64 arrays, by name; copies."""
-    return {name: parameter.detach().double().numpy().copy() for name, parameter in module.named_parameters()}
+    return {name: parameter.detach().cpu().double().numpy().copy() for name, parameter in module.named_parameters()}

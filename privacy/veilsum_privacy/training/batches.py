@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from veilsum_privacy.training import device
 
 if TYPE_CHECKING:
     import torch
@@ -51,10 +53,25 @@ def padded(x: Floats, labels: Integers, size: int) -> Iterator[tuple[slice, Floa
 
 
 def compute_module(architecture: Architecture) -> Network:
-    """A new network in the precision that the architecture is computed in."""
+    """A new network in the precision that the architecture is computed in, on the device that was chosen."""
     import torch
 
-    return architecture.module().to(torch.float32 if architecture.precision == "float32" else torch.float64)
+    kind = torch.float32 if architecture.precision == "float32" else torch.float64
+    return architecture.module().to(device=device.chosen(), dtype=kind)
+
+
+def tensor(values: NDArray[Any], module: nn.Module, kind: torch.dtype | None = None) -> torch.Tensor:
+    """A copy of an array where a network is, in the network's precision unless ``kind`` says otherwise."""
+    import torch
+
+    parameter = next(module.parameters())
+    return torch.tensor(values, dtype=parameter.dtype if kind is None else kind, device=parameter.device)
+
+
+def array(values: torch.Tensor) -> Floats:
+    """A tensor's values in float64, wherever they were computed."""
+    found: Floats = values.detach().cpu().double().numpy()
+    return found
 
 
 def precision(module: nn.Module) -> torch.dtype:

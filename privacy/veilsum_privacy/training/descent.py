@@ -17,7 +17,7 @@ from veilsum_node.errors import Misuse
 from veilsum_privacy.mechanism.steps import Mask, Steps
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import flatten, load, unflatten
-from veilsum_privacy.training.batches import compute_module, one_thread, precision
+from veilsum_privacy.training.batches import array, compute_module, one_thread, tensor
 from veilsum_privacy.training.gradients import clipped_gradient_sum, clipped_outcome_sum
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.mlp import Descent, gradients
@@ -271,24 +271,23 @@ def _network_gradient(
     from torch.nn import functional
 
     module, shapes = compute_module(architecture), architecture.shapes()
-    kind = precision(module)
     parameters = dict(module.named_parameters())
 
     def gradient(theta: Floats, x: Floats, labels: Labels) -> Floats:
         load(module, unflatten(theta, shapes))
-        given, names = torch.tensor(x, dtype=kind), torch.tensor(labels, dtype=torch.int64)
+        given, names = tensor(x, module), tensor(labels, module, torch.int64)
         with one_thread():
             if objective.loss is None:
                 losses = functional.cross_entropy(module(given), names, reduction="none")
             else:
                 losses = objective.loss(module, given, names)
             weights = weights_of(labels)
-            loss = losses.mean() if weights is None else (losses * torch.tensor(weights, dtype=kind)).mean()
+            loss = losses.mean() if weights is None else (losses * tensor(weights, module)).mean()
             if objective.penalty is not None:
                 loss = loss + objective.penalty(module, given, names)
             found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         named = {
-            name: np.zeros(shapes[name]) if values is None else values.double().numpy()
+            name: np.zeros(shapes[name]) if values is None else array(values)
             for name, values in zip(parameters, found, strict=True)
         }
         return flatten(named, shapes)

@@ -90,7 +90,7 @@ def _by_network(
     import torch
 
     from veilsum_privacy.training.arrays import load
-    from veilsum_privacy.training.batches import compute_module, one_thread, padded, precision
+    from veilsum_privacy.training.batches import array, compute_module, one_thread, padded, tensor
     from veilsum_privacy.training.places import records_at_once
 
     module = compute_module(architecture)
@@ -98,15 +98,15 @@ def _by_network(
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     for name in layers:
         module.get_submodule(name).register_forward_pre_hook(_noting(seen[name]))
-    kind, size = precision(module), records_at_once(architecture)
+    size = records_at_once(architecture)
     for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), size):
         with one_thread(), torch.inference_mode():
-            module(torch.tensor(rows, dtype=kind))
+            module(tensor(rows, module))
         given: dict[str, Floats] = {}
         for name, noted in seen.items():
             if len(noted) != 1 or noted[0].shape != (size, arrays[f"{name}.weight"].shape[1]):
                 raise Misuse(f"The layer {name!r} does not take exactly one vector of each record.", "Leave it out.")
-            given[name] = noted[0][: place.stop - place.start].double().numpy()
+            given[name] = array(noted[0][: place.stop - place.start])
             noted.clear()
         yield place, given
 

@@ -25,7 +25,7 @@ from opacus.grad_sample import GradSampleModule
 from torch import nn
 
 from veilsum_node.errors import Misuse
-from veilsum_privacy.training.batches import Floats, Integers, one_thread, padded, physical_batch, precision
+from veilsum_privacy.training.batches import Floats, Integers, array, one_thread, padded, physical_batch, precision, tensor
 from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, Factors, Part, Rows
 
 Mode = Literal["ghost", "hooks"]
@@ -173,7 +173,7 @@ class PerRecordGradients:
             expected = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
         tolerance = 1e-2 if precision(self.module) == torch.float32 else 1e-6
         for name, gradient in zip(parameters, expected, strict=True):
-            truth = np.zeros(1) if gradient is None else gradient.double().numpy().ravel()
+            truth = np.zeros(1) if gradient is None else array(gradient).ravel()
             mine = found.get(name, np.zeros(1))
             scale = max(float(np.abs(truth).max()), 1e-3)
             if not np.allclose(mine, truth, rtol=0.0, atol=tolerance * scale * len(x), equal_nan=True):
@@ -183,8 +183,7 @@ class PerRecordGradients:
                 )
 
     def _tensors(self, x: Floats, labels: Integers) -> tuple[torch.Tensor, torch.Tensor]:
-        kind = precision(self.module)
-        return torch.tensor(x, dtype=kind).requires_grad_(), torch.tensor(labels, dtype=torch.int64)
+        return tensor(x, self.module).requires_grad_(), tensor(labels, self.module, torch.int64)
 
     def _parts(self, loss_of: LossOf, x: Floats, labels: Integers) -> list[Part]:
         """Gradients of one physical batch."""
@@ -234,7 +233,7 @@ class _Hooks(GradSampleModule):  # type: ignore[misc]  # Opacus has no types
         """The gradients of the last pass; none for layers that it did not reach."""
         for layer, pairs in self._factors.items():
             weight, bias = names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
-            made = [Factors(weight, bias, 1.0, _numpy(delta), _numpy(entering)) for entering, delta in pairs]
+            made = [Factors(weight, bias, 1.0, array(delta), array(entering)) for entering, delta in pairs]
             if len(made) == 1:
                 yield made[0]
                 continue
@@ -242,7 +241,7 @@ class _Hooks(GradSampleModule):  # type: ignore[misc]  # Opacus has no types
                 yield Rows(name, sum((one.each()[name] for one in made[1:]), start=made[0].each()[name]))
         for parameter in self._own[0]:
             if (gradient := parameter.grad_sample) is not None:
-                yield Rows(names[id(parameter)], gradient.detach().reshape(len(gradient), -1).numpy())
+                yield Rows(names[id(parameter)], gradient.detach().reshape(len(gradient), -1).cpu().numpy())
 
     def clear(self) -> None:
         """Forget the last pass, whole or not."""
@@ -292,11 +291,6 @@ def formed_values(module: nn.Module, mode: Mode) -> int:
         if not (mode == "ghost" and type(layer) is nn.Linear):
             formed += sum(parameter.numel() for parameter in layer.parameters(recurse=False))
     return formed
-
-
-def _numpy(tensor: torch.Tensor) -> Floats:
-    values: Floats = tensor.detach().double().numpy()
-    return values
 
 
 def _first(part: Part, count: int) -> Part:

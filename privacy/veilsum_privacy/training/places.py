@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.training.batches import compute_module, one_thread, precision
+from veilsum_privacy.training import device
+from veilsum_privacy.training.batches import array, compute_module, one_thread, tensor
 from veilsum_privacy.training.models.base import Architecture
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ BATCH = 64
 """Records that go through a network at once where they may; public."""
 
 _found: dict[tuple[Any, ...], int] = {}
-"""By architecture, what :func:`records_at_once` found."""
+"""By device and architecture, what :func:`records_at_once` found."""
 
 
 def records_at_once(architecture: Architecture) -> int:
     """:data:`BATCH`, or 1 for a network whose outputs depend on a record's place or company on this machine."""
     key = (
+        device.chosen(),
         type(architecture),
         architecture.options.model_dump_json(),
         architecture.inputs,
@@ -71,8 +73,8 @@ def _outputs(module: nn.Module, layers: tuple[str, ...], x: NDArray[np.float64])
     ]
     try:
         with one_thread(), torch.inference_mode():
-            scores = module(torch.tensor(x, dtype=precision(module)))
+            scores = module(tensor(x, module))
     finally:
         for hook in hooks:
             hook.remove()
-    return [tensor.numpy() for tensor in (scores, *noted)]
+    return [array(values) for values in (scores, *noted)]

@@ -61,7 +61,7 @@ def _by_network(architecture: Architecture, arrays: Mapping[str, Floats], x: Flo
     import torch
 
     from veilsum_privacy.training.arrays import load
-    from veilsum_privacy.training.batches import compute_module, one_thread, padded, precision
+    from veilsum_privacy.training.batches import array, compute_module, one_thread, padded, tensor
     from veilsum_privacy.training.places import records_at_once
 
     module = compute_module(architecture)
@@ -70,7 +70,7 @@ def _by_network(architecture: Architecture, arrays: Mapping[str, Floats], x: Flo
     found = np.zeros((len(x), width))
     with one_thread(), torch.inference_mode():
         for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), records_at_once(architecture)):
-            given = torch.tensor(rows, dtype=precision(module))
+            given = tensor(rows, module)
             outputs = module.features(given) if representation else module(given)
-            found[place] = outputs[: place.stop - place.start].double().numpy()
+            found[place] = array(outputs[: place.stop - place.start])
     return found

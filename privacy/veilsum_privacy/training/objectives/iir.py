@@ -85,21 +85,21 @@ class Iir(Objective):
 
         def penalty(module: Network, x: Tensor, labels: Tensor) -> Tensor:
             own = _head_gradient(module, x, labels, create_graph=True)
-            return weight * ((own - mean.to(own.dtype)) ** 2).sum()
+            return weight * ((own - mean.to(own)) ** 2).sum()
 
         return LocalObjective(penalty=penalty, finish=self._finish)
 
     def _finish(self, done: Done) -> LocalOutcome:
         import torch
 
-        from veilsum_privacy.training.batches import precision
+        from veilsum_privacy.training.batches import array, tensor
         from veilsum_privacy.training.objectives.base import frozen_network
 
         own: Floats = np.zeros(self._head_size())
         if len(done.x):
             module = frozen_network(self.architecture, done.end).requires_grad_(True)
-            x, labels = torch.from_numpy(done.x).to(precision(module)), torch.from_numpy(done.labels)
-            own = _head_gradient(module, x, labels).detach().double().numpy()
+            x, labels = tensor(done.x, module), tensor(done.labels, module, torch.int64)
+            own = array(_head_gradient(module, x, labels))
         return LocalOutcome({GRADIENT: scaled_to(own, self.options.gradient_norm)})
 
 

@@ -54,7 +54,7 @@ class Ntd(Objective):
                 said = teacher(x)
             k = scores.shape[1]
             # The columns of all classes but the record's own, in order.
-            places = torch.arange(k - 1)[None, :].expand(len(labels), k - 1)
+            places = torch.arange(k - 1, device=labels.device)[None, :].expand(len(labels), k - 1)
             places = places + (places >= labels[:, None])
             own = functional.log_softmax(scores.gather(1, places) / temperature, dim=1)
             theirs = functional.log_softmax(said.gather(1, places) / temperature, dim=1)

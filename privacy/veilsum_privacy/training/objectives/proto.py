@@ -95,7 +95,8 @@ class Proto(Objective):
             from torch.nn import functional
 
             z = module.features(x)
-            distance = ((z - prototypes[labels].to(z.dtype)) ** 2).mean(dim=1) * known[labels]
+            own, told = prototypes.to(z)[labels], known.to(z.device)[labels]
+            distance = ((z - own) ** 2).mean(dim=1) * told
             total: Tensor = functional.cross_entropy(module.head(z), labels, reduction="none") + mu * distance
             return total
 

@@ -112,8 +112,8 @@ class Sr(Objective):
 
             layers, mean = cast(Any, module), module.features(x)
             std = functional.softplus(layers.spread(mean)) + SMALLEST_STD
-            drawn = own_normals(x.detach().numpy(), layers.head.weight.detach().numpy(), mean.shape[1], seed)
-            z = mean + std * torch.from_numpy(drawn).to(mean.dtype)
+            drawn = own_normals(x.detach().cpu().numpy(), layers.head.weight.detach().cpu().numpy(), mean.shape[1], seed)
+            z = mean + std * torch.from_numpy(drawn).to(mean)
             # Tied to the features, at no value, for per-record gradients follow the way from the input.
             true = functional.one_hot(labels, k) + 0.0 * mean[:, :1]
             centre, width = layers.centres(true), functional.softplus(layers.widths(true)) + SMALLEST_STD

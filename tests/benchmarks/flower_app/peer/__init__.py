@@ -1,0 +1,1 @@
+"""An app of Flower that takes means."""
