@@ -13,6 +13,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
+from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.base import Block, Floats, Layout, Records
 from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays, row_products
 from veilsum_privacy.tasks.queries.conditions import number_cells
@@ -80,7 +81,7 @@ class HazardStep(DesignTask[HazardStepParameters]):
     """
 
     name = "hazard-step"
-    disclosures = ("joint",)
+    disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint",)
     Parameters: ClassVar[type[Frozen]] = HazardStepParameters
 
     def __init__(self, parameters: HazardStepParameters, schema: DatasetSchema) -> None:
