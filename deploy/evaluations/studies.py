@@ -50,9 +50,9 @@ class Sums:
         agreed = AgreedStudy(self.study).task(label)
         task, layout = cast(RecordTask[Any], agreed.task), agreed.task.layout()
         parts = np.zeros((len(self._records), layout.size))
-        for part, records in zip(parts, self._records, strict=True):
+        for place, records in enumerate(self._records):
             for batch in task.vectors(records, broadcast or {}):
-                part += batch.sum(axis=0, dtype=np.float64)
+                parts[place] += batch.sum(axis=0, dtype=np.float64)
         totals = parts if agreed.per_site else parts.sum(axis=0, keepdims=True)
         std = math.sqrt(agreed.released_variance(len(self._sites)))
         noised = [layout.split(total + std * agreed.unit * self._rng.standard_normal(layout.size)) for total in totals]

@@ -358,7 +358,7 @@ def _read(release: Release, at: Floats) -> NewtonRelease:
 
 def _rows(fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float]) -> Iterator[Row]:
     for found in coefficients(fit, encoding, per=per):
-        if isinstance(fit, HazardFit) and found.term == "constant":
+        if name == RATIOS["cox"] and found.term == "constant":
             continue
         row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}
         yield row | {"log": shown(found.answer), "p_value": found.p_value} | without_interval(found)
