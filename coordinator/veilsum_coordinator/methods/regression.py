@@ -2,7 +2,7 @@
 
 A first release gives the second moments of terms and outcome, which is a linear regression already; odds, rates and hazards
 take three more, each a Newton step in coordinates that the first one whitened (:mod:`veilsum_aggregation.newton`,
-:mod:`veilsum_aggregation.hazards`).
+:mod:`veilsum_aggregation.hazards`). Errors clustered by site take one more (:mod:`veilsum_aggregation.clustered`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import newton
 from veilsum_aggregation.figures import Drowned
@@ -122,9 +122,17 @@ class RegressionParameters(Frozen):
     at_most: int = Field(default=0, ge=0, le=1000)
     errors: Literal["model", "clustered"] = "model"
 
+    @model_serializer(mode="wrap")
+    def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A study of the model's errors is signed in the form that it always had."""
+        return {name: value for name, value in dump(self).items() if (name, value) != ("errors", "model")}
+
 
 class Regression(Method):
-    """One release of the task "tables", and for odds and rates three of "newton-step", for hazards of "hazard-step"."""
+    """One release of the task "tables", and for odds and rates three of "newton-step", for hazards of "hazard-step".
+
+    Errors clustered by site take one of "site-scores" or "site-hazard-scores", which discloses each site's score by itself.
+    """
 
     name = "regression"
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
