@@ -119,7 +119,7 @@ def _clustered(
     summary = METHODS["regression"].run(SiteSums(study, records, rng)).summary
     found = []
     for place, slope in enumerate(TRUTHS[family][1:], 1):
-        rows = summary["coefficients"][place], summary[f"coefficients, {MODEL_ERRORS}"][place]
+        rows = summary["coefficients"][place], summary[f"coefficients {MODEL_ERRORS}"][place]
         figures = [row["coefficient" if family == "linear" else "log"] for row in rows]
         if any("value" not in figure for figure in figures):
             return []

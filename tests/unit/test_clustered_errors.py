@@ -160,7 +160,7 @@ def test_without_noise_it_is_statsmodels(family: str, epsilon: float | None) -> 
         assert low == pytest.approx(half, rel=exact)
         assert row["p_value"] == pytest.approx(2 * student.sf(abs(value / error), 5), rel=20 * exact)
     assert summary["queries"][0]["errors"] == "clustered by 6 sites"
-    beside = figures(summary, f", {MODEL_ERRORS}")
+    beside = figures(summary, f" {MODEL_ERRORS}")
     assert [figure["value"] for figure in beside] == [figure["value"] for figure in figures(summary)]
     alone = run(compiled(family, None, errors="model"), pooled)
     assert alone["queries"][0]["errors"] == MODEL_ERRORS
@@ -209,7 +209,7 @@ def test_intervals_cover_the_effect_over_all_sites_where_sites_differ(family: st
     study, covered, naive = compiled(family, 8.0, 4), [], []
     for seed in range(12):
         summary, truth = run(study, Pooled(family, sites=4, seed=seed, differs=3.0 * DIFFERS[family]), seed), MEAN[family]
-        for errors, found in (("", covered), (f", {MODEL_ERRORS}", naive)):
+        for errors, found in (("", covered), (f" {MODEL_ERRORS}", naive)):
             for figure, value in zip(figures(summary, errors)[-3:], (OWN_UNITS * truth)[1:], strict=True):
                 found.append(figure["low"] <= value <= figure["high"])
     assert np.mean(covered) >= 0.85  # of 36
@@ -221,7 +221,7 @@ def test_a_plan_foretells_how_much_wider_intervals_are_where_sites_are_alike(fam
     study, wider = compiled(family, 8.0, 4), []
     for seed in range(6):
         summary = run(study, Pooled(family, sites=4, seed=seed, differs=0.0), seed)
-        widths = [[each["high"] - each["low"] for each in figures(summary, errors)] for errors in ("", f", {MODEL_ERRORS}")]
+        widths = [[each["high"] - each["low"] for each in figures(summary, errors)] for errors in ("", f" {MODEL_ERRORS}")]
         wider += [clustered / alone for clustered, alone in zip(*widths, strict=True)]
     told = []
     for errors in ("clustered", "model"):

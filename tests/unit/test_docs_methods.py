@@ -274,7 +274,7 @@ def test_clustered_errors_cover_as_the_page_says() -> None:
     (parameters,) = map(tomllib.loads, re.findall(r"^```toml clustered\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
     names = [f"site-{index}" for index in range(8)]
     study = compiled_study("regression", parameters, schema=REGISTRY, sites=tuple(names), epsilon=3.0, expected=1000)
-    covered, widths = {"": 0, f", {MODEL_ERRORS}": 0}, dict[str, list[float]]()
+    covered, widths = {"": 0, f" {MODEL_ERRORS}": 0}, dict[str, list[float]]()
     for seed in range(20):
         rng, sites = np.random.default_rng(seed), {}
         for place, name in enumerate(names):

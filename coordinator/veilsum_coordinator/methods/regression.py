@@ -76,7 +76,7 @@ SHARES = (0.20, 0.15, 0.20, 0.45)
 FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
 
-MODEL_ERRORS = "errors of independent records"
+MODEL_ERRORS = "of independent records"
 """What the model's errors are called."""
 
 PREDICTS = {"linear": "number", "logistic": "probability", "poisson": "rate", "cox": "hazard"}
@@ -253,8 +253,8 @@ class Regression(Method):
 
 def _told_twice(tables: Mapping[str, list[Row]], rows: list[Row]) -> dict[str, list[Row]]:
     """The tables with clustered errors, beside the coefficients as the model has them, of whose errors the test is."""
-    tests = [{**row, "test": f"{row['test']}, {MODEL_ERRORS}"} for row in tables[f"{QUERY} tests"]]
-    return {QUERY: rows, f"{QUERY}, {MODEL_ERRORS}": tables[QUERY], f"{QUERY} tests": tests, SCORE: tables[SCORE]}
+    tests = [{**row, "test": f"{row['test']}, errors {MODEL_ERRORS}"} for row in tables[f"{QUERY} tests"]]
+    return {QUERY: rows, f"{QUERY} {MODEL_ERRORS}": tables[QUERY], f"{QUERY} tests": tests, SCORE: tables[SCORE]}
 
 
 def _predicts(study: Study) -> dict[str, Any]:
