@@ -91,7 +91,7 @@ def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
 def clustered_rows(runs: int, rng: np.random.Generator, families: Sequence[str]) -> Iterator[str]:
     """Of intervals clustered by site and of those for independent records: coverage, and half-width of a slope's.
 
-    Sites' slopes differ by :data:`DIFFERS`, and in the last two columns not at all.
+    Sites' slopes differ by :data:`DIFFERS`, and in the last four columns not at all.
     """
     for family in families:
         for sites in (3, 4, 8, 16):
@@ -99,16 +99,17 @@ def clustered_rows(runs: int, rng: np.random.Generator, families: Sequence[str])
                 for epsilon in (1.0, 3.0, 1e4):
                     names = [f"site-{index:02}" for index in range(sites)]
                     study = compiled(family, sites * each, epsilon, names, errors="clustered")
-                    shown = []
+                    shown, number = list[str](), 0
                     for differs in (DIFFERS, 0.0):
                         found = [_clustered(study, family, each, differs, rng) for _ in range(runs)]
                         told = np.array([run for run in found if run])  # (runs, slopes, both errors, covered and half-width)
+                        number += len(told)
                         if not len(told):
                             shown.append("– | – | – | –")
                             continue
                         covered, width = told[..., 0].mean(axis=(0, 1)), np.median(told[..., 1], axis=(0, 1))
                         shown.append(f"{covered[0]:.3f} | {width[0]:.3f} | {covered[1]:.3f} | {width[1]:.3f}")
-                    yield f"| {family} | {sites} | {each:,} | {epsilon:g} | {' | '.join(shown)} |"
+                    yield f"| {family} | {sites} | {each:,} | {epsilon:g} | {number / (2 * runs):.0%} | {' | '.join(shown)} |"
 
 
 def _clustered(
@@ -135,9 +136,9 @@ def main() -> None:
     parser.add_argument("--clustered", nargs="*", metavar="FAMILY", help="of errors clustered by site, of these families")
     options = parser.parse_args()
     if options.clustered is not None:
-        columns = [f"{errors}, {what}" for errors in ("clustered", "not") for what in ("covered", "half-width")]
-        columns += [f"{column}, equal sites" for column in columns]
-        print(f"| family | sites | records each | epsilon | {' | '.join(columns)} |\n| --- |{' ---: |' * 11}")
+        columns = ["clustered", "half-width", "independent", "half-width"]
+        columns += ["alike: clustered", *columns[1:]]
+        print(f"| family | sites | records each | epsilon | told | {' | '.join(columns)} |\n| --- |{' ---: |' * 12}")
         for row in clustered_rows(options.runs, np.random.default_rng(options.seed), options.clustered or list(TRUTHS)):
             print(row, flush=True)
         return
