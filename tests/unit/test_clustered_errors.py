@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from veilsum_aggregation.regression import LinearFit
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_coordinator.parts.clustered_errors import SCORES
-from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
+from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
+from veilsum_participant.policy import study_faults
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -242,6 +245,16 @@ def test_only_the_scores_are_disclosed_per_site_under_the_sites_own_noise() -> N
         plan = plan_study(drafted(request_of(family, 1.0), SITES), study)
         assert any("per-site" in note for note in plan.notes)
         assert study.privacy.epsilon == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(("disclosures", "refused"), [(("joint",), [RefusalCode.DISCLOSURE]), (("joint", "per-site"), [])])
+def test_a_site_takes_part_only_if_its_policy_allows_per_site(disclosures: Any, refused: list[RefusalCode]) -> None:
+    policy = Policy(analysts=("ana",), trusted=dict.fromkeys(SITES[1:], "0" * 64), disclosures=disclosures)
+    config = ParticipantConfig(
+        coordinator="localhost:1", datasets={"stays": DatasetConfig(path=Path("stays.csv"))}, policy=policy
+    )
+    found = list(study_faults(AgreedStudy(compiled("logistic", 1.0)), "ana", config, SITES[0], 1e-5))
+    assert [fault.code for fault in found] == refused
 
 
 def test_two_sites_are_too_few() -> None:
