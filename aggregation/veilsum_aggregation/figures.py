@@ -32,6 +32,7 @@ class Figure:
         noise_error: its standard error from the noise alone.
         sampling_error: from sampling alone: how it would vary between samples of records of this size.
         low, high: 95% interval of both together; infinite where the sums do not bound it.
+        significance: probability of a value so far from 0 if it is 0, where the error is not normal.
     """
 
     value: float
@@ -39,17 +40,21 @@ class Figure:
     sampling_error: float
     low: float
     high: float
+    significance: float | None = None
 
     @property
     def p_value(self) -> float:
-        """Probability of a value so far from 0 if it is 0, both errors being normal."""
+        """Probability of a value so far from 0 if it is 0, both errors being normal unless it says otherwise."""
+        if self.significance is not None:
+            return self.significance
         error = math.hypot(self.noise_error, self.sampling_error)
         return math.erfc(abs(self.value) / error / math.sqrt(2.0)) if error > 0.0 else float(self.value == 0.0)
 
     def scaled(self, factor: float, shift: float = 0.0) -> Figure:
-        """The figure of ``factor`` (above 0) times the quantity plus ``shift``."""
+        """The figure of ``factor`` (above 0) times the quantity plus ``shift``; of a shifted one, errors are normal again."""
         ends = self.low * factor + shift, self.high * factor + shift
-        return Figure(self.value * factor + shift, self.noise_error * factor, self.sampling_error * factor, *ends)
+        errors = self.noise_error * factor, self.sampling_error * factor
+        return Figure(self.value * factor + shift, *errors, *ends, None if shift else self.significance)
 
     def within(self, low: float, high: float) -> Figure:
         """The figure of a quantity that lies in [low, high]: value and interval are cut off there."""

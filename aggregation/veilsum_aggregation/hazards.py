@@ -189,10 +189,12 @@ class HazardFit(Fit):
     Attributes:
         model: coordinates.
         releases: in order, one or more.
+        length: C of the last release.
     """
 
     model: HazardModel
     releases: Sequence[HazardRelease]
+    length: float = 1.0
 
     @cached_property
     def _information(self) -> tuple[Floats, Floats, Floats, float, float]:
@@ -267,6 +269,19 @@ class HazardFit(Fit):
     def coefficients(self) -> Floats:
         gamma = self.point[len(self.model.events) :]
         return np.concatenate([[0.0], self.model.whiten @ gamma])
+
+    @property
+    def baseline(self) -> Floats:
+        """By period (P, p), what the hazards' score explains of the terms' score: information of both over that of hazards."""
+        hazards, cross, _, _, _ = self._information
+        return np.asarray(cross / hazards[:, None], dtype=np.float64)
+
+    @property
+    def influence(self) -> Floats:
+        """U (1 + p, p): how the coefficients change with the terms' score less what the baseline explains of it."""
+        periods = len(self.model.events)
+        inverse = np.linalg.inv(self._matrix)[periods:, periods:]
+        return np.pad(self.model.whiten @ inverse, ((1, 0), (0, 0)))
 
     @cached_property
     def _white_covariances(self) -> tuple[Floats, Floats]:

@@ -196,6 +196,11 @@ class NewtonFit(Fit):
     def coefficients(self) -> Floats:
         return np.asarray(self.whiten @ self.point, dtype=np.float64)
 
+    @property
+    def influence(self) -> Floats:
+        """U (p, p): how the coefficients change with the score at the last point."""
+        return np.asarray(self.whiten @ np.linalg.inv(self.floored), dtype=np.float64)
+
     @cached_property
     def _white_covariances(self) -> tuple[Floats, Floats]:
         inverse, (_, score_std), (_, information_std) = np.linalg.inv(self.floored), self._score, self._information

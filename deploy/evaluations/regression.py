@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from evaluations.studies import Sums, compile_for_sites
+from evaluations.studies import SITES, SiteSums, Sums, compile_for_sites
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -34,15 +35,19 @@ TRUTHS = {
     "logistic": np.array([-0.6, 0.7, -0.9, 0.6, 0.7, 0.9, 0.8]),
     "poisson": np.array([0.2, 0.3, -0.3, 0.3, 0.3, 0.3, -0.4]),
 }
+DIFFERS = 0.1
+"""Standard deviation of the sites' slopes."""
+
 OUTCOMES = {"linear": "visits", "logistic": "event = 'yes'", "poisson": "visits"}
 
 
-def drawn(family: str, n: int, rng: np.random.Generator) -> Records:
-    """Records whose outcome follows the family."""
+def drawn(family: str, n: int, rng: np.random.Generator, differs: float = 0.0) -> Records:
+    """Records whose outcome follows the family, with slopes off the truth by ``differs`` as a standard deviation."""
     common = rng.normal(size=n)
     numbers = np.column_stack([np.clip(0.15 * common + 0.35 * rng.normal(size=n) + at, -1, 1) for at in (0.0, 0.1, -0.4)])
     signs = np.column_stack([rng.random(n) < share for share in (0.6, 0.4, 0.3)])
-    linear = np.hstack([np.ones((n, 1)), numbers, signs]) @ TRUTHS[family]
+    slopes = TRUTHS[family] + differs * np.append(0.0, rng.normal(size=len(TRUTHS[family]) - 1))
+    linear = np.hstack([np.ones((n, 1)), numbers, signs]) @ slopes
     visits = np.full(n, 4.0)
     if family == "linear":
         visits = np.clip(linear + 0.8 * rng.normal(size=n), 0, 8)
@@ -54,14 +59,14 @@ def drawn(family: str, n: int, rng: np.random.Generator) -> Records:
     return Records(features, np.ones(features.shape, dtype=np.bool_), None)
 
 
-def compiled(family: str, n: int, epsilon: float) -> Study:
-    """The study of a family."""
-    parameters = {"family": family, "outcome": OUTCOMES[family], "over": [*NUMBERS, *SIGNS]}
+def compiled(family: str, n: int, epsilon: float, sites: Sequence[str] = SITES, **more: str) -> Study:
+    """The study of a family, of n records at all sites together."""
+    parameters = {"family": family, "outcome": OUTCOMES[family], "over": [*NUMBERS, *SIGNS], **more}
     request = StudyRequest(
         name="fit", method="regression", dataset="heart", data=SCHEMA, parameters=parameters,
-        privacy=PrivacyRequest(epsilon=epsilon), expected_records=n // 4,
+        privacy=PrivacyRequest(epsilon=epsilon), expected_records=n // len(sites),
     )  # fmt: skip
-    return compile_for_sites(request)
+    return compile_for_sites(request, sites)
 
 
 def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
@@ -83,12 +88,60 @@ def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
                 yield f"| {family} | {epsilon:g} | {n:,} | {share} | {told / len(errors):.0%} | {error:.3f} |"
 
 
+def clustered_rows(runs: int, rng: np.random.Generator, families: Sequence[str]) -> Iterator[str]:
+    """Of intervals clustered by site and of those for independent records: coverage, and half-width of a slope's.
+
+    Sites' slopes differ by :data:`DIFFERS`, and in the last four columns not at all.
+    """
+    for family in families:
+        for sites in (3, 4, 8, 16):
+            for each in (1000, 5000):
+                for epsilon in (1.0, 3.0, 1e4):
+                    names = [f"site-{index:02}" for index in range(sites)]
+                    study = compiled(family, sites * each, epsilon, names, errors="clustered")
+                    shown, number = list[str](), 0
+                    for differs in (DIFFERS, 0.0):
+                        found = [_clustered(study, family, each, differs, rng) for _ in range(runs)]
+                        told = np.array([run for run in found if run])  # (runs, slopes, both errors, covered and half-width)
+                        number += len(told)
+                        if not len(told):
+                            shown.append("– | – | – | –")
+                            continue
+                        covered, width = told[..., 0].mean(axis=(0, 1)), np.median(told[..., 1], axis=(0, 1))
+                        shown.append(f"{covered[0]:.3f} | {width[0]:.3f} | {covered[1]:.3f} | {width[1]:.3f}")
+                    yield f"| {family} | {sites} | {each:,} | {epsilon:g} | {number / (2 * runs):.0%} | {' | '.join(shown)} |"
+
+
+def _clustered(
+    study: Study, family: str, each: int, differs: float, rng: np.random.Generator
+) -> list[list[tuple[bool, float]]]:
+    """By slope, whether both kinds of errors cover, and their half-widths; empty where a slope is not told."""
+    records = [drawn(family, each, rng, differs) for _ in study.participants]
+    summary = METHODS["regression"].run(SiteSums(study, records, rng)).summary
+    found = []
+    for place, slope in enumerate(TRUTHS[family][1:], 1):
+        rows = summary["coefficients"][place], summary[f"coefficients {MODEL_ERRORS}"][place]
+        figures = [row["coefficient" if family == "linear" else "log"] for row in rows]
+        if any("value" not in figure for figure in figures):
+            return []
+        found.append([(each["low"] <= slope <= each["high"], (each["high"] - each["low"]) / 2) for each in figures])
+    return found
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="evaluations.regression", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clustered", nargs="*", metavar="FAMILY", help="of errors clustered by site, of these families")
     options = parser.parse_args()
+    if options.clustered is not None:
+        columns = ["clustered", "half-width", "independent", "half-width"]
+        columns += ["alike: clustered", *columns[1:]]
+        print(f"| family | sites | records each | epsilon | told | {' | '.join(columns)} |\n| --- |{' ---: |' * 12}")
+        for row in clustered_rows(options.runs, np.random.default_rng(options.seed), options.clustered or list(TRUTHS)):
+            print(row, flush=True)
+        return
     print("| family | epsilon | records | covered | told | error of a slope |\n| --- | ---: | ---: | ---: | ---: | ---: |")
     for row in rows(options.runs, np.random.default_rng(options.seed)):
         print(row, flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,10 +22,10 @@ Floats = NDArray[np.float64]
 SITES = ("a", "b", "c", "d")
 
 
-def compile_for_sites(request: StudyRequest) -> Study:
-    """The study of :data:`SITES`; nobody signs it."""
+def compile_for_sites(request: StudyRequest, sites: Sequence[str] = SITES) -> Study:
+    """The study of these sites; nobody signs it."""
     return compile_study(
-        request, federation_id="0" * 64, coordinator="hub", participants=list(SITES), clock=lambda: 0, random=SYSTEM_RANDOM
+        request, federation_id="0" * 64, coordinator="hub", participants=list(sites), clock=lambda: 0, random=SYSTEM_RANDOM
     )
 
 
@@ -39,7 +39,8 @@ class Sums:
     """A federation of one site's worth of records, with the noise of four."""
 
     def __init__(self, study: Study, records: Records, rng: np.random.Generator) -> None:
-        self.study, self._records, self._rng, self._rounds = study, records, rng, 0
+        self.study, self._records, self._rng, self._rounds = study, [records], rng, 0
+        self._sites: Sequence[str] = SITES
         self.encoder: Mapping[str, Floats] = {}
 
     def sum(
@@ -47,12 +48,25 @@ class Sums:
     ) -> Release:
         """One round."""
         agreed = AgreedStudy(self.study).task(label)
-        task = cast(RecordTask[Any], agreed.task)
-        total = sum(batch.sum(axis=0, dtype=np.float64) for batch in task.vectors(self._records, broadcast or {}))
-        std = math.sqrt(agreed.released_variance(len(SITES)))
-        noised = total + std * agreed.unit * self._rng.standard_normal(agreed.task.layout().size)
+        task, layout = cast(RecordTask[Any], agreed.task), agreed.task.layout()
+        parts = np.zeros((len(self._records), layout.size))
+        for place, records in enumerate(self._records):
+            for batch in task.vectors(records, broadcast or {}):
+                parts[place] += batch.sum(axis=0, dtype=np.float64)
+        totals = parts if agreed.per_site else parts.sum(axis=0, keepdims=True)
+        std = math.sqrt(agreed.released_variance(len(self._sites)))
+        noised = [layout.split(total + std * agreed.unit * self._rng.standard_normal(layout.size)) for total in totals]
+        values = {name: np.stack([each[name] for each in noised]) for name in noised[0]} if agreed.per_site else noised[0]
         self._rounds += 1
-        return Release(label, self._rounds, agreed.task.layout().split(noised), agreed.block_std(std), SITES, bytes(32))
+        return Release(label, self._rounds, values, agreed.block_std(std), tuple(self._sites), bytes(32))
 
     def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
         """Nothing is kept."""
+
+
+class SiteSums(Sums):
+    """A federation of the study's sites, each with records of its own."""
+
+    def __init__(self, study: Study, records: Sequence[Records], rng: np.random.Generator) -> None:
+        super().__init__(study, records[0], rng)
+        self._records, self._sites = list(records), study.participants

@@ -28,9 +28,10 @@ from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
+from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.features import CENTRE
 from veilsum_privacy.tasks.hazard_step import HAZARDS, PERIODS
-from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY, POINT, WHITEN
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.training.arrays import MODEL
 

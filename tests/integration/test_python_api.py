@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import statsmodels.api as sm
 
 import veilsum
 from support.federation import make_bed, make_data, schema_of
@@ -26,6 +27,7 @@ from support.network import wait_for, wired
 from veilsum.api.datasets import Dataset
 from veilsum.local.tables import deal_rows
 from veilsum.request import StudyRequest
+from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_deploy.cli.study import app
 from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError, Unavailable
@@ -200,6 +202,17 @@ def test_coefficients_are_those_of_least_squares(exact: Dataset) -> None:
     found = study.run().to_pandas()
     assert found["term"].tolist() == ["constant", "age", "sex m"]
     assert np.allclose(found["coefficient"], truth, atol=[0.3, 0.01, 0.3])
+    clustered = exact.linear("score", ["age", "sex"], errors="clustered").run()
+    assert np.allclose(clustered.to_pandas()["coefficient"], found["coefficient"])
+    groups = FRAME["hospital"].astype("category").cat.codes
+    model = sm.OLS(FRAME["score"].to_numpy(), design).fit(
+        cov_type="cluster", cov_kwds={"groups": groups, "use_correction": False}
+    )
+    errors = clustered.to_pandas()["coefficient_sampling_error"] / np.sqrt(3 / 2)
+    assert np.allclose(errors, model.bse, rtol=0.25)  # some records are shortened, and weigh less
+    beside = clustered.to_pandas(f"coefficients {MODEL_ERRORS}")
+    assert np.allclose(beside["coefficient_sampling_error"], found["coefficient_sampling_error"])
+    assert "clustered by 3 sites" in str(clustered.content.summary["queries"])
 
 
 def test_a_result_goes_where_it_is_needed(exact: Dataset, federation: veilsum.Federation, tmp_path: Path) -> None:

@@ -340,6 +340,7 @@ def test_a_sweep_is_taken_up_where_it_was_left(tmp_path: Path, capsys: pytest.Ca
     assert (code, "not an empty directory" in err) == (2, True)
     code, _, err = veilsum(capsys, *options, "--seeds", 2, "--resume")
     assert (code, "Run 4 of 4" in err) == (0, True), err
+    assert "area under the ROC curve" in (out / "auc.svg").read_text()  # the figure that leads the table
     second = read_runs(out)
     assert second[: len(first)] == first  # noise is fresh in every run: an equal row was kept
     assert len(second) == 2 * len(first) == 8

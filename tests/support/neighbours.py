@@ -26,6 +26,7 @@ from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
+from veilsum_privacy.tasks.site_scores import BASELINE, SCALE
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.released import model_digest
@@ -462,6 +463,19 @@ class _NewtonStep(Neighbours):
         return record
 
 
+class _SiteScores(_NewtonStep):
+    """The same record, which every family's point shortens."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        event, count = super().settings()
+        found = []
+        for family, setting in (("logistic", event), ("poisson", count), ("linear", count)):
+            parameters = {"family": family, "length": 2.0, "query": setting.parameters["query"]}
+            broadcast = {**setting.broadcast, SCALE: np.ones(1)}
+            found.append(Setting(family, "site-scores", setting.schema, parameters, broadcast))
+        return tuple(found)
+
+
 class _HazardStep(Neighbours):
     """The worst record has an event late, when most was expected of it already; whitened, it is as long as may be."""
 
@@ -483,6 +497,13 @@ class _HazardStep(Neighbours):
         assert record.labels is not None
         record.labels[:] = 0
         return record
+
+
+class _SiteHazardScores(_HazardStep):
+    def settings(self) -> tuple[Setting, ...]:
+        (ends,) = super().settings()
+        added = {BASELINE: np.array([[0.5, 0.0], [1.0, -0.5]]), SCALE: np.full(1, 4.0)}
+        return (replace(ends, task="site-hazard-scores", broadcast={**ends.broadcast, **added}),)
 
 
 class _TreeGradients(Neighbours):
@@ -533,6 +554,8 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "tree-gradients": _TreeGradients(),
     "hazard-step": _HazardStep(),
     "newton-step": _NewtonStep(),
+    "site-hazard-scores": _SiteHazardScores(),
+    "site-scores": _SiteScores(),
     "evaluation": _Evaluation(),
     "model-tables": _ModelTables(),
     "feature-means": _Moments(_FEATURE_MEANS),

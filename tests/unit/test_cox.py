@@ -21,8 +21,8 @@ from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, MOST, PERIODS, POINT, WHITEN, HazardStep
-from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY
 
 SITES = [f"site-{index}" for index in range(4)]
 HORIZON = 5.0

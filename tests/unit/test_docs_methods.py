@@ -17,6 +17,7 @@ from support.studies import SITES, agreed, federation, split_records
 from support.studies import compiled as compiled_study
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import MergeParameters
+from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_coordinator.parts.alignment import AlignmentParameters
 from veilsum_coordinator.parts.generation import GenerationParameters
 from veilsum_coordinator.parts.local_rounds import TrainingParameters
@@ -229,6 +230,13 @@ def registry() -> pd.DataFrame:
     return pd.DataFrame({"age": age, "arm": arm, "visits": visits, "years": years, "end": end})
 
 
+def records_of(frame: pd.DataFrame) -> Records:
+    ends = np.array([["alive", "moved", "died"].index(end) for end in frame.end])
+    numbers = np.column_stack([(frame.age - 20) / 35 - 1, frame.visits / 10 - 1, frame.years / 2.5 - 1])
+    features = np.hstack([numbers[:, :1], np.eye(2)[frame.arm], numbers[:, 1:], np.eye(3)[ends]])
+    return Records(features, np.ones(features.shape, dtype=np.bool_), None)
+
+
 def pooled(family: str, frame: pd.DataFrame) -> float:
     """The coefficient of `arm` in the clear, by statsmodels and lifelines."""
     import statsmodels.api as sm
@@ -246,11 +254,7 @@ def pooled(family: str, frame: pd.DataFrame) -> float:
 @pytest.mark.parametrize("parameters", FAMILIES, ids=[family["family"] for family in FAMILIES])
 def test_families_of_regressions_run_as_the_page_says(parameters: dict[str, Any]) -> None:
     frame = registry()
-    ends = np.array([["alive", "moved", "died"].index(end) for end in frame.end])
-    numbers = np.column_stack([(frame.age - 20) / 35 - 1, frame.visits / 10 - 1, frame.years / 2.5 - 1])
-    features = np.hstack([numbers[:, :1], np.eye(2)[frame.arm], numbers[:, 1:], np.eye(3)[ends]])
-    records = Records(features, np.ones(features.shape, dtype=np.bool_), None)
-    sites = dict(zip(SITES, split_records(records, 4).values(), strict=True))
+    sites = dict(zip(SITES, split_records(records_of(frame), 4).values(), strict=True))
     study = compiled_study("regression", parameters, schema=REGISTRY, epsilon=3.0, expected=2000)
     truth, found = pooled(parameters["family"], frame), []
     for seed in range(8):
@@ -264,6 +268,30 @@ def test_families_of_regressions_run_as_the_page_says(parameters: dict[str, Any]
     assert said
     assert float(said[1]) == pytest.approx(truth, abs=0.005)
     assert float(said[2]) == pytest.approx(np.mean(found), abs=0.01)
+
+
+def test_clustered_errors_cover_as_the_page_says() -> None:
+    (parameters,) = map(tomllib.loads, re.findall(r"^```toml clustered\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+    names = [f"site-{index}" for index in range(8)]
+    study = compiled_study("regression", parameters, schema=REGISTRY, sites=tuple(names), epsilon=3.0, expected=1000)
+    covered, widths = {"": 0, f" {MODEL_ERRORS}": 0}, dict[str, list[float]]()
+    for seed in range(20):
+        rng, sites = np.random.default_rng(seed), {}
+        for place, name in enumerate(names):
+            frame = registry()[1000 * place : 1000 * (place + 1)].copy()
+            off = rng.normal(0, 0.5)
+            frame["visits"] = rng.poisson(2 + off * (frame.arm - 0.5) + 0.05 * (frame.age - 20)).clip(0, 20) + frame.arm
+            sites[name] = records_of(frame)
+        summary = METHODS["regression"].run(federation(study, sites, seed)).summary
+        for errors in covered:
+            figure = summary[f"coefficients{errors}"][-1]["coefficient"]
+            covered[errors] += figure["low"] < 1.0 < figure["high"]
+            widths.setdefault(errors, []).append((figure["high"] - figure["low"]) / 2)
+    said = re.search(r"covers it in (\d+), ±([\d.]+) in the middle; that of independent\s+records in (\d+), ±([\d.]+)", PAGE)
+    assert said
+    for (errors, count), number, width in zip(covered.items(), said.groups()[::2], said.groups()[1::2], strict=True):
+        assert count == int(number)
+        assert np.median(widths[errors]) == pytest.approx(float(width), abs=0.006)
 
 
 def test_all_families_are_on_the_page() -> None:

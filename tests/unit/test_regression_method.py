@@ -23,7 +23,8 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY, POINT, WHITEN, NewtonStep
+from veilsum_privacy.tasks.designs import LARGEST_ENTRY
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep
 from veilsum_privacy.tasks.queries.conditions import number_cells
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 

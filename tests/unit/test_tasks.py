@@ -77,7 +77,8 @@ def test_every_loss_and_family_has_its_neighbours() -> None:
     assert None in outcomes
     assert stated("tree-gradients", "loss") == losses(TASKS["tree-gradients"].Parameters.model_fields["loss"].annotation)
     assert stated("newton-step", "family") == losses(TASKS["newton-step"].Parameters.model_fields["family"].annotation)
-    assert any(setting.task == "hazard-step" for setting in SETTINGS)
+    assert stated("site-scores", "family") == losses(TASKS["site-scores"].Parameters.model_fields["family"].annotation)
+    assert {"hazard-step", "site-hazard-scores"} <= {setting.task for setting in SETTINGS}
     queries = [query for setting in SETTINGS if setting.task == "tables" for query in setting.parameters["queries"]]
     assert "linear" in {query["kind"] for query in queries}
     models = [setting.parameters["model"]["name"] for setting in SETTINGS if setting.task == "evaluation"]

@@ -2,18 +2,19 @@
 
 A first release gives the second moments of terms and outcome, which is a linear regression already; odds, rates and hazards
 take three more, each a Newton step in coordinates that the first one whitened (:mod:`veilsum_aggregation.newton`,
-:mod:`veilsum_aggregation.hazards`).
+:mod:`veilsum_aggregation.hazards`). Errors clustered by site take one more (:mod:`veilsum_aggregation.clustered`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import newton
 from veilsum_aggregation.figures import Drowned
@@ -22,6 +23,7 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import Fit, too_weak
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected_cluster, linear_scores, score_release
 from veilsum_coordinator.parts.coefficients import coefficients, ratio, score_row, without_interval
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.expected_answers import expected_answers, expected_regression
@@ -34,7 +36,7 @@ from veilsum_coordinator.parts.proportional_hazards import (
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_answers import LinearReader, shown, test_row
+from veilsum_coordinator.parts.query_answers import READERS, LinearReader, shown, test_row
 from veilsum_coordinator.parts.query_requests import (
     DeriveRequest,
     EdgeRange,
@@ -53,10 +55,11 @@ from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
-from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep, NewtonStepParameters
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep, NewtonStepParameters, in_units
 from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
+from veilsum_privacy.tasks.site_scores import SiteScoresParameters
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
@@ -72,6 +75,9 @@ SHARES = (0.20, 0.15, 0.20, 0.45)
 
 FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
+
+MODEL_ERRORS = "of independent records"
+"""What the model's errors are called."""
 
 PREDICTS = {"linear": "number", "logistic": "probability", "poisson": "rate", "cox": "hazard"}
 
@@ -98,6 +104,8 @@ class RegressionParameters(Frozen):
         person: in a study whose unit is the subject, how a person's records become one
             (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
         at_most: in its place, how many of a person's records count.
+        errors: of coefficients: those of a ``model`` whose records are independent, or ``clustered`` by site, for which each
+            site discloses its own noised score.
     """
 
     family: Literal["linear", "logistic", "poisson", "cox"]
@@ -112,10 +120,19 @@ class RegressionParameters(Frozen):
     most: Real | None = Field(default=None, gt=0, le=1e6)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
+    errors: Literal["model", "clustered"] = "model"
+
+    @model_serializer(mode="wrap")
+    def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A study of the model's errors is signed in the form that it always had."""
+        return {name: value for name, value in dump(self).items() if (name, value) != ("errors", "model")}
 
 
 class Regression(Method):
-    """One release of the task "tables", and for odds and rates three of "newton-step", for hazards of "hazard-step"."""
+    """One release of the task "tables", and for odds and rates three of "newton-step", for hazards of "hazard-step".
+
+    Errors clustered by site take one of "site-scores" or "site-hazard-scores", which discloses each site's score by itself.
+    """
 
     name = "regression"
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
@@ -137,7 +154,9 @@ class Regression(Method):
             tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
-                return (start,)
+                (encoding,) = (LinearEncoding(query, columns) for query in tables.queries)
+                scores = linear_scores(tables.queries[0], tuple(derived), encoding.longest).model_copy(update=persons)
+                return start, *_score_releases(parameters, scores, (start,), inputs)
             step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
             name = "hazard-step" if isinstance(step, HazardStepParameters) else "newton-step"
             _check_units(parameters, LinearEncoding(step.query, columns))
@@ -146,7 +165,8 @@ class Regression(Method):
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
         except HostileInput as error:
             raise ConfigurationError(error.message, error.advice) from error
-        return start, *(TaskPlan(label, name, step, share=share) for label, share in zip(STEPS, SHARES[1:], strict=True))
+        fit = (start, *(TaskPlan(label, name, step, share=share) for label, share in zip(STEPS, SHARES[1:], strict=True)))
+        return *fit, *_score_releases(parameters, step, fit, inputs)
 
     @staticmethod
     def _step(
@@ -173,7 +193,14 @@ class Regression(Method):
         """How well each coefficient will be known if terms do not depend on one another."""
         family = study.parameters["family"]
         if family == "linear":
-            return expected_answers(study, cohort, records, MOMENTS)
+            if not _is_clustered(study):
+                return expected_answers(study, cohort, records, MOMENTS)
+
+            def read(encoding: LinearEncoding, release: Release, smallest: int) -> LinearReader:
+                reader = LinearReader(encoding, release, smallest)
+                return replace(reader, told=expected_cluster(study, cohort, reader.fit()))
+
+            return expected_answers(study, cohort, records, MOMENTS, {**READERS, LinearEncoding: read})
         encoding, most = _model(study)
         fit: NewtonFit | HazardFit
         if family == "cox":
@@ -182,8 +209,9 @@ class Regression(Method):
             fit = _expected_fit(study, cohort, records, encoding, most)
         # the noise lowers the smallest eigenvalue by about its norm
         unlikely = too_weak(fit.reach, fit.smallest - fit.reach, newton.WEAKEST)
+        told = expected_cluster(study, cohort, fit, most / 2.0) if _is_clustered(study) else fit
         found, per = [], _units(study)
-        for each in coefficients(fit, encoding, per=per):
+        for each in coefficients(told, encoding, per=per):
             if each.term == "constant":
                 continue
             half = math.inf if unlikely or isinstance(each.answer, Drowned) else (each.answer.high - each.answer.low) / 2.0
@@ -202,18 +230,31 @@ class Regression(Method):
         cohort = {"cohort": len(first.cohort)}
         outcome = study.parameters["outcome"]
         about = {"query": QUERY, "kind": family, "over": ", ".join(encoding.query.over), "where": encoding.query.where}
-        summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome}], **cohort}
+        clustered = _is_clustered(study)
+        errors = f"clustered by {len(first.cohort)} sites" if clustered else MODEL_ERRORS
+        summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
         gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])[:-1, :-1]
         if family == "linear":
             reader = LinearReader(encoding, first, 0)
             tables = {QUERY: list(reader.rows()), f"{QUERY} tests": list(reader.tests()), SCORE: list(reader.score(gram))}
+            if clustered:
+                tables = _told_twice(tables, list(replace(reader, told=cluster(federation, first, reader.fit())).rows()))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
         fit = fit_hazards(federation, first, QUERY, STEPS) if family == "cox" else _fit(federation, first, encoding, most)
         rows = list(_rows(fit, encoding, RATIOS[family], _units(study)))
         tests = [test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]
         tables = {QUERY: rows, f"{QUERY} tests": tests, SCORE: list(score_row(fit, encoding, gram))}
+        if clustered:
+            told = cluster(federation, first, fit, _rate(first, encoding))
+            tables = _told_twice(tables, list(_rows(told, encoding, RATIOS[family], _units(study))))
         return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)}, {"coefficients": fit.coefficients})
+
+
+def _told_twice(tables: Mapping[str, list[Row]], rows: list[Row]) -> dict[str, list[Row]]:
+    """The tables with clustered errors, beside the coefficients as the model has them, of whose errors the test is."""
+    tests = [{**row, "test": f"{row['test']}, errors {MODEL_ERRORS}"} for row in tables[f"{QUERY} tests"]]
+    return {QUERY: rows, f"{QUERY} {MODEL_ERRORS}": tables[QUERY], f"{QUERY} tests": tests, SCORE: tables[SCORE]}
 
 
 def _predicts(study: Study) -> dict[str, Any]:
@@ -253,13 +294,34 @@ def _units(study: Study) -> Mapping[str, float]:
 
 def _model(study: Study) -> tuple[LinearEncoding, float]:
     """Terms and outcome, and the largest mean of counts."""
-    task = AgreedStudy(study).task(study.tasks[-1].label).task
+    task = AgreedStudy(study).task(MOMENTS if study.parameters["family"] == "linear" else STEPS[-1]).task
     if isinstance(task, NewtonStep):
         return task.encoding, float(task.parameters.most)
     if isinstance(task, HazardStep):
         return task.encoding, 1.0
     (encoding,) = task.encodings  # type: ignore[attr-defined]  # of "tables"
     return encoding, 1.0
+
+
+def _is_clustered(study: Study) -> bool:
+    return any(task.label == SCORES for task in study.tasks)
+
+
+def _score_releases(
+    parameters: RegressionParameters,
+    step: NewtonStepParameters | HazardStepParameters | SiteScoresParameters,
+    fit: Sequence[TaskPlan],
+    inputs: Inputs,
+) -> tuple[TaskPlan, ...]:
+    """The release of sites' scores, if errors are clustered."""
+    return (score_release(step, sum(plan.share for plan in fit), inputs.sites),) * (parameters.errors == "clustered")
+
+
+def _rate(first: Release, encoding: LinearEncoding) -> float:
+    """Mean of the outcome."""
+    gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
+    mean = np.array([float(gram[0, -1]) / max(float(gram[0, 0]), 1.0)])
+    return max(float(in_units(mean, encoding.outcome)[0]), 0.0)
 
 
 def _expected_fit(study: Study, cohort: int, records: int, encoding: LinearEncoding, most: float) -> NewtonFit:
@@ -304,7 +366,7 @@ def _read(release: Release, at: Floats) -> NewtonRelease:
 
 def _rows(fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float]) -> Iterator[Row]:
     for found in coefficients(fit, encoding, per=per):
-        if isinstance(fit, HazardFit) and found.term == "constant":
+        if name == RATIOS["cox"] and found.term == "constant":
             continue
         row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}
         yield row | {"log": shown(found.answer), "p_value": found.p_value} | without_interval(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,9 @@ UNITS = ("coefficient", "mean", "standard", "quantile", "median", "restricted", 
 """Beginnings of quantities that have their column's unit."""
 
 
-def expected_answers(study: Study, cohort: int, records: int, label: str = TABLES) -> Sequence[Expectation]:
+def expected_answers(
+    study: Study, cohort: int, records: int, label: str = TABLES, readers: Mapping[type[Any], Callable[..., Any]] = READERS
+) -> Sequence[Expectation]:
     """The same readers on the sums that are expected: every group alike, numbers where schemas mostly have them.
 
     Half widths are of both errors at the expected number of records, as the result will print them.
@@ -49,7 +51,7 @@ def expected_answers(study: Study, cohort: int, records: int, label: str = TABLE
         values = expected_blocks(encoding, float(records))
         names = {f"{encoding.query.name}/{name}": array for name, array in values.items()}
         release = Release(label, 1, names, {name: noise[name] for name in names}, (), b"")
-        rows = list(READERS[type(encoding)](encoding, release, 0).rows())
+        rows = list(readers[type(encoding)](encoding, release, 0).rows())
         found += _expectations(encoding, rows, noise, records, main)
     return found
 

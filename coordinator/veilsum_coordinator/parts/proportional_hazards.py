@@ -107,7 +107,7 @@ def fit_hazards(federation: Federation, first: Release, query: str, steps: Seque
         length = longest_terms(model, expected["score"], expected["diagonal"])
         release = federation.sum(label, broadcast_of(model, point, length), members=first.cohort)
         released.append(_read(release.values, release.noise_std, model, point, length))
-        fit = HazardFit(model, tuple(released))
+        fit = HazardFit(model, tuple(released), length)
         point = fit.point
     return fit
 
@@ -132,7 +132,7 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
         read = _read(values, expected, model, np.zeros(periods + p), length)
         # without noise: the expected square of a value's noise is taken off where values are read
         found.append(HazardRelease(**{**vars(read), "information": information, "cross_std": 0.0}))
-    return HazardFit(model, found)
+    return HazardFit(model, found, length)
 
 
 def _encodings(study: Study) -> Sequence[LinearEncoding | SurvivalEncoding]:

@@ -21,7 +21,7 @@ from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_aggregation.moments import symmetric
-from veilsum_aggregation.regression import LinearFit
+from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_aggregation.weighted_means import WeightedSums, difference
@@ -257,10 +257,16 @@ class _CorrelationReader(_Reader):
                 yield {"column": names[i], "with": names[j], "correlation": self.cell(float(diagonal[0]), shown(found))}
 
 
+@dataclass(frozen=True)
 class LinearReader(_Reader):
-    """Reads a linear regression."""
+    """Reads a linear regression.
+
+    Attributes:
+        told: the fit whose errors the coefficients have; None for that of the moments.
+    """
 
     encoding: LinearEncoding
+    told: Fit | None = None
 
     def fit(self) -> LinearFit:
         matrix = symmetric(self.block("diagonal"), self.block("cross"))
@@ -276,7 +282,7 @@ class LinearReader(_Reader):
         """In the columns' own units."""
         outcome, count = self.encoding.outcome, float(self.block("diagonal")[0])
         half = outcome.high / 2.0 - outcome.low / 2.0
-        for found in coefficients(self.fit(), self.encoding, half, outcome.low + half):
+        for found in coefficients(self.told or self.fit(), self.encoding, half, outcome.low + half):
             unit = f"{outcome.unit or 1} per {found.per}" if found.per else outcome.unit
             row: Row = {"term": found.term, "unit": unit, "coefficient": self.cell(count, shown(found.answer))}
             yield row | {"p_value": found.p_value} | without_interval(found)

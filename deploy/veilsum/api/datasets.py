@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from veilsum.api.options import Names, Options, Question, as_list, merged
 from veilsum.api.studies import Study
@@ -16,6 +16,9 @@ from veilsum_privacy.study.schema import DatasetSchema
 if TYPE_CHECKING:
     from veilsum.api.federation import Federation
     from veilsum.api.results import StudyResult
+
+Errors = Literal["model", "clustered"]
+"""Of a regression's coefficients."""
 
 Query = Mapping[str, Any]
 """A question of the method ``statistics``, with the keys of a ``[[query]]`` table."""
@@ -178,9 +181,11 @@ class Dataset:
 
     # -- regression --------------------------------------------------------------------------------------------------------
 
-    def linear(self, outcome: str, over: Names, *, where: str = "", **options: Unpack[Options]) -> Study:
-        """Linear regression of a number: coefficients with intervals."""
-        return self._regress("linear", outcome, over, options, where=where)
+    def linear(
+        self, outcome: str, over: Names, *, where: str = "", errors: Errors = "model", **options: Unpack[Options]
+    ) -> Study:
+        """Linear regression of a number: coefficients with intervals; ``errors`` as of :meth:`cox`."""
+        return self._regress("linear", outcome, over, options, errors, where=where)
 
     def logistic(
         self,
@@ -189,10 +194,12 @@ class Dataset:
         *,
         per: Mapping[str, float] | None = None,
         where: str = "",
+        errors: Errors = "model",
         **options: Unpack[Options],
     ) -> Study:
-        """Logistic regression of an event, a condition such as ``"died = 'yes'"``: odds ratios; ``per`` as of :meth:`cox`."""
-        return self._regress("logistic", outcome, over, options, per=per, where=where)
+        """Logistic regression of an event, a condition such as ``"died = 'yes'"``: odds ratios; ``per`` and ``errors`` as of
+        :meth:`cox`."""
+        return self._regress("logistic", outcome, over, options, errors, per=per, where=where)
 
     def poisson(
         self,
@@ -202,10 +209,11 @@ class Dataset:
         per: Mapping[str, float] | None = None,
         most: float | None = None,
         where: str = "",
+        errors: Errors = "model",
         **options: Unpack[Options],
     ) -> Study:
-        """Poisson regression of counts: rate ratios; ``most`` is the largest mean of a record."""
-        return self._regress("poisson", outcome, over, options, per=per, most=most, where=where)
+        """Poisson regression of counts: rate ratios; ``most`` is the largest mean of a record; others as of :meth:`cox`."""
+        return self._regress("poisson", outcome, over, options, errors, per=per, most=most, where=where)
 
     def cox(
         self,
@@ -217,6 +225,7 @@ class Dataset:
         edges: Any = (),
         per: Mapping[str, float] | None = None,
         where: str = "",
+        errors: Errors = "model",
         **options: Unpack[Options],
     ) -> Study:
         """Cox regression of the time to an event: hazard ratios.
@@ -229,10 +238,12 @@ class Dataset:
             edges: of the intervals in which ends are counted first; 40 equal ones by default.
             per: for a change of how many units of a term its ratio is given, such as ``{"age": 10}``.
             where: which records.
+            errors: of a ``model`` whose records are independent; or ``clustered`` by site, where effects may differ between
+                sites, for which each site discloses its own noised score: three sites or more.
             options: of the study.
         """
         more = {"event": event, "censored": as_list(censored), "edges": edges, "per": per, "where": where}
-        return self._regress("cox", time, over, options, **more)
+        return self._regress("cox", time, over, options, errors, **more)
 
     # -- models ------------------------------------------------------------------------------------------------------------
 
@@ -291,8 +302,9 @@ class Dataset:
                 query[key] = listed
         return self.study("statistics", {"query": (query,)}, **options)
 
-    def _regress(self, family: str, outcome: str, over: Names, options: Options, **keys: Any) -> Study:
+    def _regress(self, family: str, outcome: str, over: Names, options: Options, errors: Errors, **keys: Any) -> Study:
         stated = {key: value for key, value in keys.items() if value not in (None, "", (), [])}
+        stated |= {} if errors == "model" else {"errors": errors}
         return self.study("regression", {"family": family, "outcome": outcome, "over": as_list(over), **stated}, **options)
 
     def __repr__(self) -> str:

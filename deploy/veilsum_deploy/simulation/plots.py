@@ -1,4 +1,4 @@
-"""Pictures of a sweep: accuracy against epsilon where it was varied, the cells' gains or accuracies as bars otherwise.
+"""Pictures of a sweep: its leading figure against epsilon where that was varied, else bars of the cells' gains or figures.
 
 Colours are those of Okabe and Ito, which people with any colour vision tell apart; lines differ in their markers as well.
 """
@@ -9,11 +9,13 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veilsum_deploy.datasets import EXTRA
 from veilsum_deploy.simulation.baseline_names import BASELINES
+from veilsum_deploy.simulation.held_out import LEADING, NAMES
 from veilsum_deploy.simulation.sweep import EPSILON, NO_NOISE, Cell, Sweep, shown
 from veilsum_deploy.simulation.tables import Estimate, Row
 from veilsum_node.errors import Misuse
@@ -31,6 +33,7 @@ REFERENCE_STYLES = {
     "trained-pooled": ("--", "#999999"),
 }
 MAX_BARS = 60
+ACCURACY = "accuracy"
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -48,6 +51,22 @@ class Table:
     rows: Sequence[Row]
     title: str
 
+    @cached_property
+    def figure(self) -> str | None:
+        """The figure that leads the table's cells; accuracy where they have no other, None where they have nothing."""
+        cells = [row for row in self.rows if row.kind == "cell"]
+        led = next((name for name in LEADING if any(name in row.figures for row in cells)), None)
+        return led or (ACCURACY if any(row.average is not None for row in cells) else None)
+
+    @property
+    def words(self) -> str:
+        """The figure on an axis."""
+        return "accuracy, mean over domains, %" if self.figure == ACCURACY else f"{NAMES[str(self.figure)]}, %"
+
+    def of(self, row: Row) -> Estimate | None:
+        """The figure of a row, a share."""
+        return row.average if self.figure == ACCURACY else row.figures.get(str(self.figure))
+
 
 def require_matplotlib() -> None:
     """Fail before a sweep, not after it, where pictures cannot be drawn.
@@ -60,21 +79,20 @@ def require_matplotlib() -> None:
 
 
 def draw(folder: Path, table: Table) -> list[Path]:
-    """Write accuracy.png and .svg, or gains.png and .svg, into a folder; nothing where no cell has an accuracy.
+    """Write a .png and an .svg, named for the figure or ``gains``, into a folder; nothing where no cell has a figure.
 
     Returns:
         The files' paths.
     """
-    if not any(row.kind == "cell" and row.average is not None for row in table.rows):
+    if table.figure is None:
         return []
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no window, no display
 
     with mpl.rc_context(STYLE):
         numbers = _epsilons(table.sweep)
-        name, figure = ("accuracy", _lines(table, numbers)) if numbers else ("gains", _bars(table))
-        if not numbers and table.sweep.baseline is None:
-            name = "accuracy"
+        figure = _lines(table, numbers) if numbers else _bars(table)
+        name = table.figure if numbers or table.sweep.baseline is None else "gains"
         FigureCanvasAgg(figure)
         paths = [folder / f"{name}.png", folder / f"{name}.svg"]
         figure.savefig(paths[0], dpi=150, bbox_inches="tight")
@@ -108,8 +126,8 @@ def _lines(table: Table, numbers: Sequence[float]) -> Any:
                 for row in table.rows
                 if row.kind == "cell" and row.cell.group == group and _without(row.cell, (EPSILON,), group) == variant
             ]
-            _line(panel, sweep, rows, far, index, variant)
-        _references(panel, table.rows, group)
+            _line(panel, table, rows, far, index, variant)
+        _references(panel, table, group)
         panel.set_xscale("log")
         none = any(value == NO_NOISE for axis in sweep.axes if axis.key == EPSILON for value in axis.values)
         ticks = [*numbers, far] if none else list(numbers)
@@ -121,17 +139,17 @@ def _lines(table: Table, numbers: Sequence[float]) -> Any:
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
     for panel in panels[::columns]:
-        panel.set_ylabel("accuracy, mean over domains, %")
+        panel.set_ylabel(table.words)
     _legend(figure, list(panels[: len(groups)]))
     figure.suptitle(table.title, x=0.02, horizontalalignment="left")
     return figure
 
 
-def _line(panel: Axes, sweep: Sweep, rows: Sequence[Row], far: float, index: int, variant: Cell) -> None:
+def _line(panel: Axes, table: Table, rows: Sequence[Row], far: float, index: int, variant: Cell) -> None:
     again = index // len(COLOURS)  # how often the colours were used up: another style and marker then tells lines apart
     colour, style = COLOURS[index % len(COLOURS)], STYLES[again % len(STYLES)]
     marker = MARKERS[(index + 3 * again) % len(MARKERS)]
-    told = [(_place(row, far), row.average, row) for row in rows if row.average is not None]
+    told = [(_place(row, far), value, row) for row in rows if (value := table.of(row)) is not None]
     noised = sorted(((x, value, row) for x, value, row in told if x < far), key=lambda item: item[0])
     points = [*noised, *((x, value, row) for x, value, row in told if x >= far)]
     if not points:
@@ -152,12 +170,12 @@ def _line(panel: Axes, sweep: Sweep, rows: Sequence[Row], far: float, index: int
         panel.errorbar(
             [x], [100 * value.mean], yerr=error, color=colour, marker=marker, markersize=6, markerfacecolor=face, capsize=2
         )
-    label = _words(sweep, variant) or "the study"
+    label = _words(table.sweep, variant) or "the study"
     panel.plot([], [], style, color=colour, marker=marker, markersize=6, linewidth=1.6, label=label)
 
 
 def _bars(table: Table) -> Any:
-    """One panel for each setting, one bar for each cell: its gain where a baseline is named, its accuracy otherwise."""
+    """One panel for each setting, one bar for each cell: its gain where a baseline is named, its figure otherwise."""
     from matplotlib.figure import Figure
 
     sweep, gains = table.sweep, table.sweep.baseline is not None
@@ -165,7 +183,7 @@ def _bars(table: Table) -> Any:
     shown_rows: list[list[tuple[Row, Estimate]]] = []
     for group in groups:
         found = [row for row in table.rows if row.kind == "cell" and row.cell.group == group]
-        pairs = [(row, row.gain if gains else row.average) for row in found]
+        pairs = [(row, row.gain if gains else table.of(row)) for row in found]
         shown_rows.append([(row, value) for row, value in pairs if value is not None][:MAX_BARS])
     longest = max(1, *(len(rows) for rows in shown_rows))
     columns = min(len(groups), 3)
@@ -186,10 +204,11 @@ def _bars(table: Table) -> Any:
         panel.grid(axis="x", alpha=0.25)
         panel.set_title(_words(sweep, group))
         if not gains:
-            _references(panel, table.rows, group, upright=True)
-            panel.set_xlabel("accuracy, mean over domains, %")
+            _references(panel, table, group, upright=True)
+            panel.set_xlabel(table.words)
         else:
-            panel.set_xlabel("gain in accuracy, points")
+            classes = any(row.classes for row, _ in rows)
+            panel.set_xlabel(f"gain in {'accuracy' if classes else NAMES[str(table.figure)]}, points")
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
     if not gains:
@@ -199,14 +218,15 @@ def _bars(table: Table) -> Any:
     return figure
 
 
-def _references(panel: Axes, rows: Sequence[Row], group: Cell, *, upright: bool = False) -> None:
+def _references(panel: Axes, table: Table, group: Cell, *, upright: bool = False) -> None:
     """Each site alone and pooled records, as lines across the panel."""
-    for row in rows:
-        if row.kind not in REFERENCE_STYLES or row.cell != group or row.average is None:
+    for row in table.rows:
+        value = table.of(row)
+        if row.kind not in REFERENCE_STYLES or row.cell != group or value is None:
             continue
         style, colour = REFERENCE_STYLES[row.kind]
         across = panel.axvline if upright else panel.axhline
-        across(100 * row.average.mean, linestyle=style, color=colour, linewidth=1.3, label=BASELINES[row.kind])
+        across(100 * value.mean, linestyle=style, color=colour, linewidth=1.3, label=BASELINES[row.kind])
 
 
 def _legend(figure: Any, panels: Sequence[Axes]) -> None:

@@ -127,6 +127,8 @@ def _references() -> Iterator[Reference]:
     event = {"family": "logistic", "length": 2.0, "information_share": 0.8}
     yield Reference("newton-step", _schema(2, 2, classes=3), {**event, "query": fit})
     yield Reference("hazard-step", _schema(2, 2, classes=3), {"query": fit, "time": "n1", "periods": 2})
+    yield Reference("site-scores", _schema(2, 2, classes=3), {"query": fit, "family": "logistic", "length": 2.0})
+    yield Reference("site-hazard-scores", _schema(2, 2, classes=3), {"query": fit, "time": "n1", "periods": 2})
     means = {"clip": 1.0, "missing": "centre", "count_weight": 0.5, "sum_weight": 1.0}
     yield Reference("feature-means", _schema(3), means)
     yield Reference("gaussian-moments", _schema(3), {**moments, "clip": 1.0, "product_weight": 1.0})

@@ -27,6 +27,7 @@ from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.tasks.newton_step import NewtonStep
 from veilsum_privacy.tasks.power_moments import PowerMoments
 from veilsum_privacy.tasks.prototypes import Prototypes
+from veilsum_privacy.tasks.site_scores import SiteHazardScores, SiteScores
 from veilsum_privacy.tasks.statistics import Statistics
 from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.tasks.tree_gradients import TreeGradients
@@ -38,6 +39,8 @@ _ALL: tuple[type[Task[Any]], ...] = (
     Tables,
     NewtonStep,
     HazardStep,
+    SiteScores,
+    SiteHazardScores,
     FeatureMeans,
     GaussianMoments,
     ClassMoments,

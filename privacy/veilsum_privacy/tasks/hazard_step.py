@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, batches
-from veilsum_privacy.tasks.newton_step import MOST_COEFFICIENTS, broadcast_array, row_products
-from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
+from veilsum_privacy.study.study import Disclosure
+from veilsum_privacy.tasks.base import Block, Floats, Layout, Records
+from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays, row_products
 from veilsum_privacy.tasks.queries.conditions import number_cells
-from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 WHITEN, CENTRE, POINT, PERIODS, HAZARDS = "cox.whiten", "cox.centre", "cox.point", "cox.periods", "cox.hazards"
 """Broadcast arrays: W (p, p), the centre (p,), gamma (p,), the ends of the periods (P + 1,) in [0, 1], log hazards (P,)."""
@@ -34,23 +31,34 @@ STEEPEST = 60.0
 """Largest log of a record's hazard; e^60 in any period ends the following at once."""
 
 
-class HazardStepParameters(PersonParameters):
+class HazardStepParameters(DesignParameters):
     """Parameters of :class:`HazardStep`; all public and independent of the data.
 
     Attributes:
-        query: of kind ``linear``: terms, condition, and as outcome the condition that the time ended with the event.
-        derived: columns that it uses beside the schema's.
+        query: as the base has it; its outcome is the condition that the time ended with the event.
         time: numeric column; who reaches its upper bound is past the horizon.
         periods: P, pieces of time with one hazard each.
     """
 
-    query: Query
-    derived: tuple[DerivedColumn, ...] = Field(default=(), max_length=MAX_QUERIES)
     time: ColumnName
     periods: int = Field(ge=1, le=256)
 
 
-class HazardStep(PersonTask[HazardStepParameters]):
+class Expected(NamedTuple):
+    """Of some records.
+
+    Attributes:
+        terms: x, (b, p).
+        mean: mu_j, (b, P).
+        residual: r_j, (b, P).
+    """
+
+    terms: Floats
+    mean: Floats
+    residual: Floats
+
+
+class HazardStep(DesignTask[HazardStepParameters]):
     """Score and information of a hazard exp(alpha_j + z' gamma) in period j, z = W (terms - centre), at a broadcast point.
 
     With the time u in [0, 1] and o_j of it within period j, mu_j = o_j exp(alpha_j + z' gamma) events are expected there. A
@@ -73,26 +81,23 @@ class HazardStep(PersonTask[HazardStepParameters]):
     """
 
     name = "hazard-step"
-    disclosures = ("joint",)
+    disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint",)
     Parameters: ClassVar[type[Frozen]] = HazardStepParameters
 
     def __init__(self, parameters: HazardStepParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
-        self._columns = Columns(schema, parameters.derived)
-        self.encoding = LinearEncoding(parameters.query, self._columns)
-        self._columns.number(parameters.time, self.encoding.what)
+        self.beside = (parameters.time,)
+        self.columns.number(parameters.time, self.encoding.what)
         if self.encoding.event is None:
             raise HostileInput(f"{self.encoding.what}: the outcome {parameters.query.outcome!r} is a number, and no event.")
         if parameters.time in {*parameters.query.over, *self.encoding.explained}:
             raise HostileInput(
                 f"{self.encoding.what}: the time {parameters.time!r} explains itself.", "Leave it out of `over`."
             )
-        if self.p > MOST_COEFFICIENTS:
-            raise HostileInput(f"The model has {self.p} coefficients; at most {MOST_COEFFICIENTS} can be.", "Use fewer terms.")
 
     @property
     def p(self) -> int:
-        """Number of coefficients."""
+        """Number of coefficients; there is no constant."""
         return len(self.encoding.terms)
 
     def layout(self) -> Layout:
@@ -117,43 +122,47 @@ class HazardStep(PersonTask[HazardStepParameters]):
         return {**point, PERIODS: np.linspace(0.0, 1.0, periods + 1), HAZARDS: np.zeros(periods)}
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        given = broadcast_arrays(broadcast, self.shapes())
+        for design in self.designs(records):
+            yield self._rows(self.expected(design, given)) * design.known[:, None]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the broadcast arrays."""
         p, periods = self.p, self.parameters.periods
-        shapes = {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), PERIODS: (periods + 1,), HAZARDS: (periods,)}
-        given = {name: broadcast_array(broadcast, name, shape) for name, shape in shapes.items()}
+        return {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), PERIODS: (periods + 1,), HAZARDS: (periods,)}
+
+    def expected(self, design: Design, given: Mapping[str, Floats]) -> Expected:
+        """What was expected of the records of a batch.
+
+        Raises:
+            HostileInput: the periods do not ascend from 0 to 1.
+        """
         ends = given[PERIODS]
         if ends[0] < 0.0 or ends[-1] > 1.0 or np.any(np.diff(ends) < 0.0):
             raise HostileInput(f"{PERIODS} must ascend from 0 to 1.")
-        records, counted = self.counted(records)
-        reads = sorted(self.encoding.reads | {self.parameters.time})
-        for part in batches(len(records), self.layout().size):
-            cells = self._columns.cells(records.take(part), reads)
-            group = np.where(counted[part] & cells[self.parameters.time].present, 0, -1)
-            if self.encoding.condition is not None:
-                group = np.where(self.encoding.condition.holds(cells), group, -1)
-            z, ended, known = self.encoding.design(cells, group)
-            time = number_cells(cells, self.parameters.time).x / 2.0 + 0.5
-            yield self._rows(z[:, 1:], time, ended > 0.0, given) * known[:, None]
-
-    def _rows(self, terms: Floats, time: Floats, ended: NDArray[np.bool_], given: Mapping[str, Floats]) -> Floats:
-        ends = given[PERIODS]
-        white = row_products(terms - given[CENTRE], given[WHITEN])
+        time = number_cells(design.cells, self.parameters.time).x / 2.0 + 0.5
+        white = row_products(design.z[:, 1:] - given[CENTRE], given[WHITEN])
         slopes = row_products(white, given[POINT][:, None])
         spent = np.clip(time[:, None], ends[:-1], ends[1:]) - ends[:-1]
         expected = np.cumsum(spent * np.exp(np.clip(given[HAZARDS] + slopes, -STEEPEST, STEEPEST)), axis=1)
         length = row_norms(white)
         white *= (1.0 / np.maximum(length, 1.0))[:, None]
         limit = 1.0 / np.clip(length, 1.0 / MOST, 1.0)
-        died = ended & (expected[:, -1] <= limit) & (time <= ends[-1]) & (time < 1.0)
+        died = (design.outcome > 0.0) & (expected[:, -1] <= limit) & (time <= ends[-1]) & (time < 1.0)
         mean = np.diff(np.minimum(expected, limit[:, None]), axis=1, prepend=0.0)
         residual = -mean
         period = np.clip(np.searchsorted(ends, time, side="left") - 1, 0, len(ends) - 2)
         residual[np.arange(len(time)), period] += died
+        return Expected(white, mean, residual)
+
+    def _rows(self, found: Expected) -> Floats:
+        white, mean, residual = found
         whole, both = mean.sum(axis=1, keepdims=True), residual.sum(axis=1, keepdims=True)
         upper = np.triu_indices(self.p, 1)
         values = {
             "score": white * both,
             "hazards": residual,
-            "cross": (mean[:, :, None] * white[:, None, :]).reshape(len(time), -1),
+            "cross": (mean[:, :, None] * white[:, None, :]).reshape(len(white), -1),
             "diagonal": white**2 * whole,
             "upper": white[:, upper[0]] * white[:, upper[1]] * whole,
         }

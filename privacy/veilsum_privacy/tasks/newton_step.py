@@ -15,42 +15,32 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, batches
-from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.base import Block, Floats, Layout, Records
+from veilsum_privacy.tasks.designs import DesignParameters, DesignTask, broadcast_arrays, row_products
+from veilsum_privacy.tasks.queries.conditions import NumberDomain
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 WHITEN, POINT = "newton.whiten", "newton.point"
 """Broadcast arrays: W (p, p) and gamma (p,), of released sums, so that they are constants for each record."""
 
-LARGEST_ENTRY = 1e6
-"""Of a broadcast array: products of two then stay finite."""
 
-MOST_COEFFICIENTS = 128
-"""p^2 is what a record costs in time, and p^2 / 2 what it sends."""
-
-
-class NewtonStepParameters(PersonParameters):
+class NewtonStepParameters(DesignParameters):
     """Parameters of :class:`NewtonStep`; all public and independent of the data.
 
     Attributes:
-        query: of kind ``linear``: terms, outcome and condition.
-        derived: columns that it uses beside the schema's.
         family: of the outcome's distribution.
         most: M, largest mean of a count: larger ones are taken as M; 1 of a ``logistic`` model.
         length: C, to which a record's whitened terms are shortened.
         information_share: kappa, the information's share of a record's norm against the score's.
     """
 
-    query: Query
-    derived: tuple[DerivedColumn, ...] = Field(default=(), max_length=MAX_QUERIES)
     family: Family
     most: Real = Field(default=1.0, gt=0, le=1e6)
     length: Real = Field(ge=1e-3, le=1e6)
     information_share: Real = Field(ge=1e-3, le=1e3)
 
 
-class NewtonStep(PersonTask[NewtonStepParameters]):
+class NewtonStep(DesignTask[NewtonStepParameters]):
     """Sums over records of c z_w (y - mu) and c^2 v z_w z_w' (:mod:`veilsum_aggregation.newton`).
 
     Blocks: ``score`` (p,), ``diagonal`` (p,) and ``cross`` (p (p - 1) / 2,), the entries above the diagonal row by row, whose
@@ -75,18 +65,7 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
 
     def __init__(self, parameters: NewtonStepParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
-        self._columns = Columns(schema, parameters.derived)
-        if parameters.query.kind != "linear":
-            raise HostileInput(f"A regression explains an outcome; its query is of kind {parameters.query.kind!r}.")
-        self.encoding = LinearEncoding(parameters.query, self._columns)
-        if self.p > MOST_COEFFICIENTS:
-            raise HostileInput(f"The model has {self.p} coefficients; at most {MOST_COEFFICIENTS} can be.", "Use fewer terms.")
         check_outcome(parameters.family, self.encoding)
-
-    @property
-    def p(self) -> int:
-        """Number of coefficients."""
-        return len(self.encoding.terms) + 1
 
     def layout(self) -> Layout:
         parameters = self.parameters
@@ -119,23 +98,15 @@ class NewtonStep(PersonTask[NewtonStepParameters]):
         return {WHITEN: np.eye(self.p), POINT: np.zeros(self.p)}
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        whiten, point = (
-            broadcast_array(broadcast, name, shape) for name, shape in ((WHITEN, (self.p, self.p)), (POINT, (self.p,)))
-        )
-        records, counted = self.counted(records)
-        reads = sorted(self.encoding.reads)
-        for part in batches(len(records), self.layout().size):
-            cells = self._columns.cells(records.take(part), reads)
-            group = np.where(counted[part], 0, -1)
-            if self.encoding.condition is not None:
-                group = np.where(self.encoding.condition.holds(cells), group, -1)
-            yield self._rows(*self.encoding.design(cells, group), whiten, point)
+        given = broadcast_arrays(broadcast, {WHITEN: (self.p, self.p), POINT: (self.p,)})
+        for design in self.designs(records):
+            yield self._rows(design.z, design.outcome, design.known, given[WHITEN], given[POINT])
 
     def _rows(self, z: Floats, outcome: Floats, known: NDArray[np.bool_], whiten: Floats, point: Floats) -> Floats:
         p, domain = self.parameters, self.encoding.outcome
         white = row_products(z, whiten)
         mean, variance = mean_of(p.family, row_products(white, point[:, None])[:, 0], p.most)
-        residual = (outcome + 1.0) * (domain.high / 2.0 - domain.low / 2.0) + domain.low - mean
+        residual = in_units(outcome, domain) - mean
         white *= (p.length / np.maximum(row_norms(white), p.length))[:, None]
         score, diagonal, *cross = self.layout().blocks
         upper = np.triu_indices(self.p, 1)
@@ -159,21 +130,6 @@ def check_outcome(family: Family, encoding: LinearEncoding) -> None:
         raise HostileInput(f"A Poisson regression explains a number that is 0 or more; {what} is not.")
 
 
-def row_products(rows: Floats, matrix: Floats) -> Floats:
-    """``rows @ matrix``, each row's to the last bit the same whatever rows stand beside it, as BLAS' are not."""
-    found = np.zeros((len(rows), matrix.shape[1]))
-    for place in range(matrix.shape[0]):
-        found += rows[:, place, None] * matrix[place]
-    return found
-
-
-def broadcast_array(broadcast: Mapping[str, Floats], name: str, shape: tuple[int, ...]) -> Floats:
-    """An array of a broadcast.
-
-    Raises:
-        HostileInput: it is missing, of another shape, or holds what is not finite or beyond :data:`LARGEST_ENTRY`.
-    """
-    array = broadcast.get(name)
-    if array is None or array.shape != shape or not np.isfinite(array).all() or np.abs(array).max() > LARGEST_ENTRY:
-        raise HostileInput(f"The broadcast must hold {name} of shape {shape}, of numbers up to {LARGEST_ENTRY:g}.")
-    return array
+def in_units(outcome: Floats, domain: NumberDomain) -> Floats:
+    """An outcome in [-1, 1] as the column has it; of an event 0 or 1."""
+    return (outcome + 1.0) * (domain.high / 2.0 - domain.low / 2.0) + domain.low

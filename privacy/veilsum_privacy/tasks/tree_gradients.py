@@ -14,8 +14,8 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.features import usable
-from veilsum_privacy.tasks.newton_step import LARGEST_ENTRY
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models.base import Shapes

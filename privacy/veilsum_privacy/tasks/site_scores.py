@@ -1,0 +1,127 @@
+"""The tasks "site-scores" and "site-hazard-scores": the score of a fitted model, for errors that are clustered by site.
+
+A study declares them per site. Each is a function of one record and of constants, whose vector is shortened to length 1: the
+sensitivity rests on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from veilsum_aggregation.newton import mean_of
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.tasks.base import Block, Floats, Layout, Records
+from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays, row_products
+from veilsum_privacy.tasks.hazard_step import HazardStep
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN, check_outcome, in_units
+
+SCALE, BASELINE = "scores.scale", "scores.baseline"
+"""Broadcast arrays: 1 / B as (1,), B the score that has length 1; and by period (P, p) what the hazards' score explains."""
+
+
+class SiteScoresParameters(DesignParameters):
+    """Parameters of :class:`SiteScores`; all public and independent of the data.
+
+    Attributes:
+        family: of the outcome's distribution; a ``linear`` one is a number or an event in [-1, 1].
+        most: M, largest mean of a count; 1 of all others.
+        length: C, to which a record's terms are shortened: in their own coordinates of a ``linear`` model, else whitened.
+    """
+
+    family: Literal["linear", "logistic", "poisson"]
+    most: Real = Field(default=1.0, gt=0, le=1e6)
+    length: Real = Field(ge=1e-3, le=1e6)
+
+
+class SiteScores(DesignTask[SiteScoresParameters]):
+    """The sum over records of c z_w (y - mu) / B, each shortened to length 1, weighted as the fit weighs it.
+
+    The broadcast holds W and gamma of :class:`~veilsum_privacy.tasks.newton_step.NewtonStep`, and 1 / B; z_w = W z, mu is of
+    the linear predictor z_w' gamma, c shortens z_w to C. Of a linear model c shortens z to C, and the score is
+    (W c z)(c y - c z_w' gamma).
+
+    Block: ``score`` (p,).
+
+    Sensitivity. A record's vector is multiplied by min(1, 1 / its length), so its norm is at most 1 for any broadcast, and the
+    sum changes by at most 1 with it; by m with a person whose records count at most m times. The weight is 1.
+
+    A record without one of the terms, or the outcome, or that does not meet the condition, adds zero.
+    """
+
+    name = "site-scores"
+    Parameters: ClassVar[type[Frozen]] = SiteScoresParameters
+
+    def __init__(self, parameters: SiteScoresParameters, schema: DatasetSchema) -> None:
+        super().__init__(parameters, schema)
+        if parameters.family != "linear":
+            check_outcome(parameters.family, self.encoding)
+
+    def layout(self) -> Layout:
+        return Layout((Block("score", (self.p,)),))
+
+    def clip(self) -> float:
+        return float(self.most_rows)
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        return {WHITEN: np.eye(self.p), POINT: np.zeros(self.p), SCALE: np.ones(1)}
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        given = broadcast_arrays(broadcast, {WHITEN: (self.p, self.p), POINT: (self.p,), SCALE: (1,)})
+        for design in self.designs(records):
+            yield _shortened(self._scores(design, given) * given[SCALE]) * design.known[:, None]
+
+    def _scores(self, design: Design, given: Mapping[str, Floats]) -> Floats:
+        family, length = self.parameters.family, float(self.parameters.length)
+        if family == "linear":
+            short = length / np.maximum(row_norms(design.z), length)
+            white = row_products(design.z * short[:, None], given[WHITEN])
+            return white * (design.outcome * short - row_products(white, given[POINT][:, None])[:, 0])[:, None]
+        white = row_products(design.z, given[WHITEN])
+        mean, _ = mean_of(family, row_products(white, given[POINT][:, None])[:, 0], float(self.parameters.most))
+        residual = in_units(design.outcome, self.encoding.outcome) - mean
+        return white * (residual * length / np.maximum(row_norms(white), length))[:, None]
+
+
+class SiteHazardScores(HazardStep):
+    """The sum over records of (x sum_j r_j - sum_j e_j r_j) / B, each shortened to length 1.
+
+    That is the score of the terms less what the hazards' score explains of it, with e_j by period from the released
+    information; x and r_j are those of :class:`~veilsum_privacy.tasks.hazard_step.HazardStep`, and so is the broadcast, beside
+    1 / B and the e_j.
+
+    Block: ``score`` (p,).
+
+    Sensitivity. As of :class:`SiteScores`: no record's vector is longer than 1, for any broadcast.
+    """
+
+    name = "site-hazard-scores"
+    disclosures = ("joint", "per-site")
+
+    def layout(self) -> Layout:
+        return Layout((Block("score", (self.p,)),))
+
+    def clip(self) -> float:
+        return float(self.most_rows)
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        added = {BASELINE: np.zeros((self.parameters.periods, self.p)), SCALE: np.ones(1)}
+        return super().example_broadcast(sites) | added
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        shapes = {**self.shapes(), BASELINE: (self.parameters.periods, self.p), SCALE: (1,)}
+        given = broadcast_arrays(broadcast, shapes)
+        for design in self.designs(records):
+            terms, _, residual = self.expected(design, given)
+            score = terms * residual.sum(axis=1, keepdims=True) - row_products(residual, given[BASELINE])
+            yield _shortened(score * given[SCALE]) * design.known[:, None]
+
+
+def _shortened(rows: Floats) -> Floats:
+    """Rows no longer than 1."""
+    return np.asarray(rows / np.maximum(row_norms(rows), 1.0)[:, None], dtype=np.float64)
