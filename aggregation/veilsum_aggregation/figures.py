@@ -50,6 +50,12 @@ class Figure:
         error = math.hypot(self.noise_error, self.sampling_error)
         return math.erfc(abs(self.value) / error / math.sqrt(2.0)) if error > 0.0 else float(self.value == 0.0)
 
+    @property
+    def noise_share(self) -> float:
+        """Share of the error's variance that is noise: near 1, the records could hardly show; 0 of an exact figure."""
+        variance = self.noise_error**2 + self.sampling_error**2
+        return self.noise_error**2 / variance if variance > 0.0 else 0.0
+
     def scaled(self, factor: float, shift: float = 0.0) -> Figure:
         """The figure of ``factor`` (above 0) times the quantity plus ``shift``; of a shifted one, errors are normal again."""
         ends = self.low * factor + shift, self.high * factor + shift

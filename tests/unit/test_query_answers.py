@@ -170,6 +170,8 @@ def test_a_regression_without_noise_is_statsmodels() -> None:
     fit = sm.WLS(stay, terms, weights=weight).fit()
     (test,) = run(compiled(None), records)["linear tests"]
     assert test["r_squared"]["value"] == pytest.approx(fit.rsquared, abs=2e-3)
+    assert test["at_bound"] == pytest.approx(np.mean((stay <= 0.0) | (stay >= 60.0)), abs=1e-6)
+    assert test["at_bound"] > 0.0
     assert [row["term"] for row in rows] == ["constant", "age", "arm b", "sex m"]
     assert [row["unit"] for row in rows] == ["days", "days per years", "days", "days"]
     for row, value, error, p_value in zip(rows, fit.params, fit.bse, fit.pvalues, strict=True):
@@ -185,6 +187,11 @@ def test_a_regression_that_noise_drowns_says_so() -> None:
     rows = run(compiled(0.02, **asked), records_of(400)[0])["linear"]
     assert all("not_estimable" in row["coefficient"] for row in rows)
     assert all(isinstance(row["without_interval"], float) and row["p_value"] is None for row in rows)
+    assert all(row["noise_share"] is None for row in rows)
+    for row in run(compiled(3.0, **asked), records_of(4000)[0])["linear"]:
+        noise, sampling = row["coefficient"]["noise_error"], row["coefficient"]["sampling_error"]
+        assert row["noise_share"] == pytest.approx(noise**2 / (noise**2 + sampling**2))
+        assert 0.0 < row["noise_share"] < 1.0
 
 
 def figures_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

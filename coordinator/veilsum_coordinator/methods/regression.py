@@ -24,7 +24,7 @@ from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import Fit, too_weak
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected_cluster, linear_scores, score_release
-from veilsum_coordinator.parts.coefficients import coefficients, ratio, score_row, without_interval
+from veilsum_coordinator.parts.coefficients import coefficients, ratio, score_row, told_of
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.expected_answers import expected_answers, expected_regression
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -369,7 +369,7 @@ def _rows(fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float
         if name == RATIOS["cox"] and found.term == "constant":
             continue
         row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}
-        yield row | {"log": shown(found.answer), "p_value": found.p_value} | without_interval(found)
+        yield row | {"log": shown(found.answer)} | told_of(found)
 
 
 def _radius(encoding: LinearEncoding, term: str) -> float:

@@ -113,6 +113,8 @@ def _exp(value: float) -> float:
     return math.exp(value) if value < 700.0 else math.inf
 
 
-def without_interval(found: Coefficient) -> dict[str, Any]:
-    """What a row says of a coefficient that has no interval."""
-    return {"without_interval": found.estimate} if isinstance(found.answer, Drowned) else {}
+def told_of(found: Coefficient) -> dict[str, Any]:
+    """What a row says of a coefficient beside its figure."""
+    if isinstance(found.answer, Drowned):
+        return {"p_value": None, "noise_share": None, "without_interval": found.estimate}
+    return {"p_value": found.p_value, "noise_share": found.answer.noise_share}

@@ -25,7 +25,7 @@ from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_aggregation.weighted_means import WeightedSums, difference
-from veilsum_coordinator.parts.coefficients import coefficients, score_row, without_interval
+from veilsum_coordinator.parts.coefficients import coefficients, score_row, told_of
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -285,14 +285,15 @@ class LinearReader(_Reader):
         for found in coefficients(self.told or self.fit(), self.encoding, half, outcome.low + half):
             unit = f"{outcome.unit or 1} per {found.per}" if found.per else outcome.unit
             row: Row = {"term": found.term, "unit": unit, "coefficient": self.cell(count, shown(found.answer))}
-            yield row | {"p_value": found.p_value} | without_interval(found)
+            yield row | told_of(found)
 
     def tests(self) -> Iterator[Row]:
         count, records = float(self.block("bounds")[0]), float(self.block("diagonal")[0])
-        of, share = self.encoding.query.outcome, count / records if records > 0.0 else math.nan
-        note = f"{of} is at a bound in {max(share, 0.0):.1%} of the records, which biases the fit" if share > 0.02 else ""
+        of, share = self.encoding.query.outcome, min(max(count / records, 0.0), 1.0) if records > 0.0 else None
+        note = f"{of} is at a bound in {share:.1%} of the records, which biases the fit" if share and share > 0.02 else ""
         fit = self.fit()
-        row = test_row("all slopes are 0 (Wald)", of, fit.all_slopes(), r_squared=shown(fit.r_squared()))
+        told = {"r_squared": shown(fit.r_squared()), "at_bound": share}
+        row = test_row("all slopes are 0 (Wald)", of, fit.all_slopes(), **told)
         yield row | {"note": "; ".join(part for part in (row["note"], note) if part)}
 
 
