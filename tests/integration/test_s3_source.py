@@ -145,7 +145,7 @@ def test_objects_are_read_as_files_are(tmp_path: Path, store: str, url: str, row
 def test_an_object_of_csv_is_read_as_a_file_is(
     tmp_path: Path, store: str, subject: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_files, "_PART", 100)
+    monkeypatch.setattr(csv_files, "BATCH", 100)
     (tmp_path / "odd.csv").write_bytes(ODD)
     source = bucket("s3://hospital/visits/2024/odd.csv", store, tmp_path)
     check_structure(source, SCHEMA, subject=subject, header=True)
