@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 _ASKED: dict[int, Any] = {}
 """Connections that a query runs on, by the thread that waits for it."""
 _FREE = threading.Condition()
-_PATIENCE = 5.0
+_PATIENCE = 20.0
 """Seconds that the end of the process waits for queries that are stopped."""
 _ending = threading.Event()
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
@@ -142,9 +143,11 @@ class _Texts:
 
 def _open(connection: Any, query: Query) -> list[_Texts]:
     """Show the query its tables, and nothing else from here on; return those that are texts."""
-    texts = []
+    texts: list[_Texts] = []
     for name, path in query.files.items():
         if _is_text(path):
+            if not texts:
+                connection.execute("SET threads = 1")  # no thread but the one that asks comes back to the interpreter
             texts.append(_texts(path))
             connection.register(name, texts[-1])
         else:
@@ -167,12 +170,9 @@ def _watched(connection: Any, query: Query, seconds: float, texts: list[_Texts])
         ended.set()
         connection.interrupt()
 
+    _enter(connection)
     watch = threading.Timer(max(0.0, seconds), stop)
     watch.start()
-    with _FREE:
-        _ASKED[threading.get_ident()] = connection
-    if _ending.is_set():
-        _leave(connection)
     try:
         yield
     except (*_errors(), OSError, pa.ArrowException) as error:
@@ -187,6 +187,15 @@ def _watched(connection: Any, query: Query, seconds: float, texts: list[_Texts])
         _leave(connection)
 
 
+def _enter(connection: Any) -> None:
+    """Note that this thread waits for a query. Where the process ends, it asks for nothing more and stays here."""
+    with _FREE:
+        if not _ending.is_set():
+            _ASKED[threading.get_ident()] = connection
+            return
+    threading.Event().wait()
+
+
 def _leave(connection: Any) -> None:
     """Free this thread of a query. Where the process ends, it stays here: what was cut short is not what the query yields."""
     if _ending.is_set():
@@ -194,15 +203,21 @@ def _leave(connection: Any) -> None:
     with _FREE:
         del _ASKED[threading.get_ident()]
         _FREE.notify_all()
-    if _ending.is_set():
-        threading.Event().wait()
+        if not _ending.is_set():
+            return
+    threading.Event().wait()
 
 
-@atexit.register
+@cache
+def _stops_at_exit() -> None:
+    """Before what DuckDB, imported by now, does itself at the end, which fails queries that run."""
+    atexit.register(_end)
+
+
 def _end() -> None:
     """Stop queries before the interpreter ends: a thread that comes back to it from DuckDB then would abort the process."""
-    _ending.set()
     with _FREE:
+        _ending.set()
         for connection in _ASKED.values():
             connection.interrupt()
         _FREE.wait_for(lambda: not _ASKED, _PATIENCE)
@@ -214,6 +229,7 @@ def _connection() -> Iterator[Any]:
         import duckdb
     except ImportError as error:
         raise missing_package("duckdb", "sql") from error
+    _stops_at_exit()
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     try:
         yield connection
