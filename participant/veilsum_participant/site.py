@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -32,9 +32,10 @@ from veilsum_participant.data.stream import BATCH, comes_in_batches, record_byte
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.store import TAKING_PART, StudyRow
+from veilsum_participant.tried import Tried
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import NONCE_BYTES
@@ -43,7 +44,7 @@ from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
@@ -82,33 +83,6 @@ class Reading:
         if self._growing is not None:
             self._growing.add(batch)
         return batch
-
-
-MOST_TRIED = 1024
-
-
-class Tried:
-    """Tasks that were computed without records, each with the names and shapes of the arrays that it took beside them."""
-
-    def __init__(self) -> None:
-        self._seen: set[tuple[object, ...]] = set()
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def knows(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> bool:
-        """Whether such arrays were tried."""
-        return self._key(task, arrays) in self._seen
-
-    def add(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
-        """Remember that they were; whoever chooses their shapes fills no memory."""
-        if len(self._seen) >= MOST_TRIED:
-            self._seen.clear()
-        self._seen.add(self._key(task, arrays))
-
-    @staticmethod
-    def _key(task: AgreedTask, arrays: Mapping[str, Floats]) -> tuple[object, ...]:
-        return (task.agreed.digest, task.label, *sorted((name, array.shape) for name, array in arrays.items()))
 
 
 class Snapshot(NamedTuple):

@@ -17,14 +17,14 @@ from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant import site as participant_site
 from veilsum_participant import store
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.contributions import Contributions, Payload
 from veilsum_participant.protocol.openings import Opened
-from veilsum_participant.site import Site, Tried
+from veilsum_participant.site import Site
 from veilsum_participant.store import AttemptState, StudyState
+from veilsum_participant.tried import Tried
 from veilsum_privacy.computation.contribution import SitePart, SitePlace
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
@@ -181,7 +181,7 @@ def test_what_was_tried_is_not_tried_again_and_no_more_than_so_much_is_remembere
     """The coordinator chooses names and shapes: each set of them is tried once, and they fill no memory."""
     tried: list[list[str]] = []
     monkeypatch.setattr(contributions, "rehearse", lambda _, arrays: tried.append(sorted(arrays)))
-    monkeypatch.setattr(participant_site, "MOST_TRIED", 2)
+    monkeypatch.setattr(remembered, "MOST_TRIED", 2)
     own = attack.bed.sites["a"]
     own.tried = Tried()
     part, task = Contributions(own), attack.spied("a").agreed.task("statistics")
@@ -201,7 +201,7 @@ def test_what_was_tried_is_not_tried_again_and_no_more_than_so_much_is_remembere
 
 
 def test_no_more_than_a_thousand_are_remembered() -> None:
-    assert participant_site.MOST_TRIED == 1024
+    assert remembered.MOST_TRIED == 1024
 
 
 def test_a_task_without_arrays_is_tried_once_by_each_process(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,12 @@ def padded(x: Floats, labels: Integers, size: int) -> Iterator[tuple[slice, Floa
         yield place, rows, names
 
 
+def computed_as(architecture: Architecture) -> tuple[object, ...]:
+    """What decides how a network is computed here: the device and the architecture; what is found of one is kept by this."""
+    options = architecture.options.model_dump_json()
+    return device.chosen(), type(architecture), options, architecture.inputs, architecture.width, architecture.classes
+
+
 def compute_module(architecture: Architecture) -> Network:
     """A new network in the precision that the architecture is computed in, on the device that was chosen."""
     import torch

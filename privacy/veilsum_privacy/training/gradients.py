@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse
-from veilsum_privacy.training import closed_form, device
+from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import load
-from veilsum_privacy.training.batches import LARGEST_BATCH, compute_module, physical_batch
+from veilsum_privacy.training.batches import LARGEST_BATCH, compute_module, computed_as, physical_batch
 from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, relative_slack
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.models.base import Architecture
@@ -124,17 +124,11 @@ def engine(architecture: Architecture) -> PerRecordGradients:
     from veilsum_privacy.training.per_record import PerRecordGradients
 
     kept: OrderedDict[object, PerRecordGradients] = _LOCAL.__dict__.setdefault("engines", OrderedDict())
-    key = (
-        device.chosen(),
-        type(architecture),
-        architecture.options.model_dump_json(),
-        architecture.inputs,
-        architecture.width,
-    )
-    found = kept.pop((*key, architecture.classes), None)
+    key = computed_as(architecture)
+    found = kept.pop(key, None)
     if found is None:
         found = PerRecordGradients(compute_module(architecture))
-    kept[(*key, architecture.classes)] = found
+    kept[key] = found
     if len(kept) > _KEPT:
         kept.popitem(last=False)
     return found

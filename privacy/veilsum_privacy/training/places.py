@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.training import device
-from veilsum_privacy.training.batches import array, compute_module, one_thread, tensor
+from veilsum_privacy.training.batches import array, compute_module, computed_as, one_thread, tensor
 from veilsum_privacy.training.models.base import Architecture
 
 if TYPE_CHECKING:
@@ -24,20 +23,13 @@ if TYPE_CHECKING:
 BATCH = 64
 """Records that go through a network at once where they may; public."""
 
-_found: dict[tuple[Any, ...], int] = {}
+_found: dict[tuple[object, ...], int] = {}
 """By device and architecture, what :func:`records_at_once` found."""
 
 
 def records_at_once(architecture: Architecture) -> int:
     """:data:`BATCH`, or 1 for a network whose outputs depend on a record's place or company on this machine."""
-    key = (
-        device.chosen(),
-        type(architecture),
-        architecture.options.model_dump_json(),
-        architecture.inputs,
-        architecture.width,
-        architecture.classes,
-    )
+    key = computed_as(architecture)
     if key not in _found:
         _found[key] = BATCH if _independent(architecture) else 1
     return _found[key]
