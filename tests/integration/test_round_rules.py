@@ -18,6 +18,7 @@ from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant import store
+from veilsum_participant import tried as remembered
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.contributions import Contributions, Payload
