@@ -170,7 +170,7 @@ def event_levels(centres: Floats, width: float, table: Floats, std: float) -> Le
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeRange:
     """A bounded outcome: ``middle`` and ``half`` the middle and half the length of its range, in its unit."""
 
     middle: float
@@ -222,7 +222,7 @@ def _skewness(mean: float, variance: float) -> float:
     return 2.0 * (b - a) * math.sqrt(nu + 1.0) / ((nu + 2.0) * math.sqrt(a * b))
 
 
-def rate_levels(levels: Levels, products: float, noise: float, outcome: Outcome, product: Outcome) -> Levels:
+def rate_levels(levels: Levels, products: float, noise: float, outcome: OutcomeRange, product: OutcomeRange) -> Levels:
     """Levels of a count, with y log y as a fourth function; what is told of it is the sum of all levels.
 
     The moments that the sampling error needs are those of the negative binomial distribution with a level's mean and variance.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Drowned, Figure, project
 from veilsum_aggregation.moments import NOISE_FLOOR
-from veilsum_aggregation.prediction_levels import ADVICE, FEW, Levels, Outcome
+from veilsum_aggregation.prediction_levels import ADVICE, FEW, Levels, OutcomeRange
 
 Floats = NDArray[np.float64]
 
@@ -101,7 +101,7 @@ def _within(answer: Answer, low: float, high: float) -> Answer:
     return answer if isinstance(answer, Drowned) else answer.within(low, high)
 
 
-def number_measures(levels: Levels, outcome: Outcome) -> Iterator[tuple[str, Answer]]:
+def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str, Answer]]:
     """Of predicted numbers, in the outcome's unit: R squared, errors, and calibration.
 
     ``R squared`` is 1 - (mean squared error) / (variance of the outcome): of the predictions as they are, so that it can be
@@ -151,7 +151,7 @@ def _root(figure: Figure) -> Answer:
     return Figure(value, figure.noise_error / (2.0 * value), figure.sampling_error / (2.0 * value), *ends)
 
 
-def rate_measures(levels: Levels, outcome: Outcome, product: Outcome) -> Iterator[tuple[str, Answer]]:
+def rate_measures(levels: Levels, outcome: OutcomeRange, product: OutcomeRange) -> Iterator[tuple[str, Answer]]:
     """Of predicted means of counts: Poisson deviance, how much of it is explained, and calibration.
 
     The deviance is 2 mean(y log y - y h + exp h - y); explained is its share of the constant guess's. Slope and intercept are

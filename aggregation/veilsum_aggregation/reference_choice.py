@@ -75,7 +75,7 @@ def held_out_errors(site: SiteMoments, *, rounds: int = 10) -> tuple[float, floa
 
 
 @dataclass(frozen=True)
-class Split:
+class HalvedMoments:
     """Two parts of sites' class moments with independent errors.
 
     Attributes:
@@ -90,7 +90,7 @@ class Split:
 
 def split(
     sites: Sequence[Blocks], noise: Mapping[str, float], within: Floats, ratio: float, rng: np.random.Generator
-) -> Split:
+) -> HalvedMoments:
     """Split class moments into parts whose errors, of variance v before, are independent, of v (1 + r^2) and v (1 + r^-2).
 
     The noise of every block is split, and of class sums the sampling error as well, with which second moments move along.
@@ -120,7 +120,7 @@ def split(
             if "products" in moved:
                 moved["products"] = moved["products"] + change[np.triu_indices(len(change), 1)]
             part.append(moved)
-    return Split(fit, {name: std * (1.0 + ratio**2) ** 0.5 for name, std in noise.items()}, tried)
+    return HalvedMoments(fit, {name: std * (1.0 + ratio**2) ** 0.5 for name, std in noise.items()}, tried)
 
 
 def two_class_accuracy(

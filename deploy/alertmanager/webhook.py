@@ -15,7 +15,7 @@ from typing import Any
 MOST_BYTES = 1 << 20
 
 
-class Listener(BaseHTTPRequestHandler):
+class NotificationHandler(BaseHTTPRequestHandler):
     """Takes notifications: the path is the receiver's name."""
 
     timeout = 10.0
@@ -50,7 +50,7 @@ def describe(receiver: str, notification: Any) -> list[str]:
 def main(place: str = "127.0.0.1:9095") -> None:
     """Listen until interrupted."""
     host, _, port = place.rpartition(":")
-    with HTTPServer((host, int(port)), Listener) as server:
+    with HTTPServer((host, int(port)), NotificationHandler) as server:
         print(f"listening on {host}:{server.server_port}", flush=True)
         with suppress(KeyboardInterrupt):
             server.serve_forever()

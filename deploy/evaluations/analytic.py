@@ -26,7 +26,7 @@ from veilsum_deploy.evaluation import accuracy, result_head
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
 
 
-class Kept(Sums):
+class LastSums(Sums):
     """It remembers its last release of class moments."""
 
     moments: Release
@@ -65,7 +65,7 @@ def split(name: str, epsilon: float, seed: int) -> tuple[float, float]:
         expected_records=len(used) // len(SITES),
     )  # fmt: skip
     study = compile_for_sites(request)
-    federation = Kept(study, dataset.records.take(used), rng)
+    federation = LastSums(study, dataset.records.take(used), rng)
     result = METHODS["fedcgs"].run(federation)
     head, test = result_head(result), dataset.records.take(held)
     if head is None:

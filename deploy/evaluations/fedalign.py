@@ -93,7 +93,7 @@ PRIVATE = (
 
 
 @dataclass(frozen=True)
-class Sites:
+class SkewedSites:
     """What the sites hold, what is tested on as it is, and with each site's own skew."""
 
     records: dict[str, Records]
@@ -102,7 +102,7 @@ class Sites:
     schema: DatasetSchema
 
 
-def deal(arrays: Mapping[str, Any], chosen: argparse.Namespace, *, seed: int, beta: float, pool: int) -> Sites:
+def deal(arrays: Mapping[str, Any], chosen: argparse.Namespace, *, seed: int, beta: float, pool: int) -> SkewedSites:
     """Draw images, deal them by Dirichlet classes and skew them; all by the seed."""
     rng = np.random.default_rng((seed, 0xFEDA))
     rows = rng.permutation(len(arrays["y_train"]))[: chosen.records * chosen.sites]
@@ -127,7 +127,7 @@ def deal(arrays: Mapping[str, Any], chosen: argparse.Namespace, *, seed: int, be
     columns = tuple(NumberColumn(name=f"p{index}", low=0, high=1) for index in range((SIDE // pool) ** 2))
     most = chosen.records * chosen.sites
     schema = DatasetSchema(columns=columns, label=LabelColumn(column="digit", classes=classes), max_records=most)
-    return Sites(records, _records(test, expected, pool), skewed, schema)
+    return SkewedSites(records, _records(test, expected, pool), skewed, schema)
 
 
 def _records(images: Floats, labels: Any, pool: int) -> Records:
@@ -136,7 +136,7 @@ def _records(images: Floats, labels: Any, pool: int) -> Records:
     return Records(features, np.ones(features.shape, dtype=np.bool_), labels)
 
 
-def compiled(sites: Sites, arm: Arm, parameters: Mapping[str, Any], chosen: argparse.Namespace, epsilon: float) -> Study:
+def compiled(sites: SkewedSites, arm: Arm, parameters: Mapping[str, Any], chosen: argparse.Namespace, epsilon: float) -> Study:
     """The study of an arm; an infinite epsilon is a study without noise."""
     private = math.isfinite(epsilon)
     noise = ("distributed" if arm.method == "fedsgd" else "local") if private else "none"
@@ -166,7 +166,9 @@ def _channels(parameters: Mapping[str, Any], moments: Mapping[str, Any]) -> dict
     return {} if by_itself else {"channels": 1}
 
 
-def run(sites: Sites, arm: Arm, parameters: Mapping[str, Any], chosen: argparse.Namespace, epsilon: float) -> dict[str, Any]:
+def run(
+    sites: SkewedSites, arm: Arm, parameters: Mapping[str, Any], chosen: argparse.Namespace, epsilon: float
+) -> dict[str, Any]:
     """One result: percent of test images classified rightly, as they are and with the sites' own skew."""
     began = time.monotonic()
     study = compiled(sites, arm, parameters, chosen, epsilon)
@@ -217,7 +219,7 @@ def measure(arrays: Mapping[str, Any], chosen: argparse.Namespace, done: set[str
         for seed in seeds:
             for beta in chosen.betas:
                 pool = 2 if part == "private" else 1
-                sites: Sites | None = None
+                sites: SkewedSites | None = None
                 epsilons = chosen.epsilons if part == "private" else [math.inf]
                 for arm in PRIVATE if part == "private" else TRAINING[part]:
                     for epsilon in epsilons:

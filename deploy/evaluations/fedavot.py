@@ -83,7 +83,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PairProblem:
     """A problem with importance p (N,) and availability of pairs q (M,)."""
 
     name: str
@@ -122,7 +122,7 @@ def mnist(data: Path) -> Callable[[np.random.Generator], Problem]:
     return build
 
 
-def settings(data: Path) -> list[Setting]:
+def settings(data: Path) -> list[PairProblem]:
     """Both problems in the milder and in the paper's setting; site i from 1 to N."""
     i = np.arange(1.0, SITES + 1.0)
     even = np.full(SITES * (SITES - 1) // 2, 2.0 / (SITES * (SITES - 1)))
@@ -133,14 +133,14 @@ def settings(data: Path) -> list[Setting]:
         return result
 
     return [
-        Setting("regression, feasible", regression, scaled(2 * SITES + 1 - i), pair_probabilities(SITES + i)),
-        Setting("regression, paper", regression, scaled(SITES + 1 - i), pair_probabilities(i)),
-        Setting("MNIST, feasible", images, scaled(np.exp(-i / 100)), even),
-        Setting("MNIST, paper", images, scaled(np.exp(-i / 10)), even),
+        PairProblem("regression, feasible", regression, scaled(2 * SITES + 1 - i), pair_probabilities(SITES + i)),
+        PairProblem("regression, paper", regression, scaled(SITES + 1 - i), pair_probabilities(i)),
+        PairProblem("MNIST, feasible", images, scaled(np.exp(-i / 100)), even),
+        PairProblem("MNIST, paper", images, scaled(np.exp(-i / 10)), even),
     ]
 
 
-def rounds_of(method: str, setting: Setting, plan: MaskedPlan, rounds: int, seed: int) -> Iterator[Round]:
+def rounds_of(method: str, setting: PairProblem, plan: MaskedPlan, rounds: int, seed: int) -> Iterator[Round]:
     """Members and weights of every round."""
     p, random = setting.importance, np.random.default_rng([seed, 1])
     if method == "FedAvg (full)":
@@ -171,7 +171,7 @@ def train(problem: Problem, importance: Floats, schedule: Iterator[Round], seed:
     return float(importance @ problem.losses(mean)), float(importance @ problem.losses(theta))
 
 
-def measure(setting: Setting, seeds: int) -> dict[str, Any]:
+def measure(setting: PairProblem, seeds: int) -> dict[str, Any]:
     """Certificate of the setting, and for each method (seeds, 2) objectives: mean of the second half, last."""
     plan = solve(setting.importance, Subsets.all_pairs(SITES), setting.probabilities)
     figures: dict[str, list[tuple[float, float]]] = {method: [] for method in METHODS}

@@ -75,7 +75,7 @@ def mergings(start: str, epsilons: Sequence[float]) -> list[Merging]:
 
 
 @dataclass(frozen=True)
-class Options:
+class EvaluationOptions:
     """What is run.
 
     Attributes:
@@ -92,7 +92,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Sites:
+class StationClients:
     """Clients by station, and records to test on by origin."""
 
     schema: DatasetSchema
@@ -101,7 +101,7 @@ class Sites:
     tests: dict[str, Records]
 
 
-def deal(collection: Collection, left_out: str, options: Options, seed: int) -> Sites:
+def deal(collection: Collection, left_out: str, options: EvaluationOptions, seed: int) -> StationClients:
     """Three clients for each origin but one, of equally many records each, drawn at random; tests of all origins."""
     stations, records, tests = {}, {}, {}
     for number, domain in enumerate(collection.domains):
@@ -117,10 +117,10 @@ def deal(collection: Collection, left_out: str, options: Options, seed: int) -> 
             records[name] = domain.train.take(rows).records
         stations[domain.name] = names
     schema = collection.schema.model_copy(update={"max_records": options.records})
-    return Sites(schema, stations, records, tests)
+    return StationClients(schema, stations, records, tests)
 
 
-class Remembered:
+class RememberedSums:
     """Sums of a study without noise, which are a function of label, broadcast and members: computed once, over many runs."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Remembered:
 class SideBySide:
     """Two studies on the same sites as one federation: Grams come from one with noise, all else from one without."""
 
-    def __init__(self, plain: PlainFederation, noised: PlainFederation | None, memory: Remembered) -> None:
+    def __init__(self, plain: PlainFederation, noised: PlainFederation | None, memory: RememberedSums) -> None:
         self._plain, self._noised, self._memory = plain, noised, memory
 
     @property
@@ -161,7 +161,9 @@ class SideBySide:
         """Keeps nothing."""
 
 
-def drafted(sites: Sites, options: Options, objective: str, start: str, merging: Merging, **privacy: Any) -> StudyDraft:
+def drafted(
+    sites: StationClients, options: EvaluationOptions, objective: str, start: str, merging: Merging, **privacy: Any
+) -> StudyDraft:
     """The study as asked for."""
     parameters = {
         "model": MODEL_SPEC,
@@ -205,7 +207,7 @@ def grams_alone(draft: StudyDraft, epsilon: float) -> Study:
     return Study.model_validate({**whole, "tasks": [task.model_dump()]})
 
 
-def accuracies(result: Result, sites: Sites) -> dict[str, float]:
+def accuracies(result: Result, sites: StationClients) -> dict[str, float]:
     """Percent of each origin's test records that a result classifies rightly."""
     architecture = build_architecture(
         ModelSpec.model_validate(result.application["head"]["model"]), sites.schema.width, len(sites.schema.classes)
@@ -218,7 +220,9 @@ def accuracies(result: Result, sites: Sites) -> dict[str, float]:
     return found
 
 
-def run(sites: Sites, options: Options, objective: str, start: str, merging: Merging, memory: Remembered) -> dict[str, Any]:
+def run(
+    sites: StationClients, options: EvaluationOptions, objective: str, start: str, merging: Merging, memory: RememberedSums
+) -> dict[str, Any]:
     """One result: accuracies by origin, what moved in merges, and the epsilon of the Grams."""
     draft = drafted(sites, options, objective, start, merging, noise="none")
     places = {name: PlainSite(own) for name, own in sites.records.items()}
@@ -233,7 +237,7 @@ def run(sites: Sites, options: Options, objective: str, start: str, merging: Mer
     }
 
 
-def run_private(sites: Sites, options: Options, epsilon: float, merging: Merging) -> dict[str, Any]:
+def run_private(sites: StationClients, options: EvaluationOptions, epsilon: float, merging: Merging) -> dict[str, Any]:
     """One result of a study with noise on everything."""
     private = {"local_steps": 4, "sampling_rate": 0.25, "gradient_clip": 1.0, "learning_rate": 0.5}
     own = replace(options, parameters={**options.parameters, **private})
@@ -250,7 +254,7 @@ def run_private(sites: Sites, options: Options, epsilon: float, merging: Merging
     }
 
 
-def measure(collection: Collection, options: Options, chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure(collection: Collection, options: EvaluationOptions, chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every result, one after the other."""
     names = [domain.name for domain in collection.domains]
     seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
@@ -261,7 +265,7 @@ def measure(collection: Collection, options: Options, chosen: argparse.Namespace
         sites = deal(collection, left_out, own, seed)
         about = {"seed": seed, "left_out": left_out}
         for baseline in chosen.baselines:
-            memory = Remembered()
+            memory = RememberedSums()
             by_start = {"shared": slower, "independent": longer}
             for start in chosen.starts:
                 for merging in mergings(start, chosen.epsilons):
@@ -308,7 +312,7 @@ def main(arguments: Sequence[str]) -> None:
         "gram_clip": chosen.gram_clip,
     }
     HFedATMParameters.model_validate({"model": MODEL_SPEC, "stations": {}, **training})
-    options = Options(chosen.records, chosen.tests, training, chosen.every)
+    options = EvaluationOptions(chosen.records, chosen.tests, training, chosen.every)
     collection = load_collection("digits4", chosen.data / "digits4")
     chosen.out.mkdir(parents=True, exist_ok=True)
     file = chosen.out / "rows.jsonl"

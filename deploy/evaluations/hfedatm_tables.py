@@ -13,7 +13,7 @@ PRIVATE = "all private"
 """The baseline of rows in which training has noise as well."""
 
 
-class Kind(NamedTuple):
+class RowKind(NamedTuple):
     """Rows of one kind: a course of training, a merge, and the epsilon of its Grams, infinite without noise."""
 
     start: str
@@ -82,8 +82,8 @@ def _private(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _kind(row: Row) -> Kind:
-    return Kind(row["start"], row["merge"], row["epsilon"])
+def _kind(row: Row) -> RowKind:
+    return RowKind(row["start"], row["merge"], row["epsilon"])
 
 
 def _figures(own: Sequence[Row], rows: Sequence[Row], *, empty: bool) -> list[str]:

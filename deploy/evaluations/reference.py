@@ -27,11 +27,11 @@ from veilsum_coordinator.parts.joint_moments import joined
 from veilsum_coordinator.parts.reference_choice import choose_reference
 from veilsum_coordinator.parts.references import two_way_reference
 from veilsum_deploy.collections import Collection, Domain, load_collection, single
-from veilsum_deploy.datasets import Dataset, packaged_dataset
+from veilsum_deploy.datasets import TableWithSchema, packaged_dataset
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.scores import labelled
-from veilsum_deploy.simulation.study import Draft, compiled, draft_of
+from veilsum_deploy.simulation.study import SimulationDraft, compiled, draft_of
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 
@@ -88,7 +88,7 @@ def made(kind: str, seed: int) -> Collection:
             labels = rng.choice(classes, number, p=frequencies)
             x = ((means[labels] + rng.standard_normal((number, width)) @ root.T) @ turned.T + moved) / 5.0
             columns = {f"x{index}": column for index, column in enumerate(np.clip(x, -1.0, 1.0).T)}
-            parts.append(Dataset(kind, schema, pa.table({**columns, "y": labels.astype(str)})))
+            parts.append(TableWithSchema(kind, schema, pa.table({**columns, "y": labels.astype(str)})))
         domains.append(Domain(f"site-{site}", parts[0], parts[1]))
     return Collection(kind, schema, tuple(domains))
 
@@ -106,7 +106,7 @@ def source(name: str, seed: int, data: Path) -> tuple[Collection, str | None, Se
 
 def released(
     collection: Collection, encoder: Path | None, setting: Setting, epsilon: float | None, seed: int
-) -> tuple[Study, Release, Draft, Deal]:
+) -> tuple[Study, Release, SimulationDraft, Deal]:
     """The release of a study's alignment, and what it was made from."""
     content: dict[str, Any] = {
         "name": "reference",
@@ -127,7 +127,7 @@ def released(
     return study, PlainFederation(study, sites, draft.broadcast).sum(LABEL), draft, dealt
 
 
-def accuracy(study: Study, release: Release, maps: Sequence[AffineMap] | None, draft: Draft, dealt: Deal) -> float:
+def accuracy(study: Study, release: Release, maps: Sequence[AffineMap] | None, draft: SimulationDraft, dealt: Deal) -> float:
     """Percent of test records that FedCGS's head tells rightly after the maps, by domain; 0 where there is no head."""
     joint = joined(release, maps)
     std = joint.noise_std["counts"]

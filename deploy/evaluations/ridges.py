@@ -30,7 +30,7 @@ DIABETES = (
 """Public bounds of scikit-learn's diabetes, and of its outcome."""
 
 
-class Table(NamedTuple):
+class BoundedTable(NamedTuple):
     """Numbers (n, d) within bounds (d, 2), the last of them the outcome, and its loss."""
 
     values: Floats
@@ -38,40 +38,40 @@ class Table(NamedTuple):
     loss: str
 
 
-def diabetes() -> Table:
+def diabetes() -> BoundedTable:
     """442 x 10."""
     x, y = load_diabetes(return_X_y=True, scaled=False)
-    return Table(np.column_stack([x, y]), np.array(DIABETES, dtype=np.float64), "squared")
+    return BoundedTable(np.column_stack([x, y]), np.array(DIABETES, dtype=np.float64), "squared")
 
 
-def friedman() -> Table:
+def friedman() -> BoundedTable:
     """Friedman's first function: 3,000 x 8, of which five matter."""
     x, y = make_friedman1(3000, n_features=8, noise=1.0, random_state=0)
-    return Table(np.column_stack([x, y]), np.array([(0.0, 1.0)] * 8 + [(0.0, 30.0)]), "squared")
+    return BoundedTable(np.column_stack([x, y]), np.array([(0.0, 1.0)] * 8 + [(0.0, 30.0)]), "squared")
 
 
-def counts() -> Table:
+def counts() -> BoundedTable:
     """4,000 x 4: counts of mean 2.8 with an interaction."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1.0, 1.0, (4000, 4))
     y = rng.poisson(np.exp(0.5 + 1.2 * x[:, 0] + 0.8 * np.sign(x[:, 1] * x[:, 2])))
-    return Table(np.column_stack([x, y]), np.array([(-1.0, 1.0)] * 4 + [(0.0, 30.0)]), "poisson")
+    return BoundedTable(np.column_stack([x, y]), np.array([(-1.0, 1.0)] * 4 + [(0.0, 30.0)]), "poisson")
 
 
-def rare_counts() -> Table:
+def rare_counts() -> BoundedTable:
     """4,000 x 6: counts of mean 0.6."""
     rng = np.random.default_rng(1)
     x = rng.uniform(-1.0, 1.0, (4000, 6))
     y = rng.poisson(np.exp(-1.0 + x[:, 0] - 0.8 * x[:, 3] + 0.5 * (x[:, 4] > 0.3)))
-    return Table(np.column_stack([x, y]), np.array([(-1.0, 1.0)] * 6 + [(0.0, 10.0)]), "poisson")
+    return BoundedTable(np.column_stack([x, y]), np.array([(-1.0, 1.0)] * 6 + [(0.0, 10.0)]), "poisson")
 
 
-TABLES: dict[str, Callable[[], Table]] = {
+TABLES: dict[str, Callable[[], BoundedTable]] = {
     "diabetes": diabetes, "Friedman": friedman, "counts": counts, "rare counts": rare_counts,
 }  # fmt: skip
 
 
-def score(table: Table, epsilon: float, ridge: float, seed: int) -> float:
+def score(table: BoundedTable, epsilon: float, ridge: float, seed: int) -> float:
     """R² of one study on held-out records."""
     low, high = table.bounds.T
     values = np.clip(table.values, low, high)

@@ -73,7 +73,7 @@ class Command:
             )
 
 
-class Process:
+class LocalProcess:
     """A command that runs."""
 
     def __init__(self, name: str, command: Command, log: Path, grace: float) -> None:
@@ -121,7 +121,7 @@ class Process:
         return self._popen.wait()
 
 
-class Processes:
+class LocalProcesses:
     """What runs; leaving the context stops it, the last that was started first.
 
     Attributes:
@@ -133,13 +133,13 @@ class Processes:
     """
 
     def __init__(self) -> None:
-        self.running: dict[str, Process] = {}
+        self.running: dict[str, LocalProcess] = {}
         self.statuses: dict[str, int] = {}
         self._former: dict[signal.Signals, Any] = {}
 
-    def start(self, name: str, command: Command, log: Path, grace: float) -> Process:
+    def start(self, name: str, command: Command, log: Path, grace: float) -> LocalProcess:
         """Start a service, which may take ``grace`` seconds to stop."""
-        process = Process(name, command, log, grace)
+        process = LocalProcess(name, command, log, grace)
         self.running[name] = process
         return process
 
@@ -152,7 +152,7 @@ class Processes:
         for process in self.running.values():
             process.check()
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> LocalProcesses:
         if threading.current_thread() is threading.main_thread():
             self._former = {number: signal.signal(number, _stop) for number in _ENDING}
         return self

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from local import postgres
-from local.processes import Command, Processes, run
+from local.processes import Command, LocalProcesses, run
 from local.services import POSTGRES, Services, container_ports, image_name, seconds
 from veilsum_node.errors import StateError
 
@@ -36,7 +36,7 @@ class Deployment:
         stack: removes what lies elsewhere, after all processes have ended.
     """
 
-    def __init__(self, services: Services, processes: Processes, stack: ExitStack) -> None:
+    def __init__(self, services: Services, processes: LocalProcesses, stack: ExitStack) -> None:
         self.services, self.processes, self._stack = services, processes, stack
         self._clusters: dict[str, postgres.Cluster] = {}
         self._tasks = {
@@ -132,7 +132,7 @@ def deployed(services: Services, progress: Progress) -> Iterator[Deployment]:
         StateError: a service failed.
     """
     services.furnish()
-    with ExitStack() as stack, Processes() as processes:
+    with ExitStack() as stack, LocalProcesses() as processes:
         deployment = Deployment(services, processes, stack)
         for name in services.here:
             if not services.all[name].get("profiles"):

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from veilsum.local.tables import SUFFIXES, read_records, read_sites, rows_by_name, site_name
-from veilsum_deploy.datasets import Dataset, Rows, read_dataset
+from veilsum_deploy.datasets import Rows, TableWithSchema, read_dataset
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.readers import read_table
@@ -47,8 +47,8 @@ class Domain:
     """
 
     name: str
-    train: Dataset
-    test: Dataset | None
+    train: TableWithSchema
+    test: TableWithSchema | None
     sites: Mapping[str, Rows] = field(default_factory=dict)
 
 
@@ -71,8 +71,10 @@ class Collection:
         domains = [
             Domain(
                 domain.name,
-                Dataset(domain.train.name, schema, domain.train.table, domain.train.subject),
-                None if domain.test is None else Dataset(domain.test.name, schema, domain.test.table, domain.test.subject),
+                TableWithSchema(domain.train.name, schema, domain.train.table, domain.train.subject),
+                None
+                if domain.test is None
+                else TableWithSchema(domain.test.name, schema, domain.test.table, domain.test.subject),
                 domain.sites,
             )
             for domain in self.domains
@@ -92,7 +94,7 @@ def load_collection(name: str, path: Path) -> Collection:
     return _READERS[name](path)
 
 
-def single(dataset: Dataset) -> Collection:
+def single(dataset: TableWithSchema) -> Collection:
     """One table as a collection of one domain, named as the data set."""
     return Collection(dataset.name, dataset.schema, (Domain(dataset.name, dataset, None),))
 
@@ -128,12 +130,16 @@ def own_sites(
         if site_column is None and (folders := _domain_folders(source)):
             domains = [_joined(domain, read_sites(path, schema, subject=subject, least=1)) for domain, path in folders.items()]
             _require_distinct([site for _, _, sites in domains for site in sites])
-            found = [Domain(domain, Dataset(name, schema, table, subject), None, sites) for domain, table, sites in domains]
+            found = [
+                Domain(domain, TableWithSchema(name, schema, table, subject), None, sites) for domain, table, sites in domains
+            ]
             return Collection(name, schema, tuple(found))
     if domain_column is None:
         tables = read_sites(source, schema, site_column=site_column, subject=subject)
         return Collection(
-            name, schema, tuple(Domain(site, Dataset(name, schema, table, subject), None) for site, table in tables.items())
+            name,
+            schema,
+            tuple(Domain(site, TableWithSchema(name, schema, table, subject), None) for site, table in tables.items()),
         )
     table = read_records(source, schema, subject)
     rows = rows_by_name(read_table(source, schema, subject=domain_column).subjects, domain_column, "domain")
@@ -141,7 +147,7 @@ def own_sites(
     if site_column is not None:
         sites = rows_by_name(read_table(source, schema, subject=site_column).subjects, site_column, "site")
     split = [
-        Domain(domain, Dataset(name, schema, table.take(own), subject), None, _within(sites, own, domain))
+        Domain(domain, TableWithSchema(name, schema, table.take(own), subject), None, _within(sites, own, domain))
         for domain, own in rows.items()
     ]
     return Collection(name, schema, tuple(split))
@@ -250,14 +256,14 @@ def _labelled(columns: tuple[NumberColumn, ...], classes: Sequence[str], records
     return DatasetSchema(columns=columns, label=LabelColumn(column="label", classes=values), max_records=records)
 
 
-def _table(name: str, schema: DatasetSchema, x: NDArray[Any], labels: NDArray[Any]) -> Dataset:
+def _table(name: str, schema: DatasetSchema, x: NDArray[Any], labels: NDArray[Any]) -> TableWithSchema:
     """Records (n, ...) and labels (n,) as the schema's columns, as the participant's reader would have read them."""
     flat = np.asarray(x).reshape(len(x), -1)
     if flat.shape[1] != len(schema.columns) or labels.shape != (len(flat),) or schema.label is None:
         raise DataError(f"The files of {name} are not of the published shape.", "Use the files as they were published.")
     by_column = np.ascontiguousarray(flat.T, dtype=np.float64)
     columns = {column.name: by_column[index] for index, column in enumerate(schema.columns)}
-    return Dataset(name, schema, pa.table({**columns, schema.label.column: labels.astype(np.int64).astype(str)}))
+    return TableWithSchema(name, schema, pa.table({**columns, schema.label.column: labels.astype(np.int64).astype(str)}))
 
 
 def _arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:

@@ -42,7 +42,7 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Dataset:
+class TableWithSchema:
     """A table with its schema.
 
     Attributes:
@@ -81,9 +81,9 @@ class Dataset:
         """Whether the records are made, in the order of the table's rows; those with subjects stand by subject."""
         return "records" in self.__dict__ and self.subject is None
 
-    def take(self, rows: Rows) -> Dataset:
+    def take(self, rows: Rows) -> TableWithSchema:
         """The data set of some rows; records that are made already are not made again."""
-        taken = Dataset(self.name, self.schema, self.table.take(rows), self.subject)
+        taken = TableWithSchema(self.name, self.schema, self.table.take(rows), self.subject)
         if self._in_order:
             taken.__dict__["records"] = take_records(self.records, rows)
         return taken
@@ -120,10 +120,10 @@ def take_records(records: Records, rows: Rows) -> Records:
     return Records(records.features[rows], records.present[rows], labels)
 
 
-def concatenate(parts: Sequence[Dataset]) -> Dataset:
+def concatenate(parts: Sequence[TableWithSchema]) -> TableWithSchema:
     """The rows of several data sets of one schema, in one."""
     tables = pa.concat_tables([part.table for part in parts], promote_options="permissive")
-    whole = Dataset(parts[0].name, parts[0].schema, tables, parts[0].subject)
+    whole = TableWithSchema(parts[0].name, parts[0].schema, tables, parts[0].subject)
     if parts[0].schema.label is not None and all(part._in_order for part in parts):
         found = [part.records for part in parts]
         whole.__dict__["records"] = Records(
@@ -134,7 +134,7 @@ def concatenate(parts: Sequence[Dataset]) -> Dataset:
     return whole
 
 
-def read_dataset(path: Path, schema: DatasetSchema, name: str) -> Dataset:
+def read_dataset(path: Path, schema: DatasetSchema, name: str) -> TableWithSchema:
     """Read a CSV, Parquet or npz file.
 
     Raises:
@@ -143,10 +143,10 @@ def read_dataset(path: Path, schema: DatasetSchema, name: str) -> Dataset:
     table = read_table(path, schema)
     if table.broken and not table.rows:
         raise DataError(f"{path}: none of its {len(table.broken)} rows matches the schema.", "Separate cells by commas.")
-    return Dataset(name, schema, pa.table(table.columns))
+    return TableWithSchema(name, schema, pa.table(table.columns))
 
 
-def packaged_dataset(name: str) -> Dataset:
+def packaged_dataset(name: str) -> TableWithSchema:
     """A data set with its schema: ``breast-cancer`` (569 x 30), or scikit-learn's ``digits`` (1797 x 64).
 
     Raises:
@@ -163,7 +163,7 @@ def packaged_dataset(name: str) -> Dataset:
             cells = np.loadtxt(folder / "breast_cancer.csv", delimiter=",", skiprows=1)
         values, target = cells[:, :-1], cells[:, -1].astype(np.int64)
     columns = {column.name: values[:, index] for index, column in enumerate(schema.columns)}
-    return Dataset(name, schema, pa.table({**columns, "target": target.astype(str)}))
+    return TableWithSchema(name, schema, pa.table({**columns, "target": target.astype(str)}))
 
 
 def _digits() -> tuple[NDArray[np.float64], Rows]:

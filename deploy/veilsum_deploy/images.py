@@ -50,7 +50,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Network:
+class FrozenNetwork:
     """A frozen network in a file, and the format of the file."""
 
     path: Path
@@ -78,7 +78,7 @@ def find_images(folder: Path) -> dict[str, dict[str, list[Path]]]:
 
 
 def write_records(
-    folder: Path, out: Path, shape: Shape, network: Network | None, progress: Progress = lambda *_: None
+    folder: Path, out: Path, shape: Shape, network: FrozenNetwork | None, progress: Progress = lambda *_: None
 ) -> dict[str, int]:
     """Write a folder's images as one npz file a domain, and their schema.
 
@@ -138,14 +138,14 @@ def read_image(path: Path, shape: Shape) -> Floats:
     return np.ascontiguousarray(levels.transpose(2, 0, 1)).reshape(-1)
 
 
-class _Features:
+class _NetworkFeatures:
     """A network, with the number of features that it makes."""
 
     def __init__(self, run: Callable[[NDArray[np.float64]], NDArray[np.float64]], width: int) -> None:
         self.run, self.width = run, width
 
 
-def _features(network: Network, shape: Shape) -> _Features:
+def _features(network: FrozenNetwork, shape: Shape) -> _NetworkFeatures:
     import torch
 
     try:
@@ -164,10 +164,10 @@ def _features(network: Network, shape: Shape) -> _Features:
             "State --size and --channels as the network takes them.",
         ) from error
     program = Program(format=network.format, sha256=hashlib.sha256(data).hexdigest(), inputs=inputs, width=width)
-    return _Features(load_encoder(network.path, program), width)
+    return _NetworkFeatures(load_encoder(network.path, program), width)
 
 
-def _rows(files: Sequence[Path], shape: Shape, encode: _Features | None) -> Floats:
+def _rows(files: Sequence[Path], shape: Shape, encode: _NetworkFeatures | None) -> Floats:
     levels = np.stack([read_image(path, shape) for path in files])
     if encode is None:
         return levels.astype(np.uint8).astype(np.float32)

@@ -18,7 +18,7 @@ from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.store import PENDING, STUDIES
 from veilsum_privacy.audit.audit import TRIALS
 from veilsum_privacy.audit.references import references
-from veilsum_privacy.audit.report import AuditReport, Row, run_references, run_study
+from veilsum_privacy.audit.report import AuditReport, AuditRow, run_references, run_study
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.study import parse_study
@@ -97,7 +97,7 @@ class SiteAudit:
         rows, free = run_study(agreed, place, self.random, encoder, labels=self.tasks, trials=self.trials, tell=self.tell)
         return self._report(agreed.digest.hex(), study.name, rows, free)
 
-    def _report(self, study: str | None, name: str, rows: tuple[Row, ...], free: tuple[str, ...]) -> AuditReport:
+    def _report(self, study: str | None, name: str, rows: tuple[AuditRow, ...], free: tuple[str, ...]) -> AuditReport:
         return AuditReport(self.credentials.identity.name, self.made, installed_version(), study, name, rows, free)
 
 

@@ -42,7 +42,7 @@ from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
-from veilsum_participant.query import Images, Query, Source
+from veilsum_participant.query import Images, Source, SourceQuery
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.backup.restored import read_mark
@@ -361,7 +361,7 @@ class SiteCheck:
         if isinstance(source, Images):
             check_images(source)
             source = source.table
-        if isinstance(source, Query):
+        if isinstance(source, SourceQuery):
             names = query_schema(source).names
             return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {', '.join(names)}")
         if file_parts(source):

@@ -32,7 +32,7 @@ from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.route import Route
 from veilsum_node.transport.route_settings import RouteSettings
-from veilsum_participant.query import Bucket, Images, Query, Source
+from veilsum_participant.query import Bucket, Images, Source, SourceQuery
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Disclosure, Unit
@@ -195,7 +195,7 @@ class DatasetConfig(Frozen):
         table = self._table(name)
         return table if self.images is None else Images(table, self.images.folder, self.images.column, self.images.shape)
 
-    def _table(self, name: str) -> Path | Bucket | Query:
+    def _table(self, name: str) -> Path | Bucket | SourceQuery:
         if self.file is not None:
             return self.file
         text = self.query or ""
@@ -204,7 +204,7 @@ class DatasetConfig(Frozen):
                 text = read_file(self.query_file, f"query of dataset {name}").decode()
             except UnicodeDecodeError as error:
                 raise ConfigurationError(f"The query {self.query_file} is not UTF-8 text.") from error
-        return Query(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout)
+        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout)
 
 
 class EncoderConfig(Frozen):

@@ -15,7 +15,7 @@ from veilsum_node.identity.files import read_private
 
 
 @dataclass(frozen=True)
-class Query:
+class SourceQuery:
     """A query and where it is asked.
 
     Attributes:
@@ -94,7 +94,7 @@ class Images:
         shape: channels or slices, rows and columns that every image is brought to.
     """
 
-    table: Path | Bucket | Query
+    table: Path | Bucket | SourceQuery
     folder: Path
     column: str
     shape: tuple[int, int, int]
@@ -108,5 +108,5 @@ def pixel_names(shape: tuple[int, int, int]) -> list[str]:
     return [f"pixel{place}" for place in range(math.prod(shape))]
 
 
-Source: TypeAlias = Path | Bucket | Query | Images
+Source: TypeAlias = Path | Bucket | SourceQuery | Images
 """A file, a folder or a glob of Parquet files; the same in S3; a query; or one of these with images."""

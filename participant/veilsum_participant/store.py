@@ -438,7 +438,7 @@ def keep_peers(connection: Connection, study: bytes, shown: Sequence[tuple[str, 
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptVector:
     """A task's noised vector that the site keeps.
 
     Attributes:
@@ -453,7 +453,7 @@ class Kept:
     origin: bytes | None
 
 
-def keep_vector(connection: Connection, study: bytes, label: str, kept: Kept) -> None:
+def keep_vector(connection: Connection, study: bytes, label: str, kept: KeptVector) -> None:
     """Keep a task's noised vector; once for each study and label."""
     rest = None if len(kept.whole) == len(kept.own) else kept.whole.astype("<i8").tobytes()
     own = kept.own.astype("<i8").tobytes()
@@ -466,13 +466,13 @@ def kept_vector(connection: Connection, study: bytes, label: str) -> Integers | 
     return None if found is None else found.own
 
 
-def find_kept(connection: Connection, study: bytes, label: str) -> Kept | None:
+def find_kept(connection: Connection, study: bytes, label: str) -> KeptVector | None:
     """What the site kept of a task; None if it kept nothing."""
     row = connection.execute(select(KEPT).where(KEPT.c.study == study, KEPT.c.label == label)).first()
     if row is None:
         return None
     own, whole = (np.frombuffer(data, dtype="<i8").astype(np.int64) for data in (row.vector, row.whole or row.vector))
-    return Kept(own, whole, row.origin)
+    return KeptVector(own, whole, row.origin)
 
 
 def keep_state(connection: Connection, study: bytes, attempt: int, label: str, arrays: bytes) -> None:

@@ -24,7 +24,7 @@ from support.neighbours import Setting, moments_parameters
 from support.postgres import server
 from veilsum_participant.config import DatasetConfig
 from veilsum_participant.data.stream import BATCH, record_bytes, stream_records
-from veilsum_participant.query import Query, Source
+from veilsum_participant.query import Source, SourceQuery
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
@@ -127,9 +127,9 @@ def main(place: str, task: str, subject: str | None = None) -> None:
     if task == "asked":
         text, away = "SELECT * FROM records", place.startswith("postgresql:")
         path = (
-            Query("d", text, SecretStr(place), timeout=3600)
+            SourceQuery("d", text, SecretStr(place), timeout=3600)
             if away
-            else Query("d", text, files={"records": Path(place)}, timeout=3600)
+            else SourceQuery("d", text, files={"records": Path(place)}, timeout=3600)
         )
         task = "statistics"
     setting = TASKS[task]

@@ -252,7 +252,7 @@ def test_a_site_aligns_by_what_it_kept_in_its_state_file(here: Path, capsys: pyt
     assert f"kept nothing of the study's task '{label}'" in err
     database = open_database(config.parent / "participant.db")
     with database.transaction() as connection:
-        store.keep_vector(connection, key, label, store.Kept(vector, vector, None))
+        store.keep_vector(connection, key, label, store.KeptVector(vector, vector, None))
     database.close()
 
     code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config, "--site", "rome")

@@ -17,7 +17,7 @@ from PIL import Image
 from support.commands import veilsum
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.collections import own_sites
-from veilsum_deploy.images import Network, Shape, read_image, write_records
+from veilsum_deploy.images import FrozenNetwork, Shape, read_image, write_records
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names, sites_by_domain
 from veilsum_node.errors import DataError, Misuse
 from veilsum_privacy.study.schema_file import load_schema
@@ -63,7 +63,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def features(photos: Path) -> Path:
     shape = Shape(1, 12)
-    counts = write_records(photos / "images", photos / "features", shape, Network(photos / "net.pt", "torchscript"))
+    counts = write_records(photos / "images", photos / "features", shape, FrozenNetwork(photos / "net.pt", "torchscript"))
     assert counts == dict.fromkeys(sorted(DOMAINS), EACH * len(CLASSES))
     return photos / "features"
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 from veilsum_privacy.study.schema_file import load_schema
 
 PATIENTS = 80
@@ -178,7 +178,7 @@ def test_a_query_yields_what_it_says(tmp_path: Path, recipe: Path, name: str) ->
     resources = make_export()
     files = write_export(tmp_path / "export", [json.dumps(item) for item in resources])
     schema = load_schema(recipe / f"{name}.toml")
-    query = Query(name, (recipe / f"{name}.sql").read_text(), files=files)
+    query = SourceQuery(name, (recipe / f"{name}.sql").read_text(), files=files)
     check_structure(query, schema, subject="patient")
     table = read_table(query, schema, subject="patient")
     read = {**{column: array.to_pylist() for column, array in table.columns.items()}, "patient": table.subjects.to_pylist()}
@@ -212,7 +212,7 @@ def test_no_resource_makes_a_query_fail_or_changes_another_persons_rows(tmp_path
     lines = [json.dumps(item) for item in resources]
     files = write_export(tmp_path / "export", lines)
     schema = load_schema(recipe / f"{name}.toml")
-    query = Query(name, (recipe / f"{name}.sql").read_text(), files=files)
+    query = SourceQuery(name, (recipe / f"{name}.sql").read_text(), files=files)
 
     def others() -> list[str]:
         table = read_table(query, schema, subject="patient")

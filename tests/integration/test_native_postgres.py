@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from local import postgres
-from local.processes import Processes, run
+from local.processes import LocalProcesses, run
 from local.services import free_ports
 from local.tools import find_tool
 from support.network import wait_for
@@ -36,7 +36,7 @@ def test_a_cluster_is_made_served_with_a_password_and_removed(
         postgres.initialise(cluster, environment, log)
         check = postgres.ready(cluster, ["pg_isready", "--host=127.0.0.1", "--username=veilsum", "--dbname=trial"], port)
         assert run(check, tmp_path / "health", 30) != 0
-        with Processes() as processes:
+        with LocalProcesses() as processes:
             processes.start("database", postgres.server(cluster, (), port), log, 30)
             wait_for(lambda: run(check, tmp_path / "health", 30) == 0, "the server")
             place = {"host": "127.0.0.1", "port": port, "user": "veilsum", "dbname": "trial", "connect_timeout": 10}

@@ -20,13 +20,13 @@ from support.postgres import server
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
 
 PERSONS = 200
 QUERIES = ("persons", "conditions", "drugs", "measurements", "visits", "cohort")
-Ask = Callable[[str], Query]
+Ask = Callable[[str], SourceQuery]
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,11 @@ def export(database: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["postgres", "parquet"])
 def ask(request: pytest.FixtureRequest, recipe: Path, database: str, export: Path) -> Ask:
-    def asked(name: str) -> Query:
+    def asked(name: str) -> SourceQuery:
         text = (recipe / f"{name}.sql").read_text()
         if request.param == "postgres":
-            return Query(name, text, dsn=SecretStr(database))
-        return Query(name, text, files={table: export / f"{table}.parquet" for table in TABLES})
+            return SourceQuery(name, text, dsn=SecretStr(database))
+        return SourceQuery(name, text, files={table: export / f"{table}.parquet" for table in TABLES})
 
     return asked
 
@@ -142,5 +142,5 @@ def test_no_record_makes_a_query_fail(recipe: Path) -> None:
                 connection.execute(text.encode())
             connection.execute(f"INSERT INTO {table} DEFAULT VALUES".encode())
     for name in QUERIES:
-        query = Query(name, (recipe / f"{name}.sql").read_text(), dsn=SecretStr(url))
+        query = SourceQuery(name, (recipe / f"{name}.sql").read_text(), dsn=SecretStr(url))
         load_records(query, load_schema(recipe / f"{name}.toml"), "person_id")

@@ -33,7 +33,7 @@ from veilsum_participant.cli.participant import app
 from veilsum_participant.config import DatasetConfig, load_participant_config
 from veilsum_participant.data import check_structure, queries
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 from veilsum_participant.site import Site
 from veilsum_participant.snapshots import compare_snapshots
 from veilsum_privacy.ledger.entries import Kind
@@ -63,8 +63,8 @@ def execute(url: str, *statements: str) -> None:
             connection.execute(statement)  # type: ignore[call-overload]
 
 
-def query(url: str, text: str = SELECT, **changes: Any) -> Query:
-    return Query("records", text, dsn=SecretStr(url), **changes)
+def query(url: str, text: str = SELECT, **changes: Any) -> SourceQuery:
+    return SourceQuery("records", text, dsn=SecretStr(url), **changes)
 
 
 def test_each_type_becomes_what_a_file_would_hold(url: str, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_the_url_lies_in_a_private_file(url: str, tmp_path: Path) -> None:
     path = tmp_path / "clinic.url"
     path.write_text(url + "\n")
     path.chmod(0o640)
-    asked = Query("records", SELECT, dsn_file=path)
+    asked = SourceQuery("records", SELECT, dsn_file=path)
     with pytest.raises(ConfigurationError, match=r"clinic\.url"):
         check_structure(asked, SCHEMA)
     path.chmod(0o600)
@@ -211,7 +211,7 @@ def test_the_environment_names_the_url_and_nothing_shows_it(url: str, tmp_path: 
     monkeypatch.setenv("VEILSUM__DATASETS__RECORDS__DSN", "postgresql://reader:hunter2@db/clinic")
     offered = load_participant_config(path).datasets["records"]
     source = offered.origin("records")
-    assert isinstance(source, Query)
+    assert isinstance(source, SourceQuery)
     assert source.url == "postgresql://reader:hunter2@db/clinic"
     shown = CliRunner().invoke(app, ["config", "--config", str(path)])
     assert (shown.exit_code, "(hidden)" in shown.output, "hunter2" in shown.output) == (0, True, False)
@@ -221,7 +221,7 @@ def test_the_environment_names_the_url_and_nothing_shows_it(url: str, tmp_path: 
     (tmp_path / "clinic.url").write_text(url)
     (tmp_path / "clinic.url").chmod(0o600)
     asked = load_participant_config(path).datasets["records"].origin("records")
-    assert isinstance(asked, Query)
+    assert isinstance(asked, SourceQuery)
     assert asked.url == url
 
 
@@ -368,7 +368,7 @@ def test_a_column_that_changes_between_rounds_is_refused_and_the_first_round_pai
     original = site_module.check_structure
 
     def watched(source: object, *arguments: Any, **options: Any) -> None:
-        if isinstance(source, Query):
+        if isinstance(source, SourceQuery):
             calls.append(source)
             if len(calls) == 3:  # the first is the enrolment's, the second the first round's
                 execute(url, f"ALTER TABLE records {change}")
@@ -396,7 +396,7 @@ def test_a_database_that_is_away_is_waited_for_and_paid_once(
     original = site_module.check_structure
 
     def watched(source: object, *arguments: Any, **options: Any) -> None:
-        if not isinstance(source, Query):
+        if not isinstance(source, SourceQuery):
             return original(source, *arguments, **options)  # type: ignore[arg-type]
         calls.append(source)
         if len(calls) == 2:  # the first is the enrolment's

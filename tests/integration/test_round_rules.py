@@ -22,7 +22,7 @@ from veilsum_participant import tried as remembered
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.contributions import Contributions, Payload
-from veilsum_participant.protocol.openings import Opened
+from veilsum_participant.protocol.openings import OpenedSum
 from veilsum_participant.site import Site
 from veilsum_participant.store import AttemptState, StudyState
 from veilsum_participant.tried import Tried
@@ -355,7 +355,7 @@ def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, wh
         (Payload, {"ciphertexts"}),
         (contributions._Ready, {"arrays", "place", "kept"}),
         (contributions._Computed, {"values", "noised", "state", "fault", "digest"}),
-        (Opened, {"words"}),
+        (OpenedSum, {"words"}),
     ],
 )
 def test_what_a_log_could_show_of_a_round_is_no_number_of_it(kind: type, hidden: set[str]) -> None:

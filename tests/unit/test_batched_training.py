@@ -22,7 +22,7 @@ from veilsum_deploy.simulation.engines import SerialEngine
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.stacks import Batches, PerceptronStack
 from veilsum_deploy.simulation.trainer import SiteTraining, site_training
-from veilsum_deploy.simulation.walk import NoisedSteps, Sites, filled_up
+from veilsum_deploy.simulation.walk import JoinedRecords, NoisedSteps, filled_up
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
@@ -342,7 +342,7 @@ def test_batches_are_filled_up_by_a_sites_own_number(counts: list[int]) -> None:
 
 
 def test_rows_that_fill_up_are_no_records() -> None:
-    sites = Sites(np.array([[1.0], [2.0], [0.0]]), np.array([1, 2, 0]), np.array([0, 0, 2]))
+    sites = JoinedRecords(np.array([[1.0], [2.0], [0.0]]), np.array([1, 2, 0]), np.array([0, 0, 2]))
     np.testing.assert_array_equal(sites.counts, [0, 2])
     batches = sites.batches(np.array([[-1, -1], [1, -1]]))
     np.testing.assert_array_equal(batches.x[:, :, 0], [[0.0, 0.0], [2.0, 0.0]])

@@ -21,7 +21,7 @@ from veilsum_deploy.simulation.baselines import MOST_ALONE, beside
 from veilsum_deploy.simulation.central import CentralFederation
 from veilsum_deploy.simulation.deal import Deal, Setting, deal
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_deploy.simulation.study import Draft, draft_of
+from veilsum_deploy.simulation.study import SimulationDraft, draft_of
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.tasks.base import Records
@@ -140,7 +140,7 @@ def cancer() -> Deal:
     return deal(single(packaged_dataset("breast-cancer")), Setting("iid", 20, holdout=0.3), 1, names)
 
 
-def draft(cancer: Deal, **privacy: Any) -> Draft:
+def draft(cancer: Deal, **privacy: Any) -> SimulationDraft:
     content = {"name": "trial", "method": "fedsgd", "dataset": "d", "parameters": {"steps": 30}, "privacy": privacy}
     return draft_of(content, None, cancer.tests["breast-cancer"].schema, source="test")  # type: ignore[arg-type]
 

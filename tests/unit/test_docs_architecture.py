@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PACKAGES = ("aggregation", "coordinator", "deploy", "node", "participant", "privacy")
+WORDS_OF_THE_API = {"Federation", "Study"}
+"""What an analyst's names stand for inside: the rounds of a study, and its signed form."""
+
 SCHEMA_HISTORY = "migrations"
 """A folder of every database, and no room."""
 
@@ -47,3 +53,15 @@ def test_modules_that_the_ways_name_lie_in_the_room_named_before() -> None:
     ]
     assert len(named) > 12
     assert [str(path.relative_to(ROOT)) for path in named if not path.is_file()] == []
+
+
+def test_a_class_has_a_name_that_no_other_has() -> None:
+    names = Counter(
+        node.name
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert names["DatasetSchema"] == 1
+    assert {name for name, count in names.items() if count > 1} == WORDS_OF_THE_API

@@ -28,7 +28,7 @@ from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation.deal import Setting
 from veilsum_deploy.simulation.runs import simulate
-from veilsum_deploy.simulation.study import Outcome, Simulation, draft_of
+from veilsum_deploy.simulation.study import SimulatedRuns, Simulation, draft_of
 from veilsum_node.fields import Frozen
 from veilsum_participant.applying.model import load_model
 from veilsum_privacy.results.result import save_result
@@ -77,7 +77,7 @@ def rows(heading: str, first: str = "parameter") -> dict[str, str]:
     return {row[0].strip("`"): row[1].strip("`") for row in table(heading, f"{first} | default | what")}
 
 
-def trial(study: Mapping[str, Any], folder: Path) -> Outcome:
+def trial(study: Mapping[str, Any], folder: Path) -> SimulatedRuns:
     """The page's study on the packaged data, without encryption."""
     digits = single(packaged_dataset(study["dataset"]))
     draft = draft_of(study, folder, digits.schema, source="page")

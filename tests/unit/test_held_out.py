@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, d2_tweedie_score, mean_squared_error
 
 from veilsum_deploy.simulation.held_out import NAMES
 from veilsum_deploy.simulation.run_store import RunStore
-from veilsum_deploy.simulation.study import Run
+from veilsum_deploy.simulation.study import SimulatedRun
 from veilsum_participant.applying.measurement import headline, outcome_headline
 from veilsum_participant.applying.model import probabilities
 from veilsum_privacy.results.result import Result
@@ -85,7 +85,7 @@ def test_a_run_that_is_taken_up_again_keeps_its_figures(tmp_path: Path) -> None:
     from support.studies import compiled
 
     study, about = compiled("fedcgs"), dict[str, Any](name="trial", digest="0" * 64, method="fedcgs")
-    store.save(1, study, Run(Result("fedcgs", {}), about, 1.0, {"one": 0.8}, 0.8, figures))
+    store.save(1, study, SimulatedRun(Result("fedcgs", {}), about, 1.0, {"one": 0.8}, 0.8, figures))
     loaded = store.load(1)
     assert loaded is not None
     assert loaded[1].held_out == figures

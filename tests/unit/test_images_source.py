@@ -21,7 +21,7 @@ from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.images import read_image
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.query import Images, Query, pixel_names
+from veilsum_participant.query import Images, SourceQuery, pixel_names
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 SHAPE = (1, 4, 6)
@@ -71,7 +71,7 @@ def test_the_tables_columns_and_the_pixels_are_one_record(tmp_path: Path) -> Non
     np.testing.assert_allclose(records.features[:, 0], [0.2, 0.4], atol=1e-12)
     assert records.labels is not None
     assert (records.labels.tolist(), counts.subjects, records.present.all()) == ([0, 1], 2, True)
-    query = Query("scans", "SELECT who, file, age, ill FROM labels", files={"labels": tmp_path / "labels.csv"})
+    query = SourceQuery("scans", "SELECT who, file, age, ill FROM labels", files={"labels": tmp_path / "labels.csv"})
     asked = Images(query, images.folder, "file", SHAPE)
     check_structure(asked, schema_for(), subject="who")
     np.testing.assert_array_equal(load_records(asked, schema_for(), "who")[0].features, records.features)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from cryptography import x509
 
-from local.processes import Command, Processes, StoppedError, run
+from local.processes import Command, LocalProcesses, StoppedError, run
 from local.running import samples
 from support.network import wait_for
 from veilsum_deploy.endpoint_certificates import DAYS, EndpointAuthority
@@ -45,7 +45,7 @@ def up(log: Path) -> None:
 
 def test_leaving_stops_all_by_their_own_signals_the_last_first(tmp_path: Path) -> None:
     logs = [tmp_path / name for name in "abc"]
-    with Processes() as processes:
+    with LocalProcesses() as processes:
         first = processes.start("plain", program(SLEEPER), logs[0], 30)
         second = processes.start("tidy", program(TIDY, ending=signal.SIGINT), logs[1], 30)
         third = processes.start("deaf", program(DEAF), logs[2], 0.2)
@@ -59,7 +59,7 @@ def test_leaving_stops_all_by_their_own_signals_the_last_first(tmp_path: Path) -
 
 
 def test_one_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:
-    with Processes() as processes:
+    with LocalProcesses() as processes:
         process = processes.start("brief", program("import sys; print('no such key'); sys.exit(3)"), tmp_path / "log", 5)
         wait_for(lambda: process.status is not None, "its end")
         with pytest.raises(StateError, match=r"(?s)brief exited unexpectedly \(status 3\).*no such key"):
@@ -74,7 +74,7 @@ def test_a_signal_to_us_stops_all(tmp_path: Path, number: signal.Signals) -> Non
 
     def interrupted() -> None:
         nonlocal pid
-        with Processes() as processes:
+        with LocalProcesses() as processes:
             pid = processes.start("plain", program(SLEEPER), log, 30).pid
             up(log)
             os.kill(os.getpid(), number)

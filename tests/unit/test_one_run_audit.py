@@ -31,7 +31,7 @@ from veilsum_privacy.audit.bounds import (
 )
 from veilsum_privacy.audit.canaries import MOST, as_unit, candidates, join
 from veilsum_privacy.audit.references import GRID, MU, references
-from veilsum_privacy.audit.routes import Route, StepRoute, SumRoute, Way
+from veilsum_privacy.audit.routes import ReleaseRoute, StepRoute, SumRoute, Way
 from veilsum_privacy.computation import contribution
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, no_records
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
@@ -46,7 +46,7 @@ REFERENCES = {reference.task: reference for reference in references()}
 
 
 class Audited(NamedTuple):
-    route: Route
+    route: ReleaseRoute
     base: Records
     units: list[Records]
 

@@ -26,7 +26,7 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.outcomes import Outcome
-from veilsum_privacy.tasks.queries.conditions import NumberCells, NumberDomain
+from veilsum_privacy.tasks.queries.conditions import NumberDomain, ScaledNumbers
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.losses import Hazards, Huber, OutcomeLoss, Poisson, Squared, intervals
@@ -390,7 +390,7 @@ def test_the_score_is_the_models_prediction(outcome: dict[str, Any], kind: str) 
     domain = columns.domains["score"]
     assert isinstance(domain, NumberDomain)
     cells = columns.cells(records, ["score"])["score"]
-    assert isinstance(cells, NumberCells)
+    assert isinstance(cells, ScaledNumbers)
     score = cells.x * 1e4
     places = FEATURES if kind == "time" else np.array([0, 1, 2, 4, 5, 6, 7])
     model = Model.from_result(result)

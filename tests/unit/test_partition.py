@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veilsum_deploy.datasets import Dataset, packaged_dataset, read_dataset
+from veilsum_deploy.datasets import TableWithSchema, packaged_dataset, read_dataset
 from veilsum_deploy.demo.hospitals import HOSPITALS, folder_hospitals, packaged_hospitals, site_name
 from veilsum_deploy.simulation.partition import domain_alpha, hold_out, partition, thin_domains
 from veilsum_node.errors import DataError, Misuse
@@ -129,7 +129,7 @@ def test_a_folder_gives_one_site_a_file(tmp_path: Path) -> None:
         columns=(CategoryColumn(name="note", categories=("a", "b\nc")), NumberColumn(name="x", low=0, high=9))
     )
     for notes, suffix in ((["a", "b", None], ".csv"), (["a", "b\nc", None], ".parquet"), (["a", "b\rc", None], ".parquet")):
-        whole = Dataset("notes", named, pa.table({"note": notes, "x": [1.0, 2.0, 3.0]}))
+        whole = TableWithSchema("notes", named, pa.table({"note": notes, "x": [1.0, 2.0, 3.0]}))
         path = whole.write(tmp_path / "notes", "records")
         assert path.suffix == suffix
         np.testing.assert_array_equal(load_records(path, named)[0].features, whole.records.features)

@@ -24,7 +24,7 @@ from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum.plan import plan_study
 from veilsum.request import with_model
 from veilsum_aggregation.figures import Figure
-from veilsum_aggregation.prediction_levels import Outcome, event_levels, number_levels, rate_levels
+from veilsum_aggregation.prediction_levels import OutcomeRange, event_levels, number_levels, rate_levels
 from veilsum_aggregation.prediction_quality import event_measures, hazard_measures, number_measures, rate_measures
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
@@ -230,7 +230,11 @@ def test_intervals_cover(kind: str) -> None:
             ends = table[:, :10] + std * rng.normal(size=(16, 10, 2))
             return dict(hazard_measures(centres, width, ends, table[:, 10].sum(axis=1) + std * rng.normal(size=16), std))
         rate = kind == "rate"
-        outcome, of_log, scale = Outcome(10.0, 10.0) if rate else Outcome(0.0, 8.0), Outcome(30.0, 30.5), 0.4 if rate else 1.0
+        outcome, of_log, scale = (
+            OutcomeRange(10.0, 10.0) if rate else OutcomeRange(0.0, 8.0),
+            OutcomeRange(30.0, 30.5),
+            0.4 if rate else 1.0,
+        )
         y = rng.poisson(np.exp(0.4 * h)).clip(0, 20) if rate else np.clip(0.9 * h + rng.standard_t(8, n), -8, 8)
         x = (y - outcome.middle) / outcome.half
         noised = sums(np.ones(n), x, x * x - 0.7) + std * rng.normal(size=(16, 3))

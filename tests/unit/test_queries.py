@@ -20,7 +20,7 @@ from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSch
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.persons import join_records
 from veilsum_privacy.tasks.queries.arithmetic import evaluate_sum, parse_sum
-from veilsum_privacy.tasks.queries.conditions import LevelCells, NumberCells, parse_condition
+from veilsum_privacy.tasks.queries.conditions import LevelCells, ScaledNumbers, parse_condition
 from veilsum_privacy.tasks.queries.encodings import build_encoding, build_encodings
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
@@ -150,7 +150,7 @@ def test_a_constant_equals_the_value_that_it_states(low: float, high: float) -> 
 def test_derived_numbers_are_sums_of_products() -> None:
     records = records_of([(65.0, 3.0, 0, 0, 0, 0), (None, 3.0, 0, 0, 0, 0), (20.0, 0.0, 0, 0, 0, 0)])
     cells = COLUMNS.cells(records, ["later"])["later"]
-    assert isinstance(cells, NumberCells)
+    assert isinstance(cells, ScaledNumbers)
     assert cells.present.tolist() == [True, False, True]
     domain = COLUMNS.domains["later"]
     assert [domain.value(float(x)) for x in cells.x[[0, 2]]] == pytest.approx([65 / 2 + 3 - 10, 0.0])
@@ -159,14 +159,14 @@ def test_derived_numbers_are_sums_of_products() -> None:
     )
     records = records_of([(65.0, 3.0, 1, 0, 0, 0), (65.0, 9.0, 1, 0, 0, 0), (None, 3.0, 1, 0, 0, 0), (65.0, 3.0, -1, 0, 0, 0)])
     found = scored.cells(records, ["s"])["s"]
-    assert isinstance(found, NumberCells)
+    assert isinstance(found, ScaledNumbers)
     assert found.present.tolist() == [True, True, False, False]
     assert [scored.number("s", "").value(float(x)) for x in found.x[:2]] == pytest.approx([1.0, -2.0])
     curved = [("log(age) * 2", 2 * np.log(65)), ("-above(age, 50) + above(age, -3) / 2", -15 + 34), ("Above(age, 70)", 0.0)]
     for text, value in curved:
         columns = Columns(SCHEMA, [DerivedColumn(name="s", number=text, low=-50, high=50)])
         found = columns.cells(records, ["s"])["s"]
-        assert isinstance(found, NumberCells)
+        assert isinstance(found, ScaledNumbers)
         assert found.present.tolist() == [True, True, False, True]
         assert columns.number("s", "").value(float(found.x[0])) == pytest.approx(value)
     for text in (
@@ -523,7 +523,7 @@ def test_numbers_that_overflow_are_missing() -> None:
     huge = DerivedColumn(name="y", number="x * x * x * x - x * x * x * x", low=0, high=1)
     records = complete(np.array([[1.0], [0.0]]))
     cells = Columns(schema, [huge]).cells(records, ["y"])["y"]
-    assert isinstance(cells, NumberCells)
+    assert isinstance(cells, ScaledNumbers)
     assert cells.present.tolist() == [False, True]
 
 
@@ -557,7 +557,7 @@ def test_a_persons_records_become_one(how: Any, ages: Any, stays: Any, sexes: An
     cells = COLUMNS.cells(joined, COLUMNS.domains)
     for name, expected, low, high in (("age", ages, 20, 90), ("stay", stays, 0, 120)):
         found = cells[name]
-        assert isinstance(found, NumberCells)
+        assert isinstance(found, ScaledNumbers)
         values = [low + (x + 1) / 2 * (high - low) if there else None for x, there in zip(found.x, found.present, strict=True)]
         assert [None if value is None else round(value, 6) for value in values] == expected
     for name, expected in (("sex", sexes), ("status", ends), ("icu", icu)):

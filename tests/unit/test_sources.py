@@ -19,7 +19,7 @@ from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.config import DatasetConfig, load_participant_config
 from veilsum_participant.data import check_dataset, check_structure, load_records, queries
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 from veilsum_privacy.study.schema import DateColumn
 
 ROWS = [("p1", 60.0, "Köln", "0"), ("p2", 61.5, "Ulm", "1"), ("p1", 62.0, None, "1"), ("p3", None, "Ulm", "0")]
@@ -90,14 +90,14 @@ FROM visits JOIN diagnoses ON diagnoses.json->>'$.who' = visits.who AND CAST(dia
 """
 
 
-def joined(directory: Path, rows: list[tuple[object, ...]], text: str = JOINED, **changes: object) -> Query:
+def joined(directory: Path, rows: list[tuple[object, ...]], text: str = JOINED, **changes: object) -> SourceQuery:
     """A query that joins a CSV file and an ndjson file of one row for each of ``rows``."""
     lines = [",".join("" if cell is None else str(cell) for cell in row[:3]) for row in rows]
     (directory / "admissions.csv").write_text("\n".join(["who,age,town", *lines, ""]))
     said = [json.dumps({"who": row[0], "age": row[1], "ill": row[3]}) for row in rows]
     (directory / "diagnoses.ndjson").write_text("\n".join(said))
     files = {"admissions": directory / "admissions.csv", "diagnoses": directory / "diagnoses.ndjson"}
-    return Query("records", text, files=files, **changes)  # type: ignore[arg-type]
+    return SourceQuery("records", text, files=files, **changes)  # type: ignore[arg-type]
 
 
 def test_a_query_joins_files_and_yields_what_one_file_holds(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_query_on_parquet_folders(tmp_path: Path) -> None:
     parquet.write_table(table(ROWS[:2]), tmp_path / "it's" / "1.parquet")
     parquet.write_table(table(ROWS[2:]), tmp_path / "it's" / "2.parquet")
     text = "SELECT who, sum(CAST(age AS INTEGER)) AS age, max(town) AS town, max(ill) AS ill FROM visits GROUP BY who"
-    query = Query("records", text, files={"visits": tmp_path / "it's"})
+    query = SourceQuery("records", text, files={"visits": tmp_path / "it's"})
     check_structure(query, SCHEMA, subject="who")
     found = read_table(query, SCHEMA, subject="who")
     assert sorted(rows_of(found), key=str) == [
@@ -143,7 +143,7 @@ def test_columns_that_no_file_has_become_what_a_file_would_hold(tmp_path: Path) 
         "SELECT sum(7::BIGINT) AS age, 'Ulm'::ENUM('Köln', 'Ulm') AS town, true AS ill, uuid() AS who,"
         " DATE '2024-02-29' AS day FROM t"
     )
-    query = Query("records", text, files={"t": tmp_path / "1.parquet"})
+    query = SourceQuery("records", text, files={"t": tmp_path / "1.parquet"})
     schema = SCHEMA.model_copy(
         update={"columns": (*SCHEMA.columns, DateColumn(name="day", origin="2024-01-01", low=0, high=366))}
     )
@@ -151,7 +151,7 @@ def test_columns_that_no_file_has_become_what_a_file_would_hold(tmp_path: Path) 
     assert rows_of(read_table(query, schema))[0] == (7.0, "Ulm", "2024-02-29", 1.0)
     records, _ = load_records(query, schema)
     assert records.present.all()
-    listed = Query("records", text.replace("sum(7::BIGINT)", "[7]"), files=query.files)
+    listed = SourceQuery("records", text.replace("sum(7::BIGINT)", "[7]"), files=query.files)
     with pytest.raises(DataError, match=r"The query of dataset records: column 'age' holds list<"):
         check_structure(listed, SCHEMA)
 
@@ -175,7 +175,7 @@ def test_a_query_sees_its_tables_and_writes_nothing(tmp_path: Path, text: str) -
     (tmp_path / "secret.csv").write_text("age,town,ill\n1,Ulm,0\n")
     path = one_file(tmp_path)
     before = sorted(tmp_path.iterdir())
-    query = Query("records", text.format(secret=tmp_path / "secret.csv", out=tmp_path / "out"), files={"t": path})
+    query = SourceQuery("records", text.format(secret=tmp_path / "secret.csv", out=tmp_path / "out"), files={"t": path})
     for read in (check_structure, read_table):
         with pytest.raises(DataError):
             read(query, SCHEMA)
@@ -197,7 +197,7 @@ def test_what_fails_on_a_record_says_no_more_than_its_kind(tmp_path: Path) -> No
 def test_a_query_ends_in_time(tmp_path: Path) -> None:
     many = "range(1000000000)"
     text = f"SELECT 1 AS age, 'Ulm' AS town, '0' AS ill FROM t, {many} a, {many} b WHERE hash(a.range, b.range) = 3"  # noqa: S608
-    query = Query("records", text, files={"t": one_file(tmp_path)}, timeout=1)
+    query = SourceQuery("records", text, files={"t": one_file(tmp_path)}, timeout=1)
     check_structure(query, SCHEMA)
     with pytest.raises(DataError, match="did not end within 1 s"):
         read_table(query, SCHEMA)
@@ -207,17 +207,17 @@ def test_a_connection_that_breaks_is_tried_again(monkeypatch: pytest.MonkeyPatch
     """Only where the database is away: a query that fails is not repeated."""
     tried: list[float] = []
 
-    def away(query: Query) -> pa.Table:
+    def away(query: SourceQuery) -> pa.Table:
         tried.append(time.monotonic())
         raise Unavailable("away") if len(tried) < 3 else DataError("failed")
 
     monkeypatch.setattr(queries, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(queries, "_engine", lambda url: (away, away))
     with pytest.raises(DataError, match="failed"):
-        queries.query_rows(Query("records", "SELECT 1"))
+        queries.query_rows(SourceQuery("records", "SELECT 1"))
     assert len(tried) == 3
     with pytest.raises(DataError, match="failed"):
-        queries.query_rows(Query("records", "SELECT 1"))
+        queries.query_rows(SourceQuery("records", "SELECT 1"))
     assert len(tried) == 4
 
 
@@ -231,7 +231,7 @@ def test_a_dataset_is_a_file_or_a_query(tmp_path: Path) -> None:
     query = 'source = "sql"\nfiles = {visits = "data/visits"}\n'
     offered = load(query + 'query_file = "cohort.sql"\nsubject = "who"')
     (tmp_path / "cohort.sql").write_text("SELECT 1")
-    assert offered.origin("records") == Query("records", "SELECT 1", files={"visits": tmp_path / "data/visits"})
+    assert offered.origin("records") == SourceQuery("records", "SELECT 1", files={"visits": tmp_path / "data/visits"})
     assert offered.several_rows
     assert not load(query + 'query = "SELECT 1"\njoined = false').several_rows
     assert not load('path = "records.csv"').several_rows

@@ -31,7 +31,7 @@ from veilsum_participant.data import csv_files, duck, lines, load_records, queri
 from veilsum_participant.data.postgres import SPACES
 from veilsum_participant.data.sources import read_batches
 from veilsum_participant.data.stream import comes_in_batches, stream_records
-from veilsum_participant.query import Images, Query, Source, pixel_names
+from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -273,12 +273,12 @@ def sqlite(directory: Path) -> Source:
         made.execute("CREATE TABLE t (who, age, town, ill)")
         made.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", zip(*table.to_pydict().values(), strict=True))
     url = SecretStr(f"sqlite:///{directory / 'clinic.db'}")
-    return Query("records", "SELECT * FROM t", url, columns=("who", "age", "town", "ill"))
+    return SourceQuery("records", "SELECT * FROM t", url, columns=("who", "age", "town", "ill"))
 
 
 def odd_query(directory: Path) -> Source:
     parquet.write_table(odd_people(), directory / "odd.parquet", row_group_size=8)
-    return Query("records", "SELECT * FROM t", files={"t": directory / "odd.parquet"})
+    return SourceQuery("records", "SELECT * FROM t", files={"t": directory / "odd.parquet"})
 
 
 def postgres(directory: Path, kind: str = "text", who: str = "who", table: pa.Table | None = None) -> Source:
@@ -287,7 +287,7 @@ def postgres(directory: Path, kind: str = "text", who: str = "who", table: pa.Ta
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE t (who {kind}, age float8, town text, ill text)")  # type: ignore[arg-type]
         connection.cursor().executemany("INSERT INTO t VALUES (%s, %s, %s, %s)", list(rows))
-    return Query("records", f"SELECT {who} AS who, age, town, ill FROM t", SecretStr(url))  # noqa: S608
+    return SourceQuery("records", f"SELECT {who} AS who, age, town, ill FROM t", SecretStr(url))  # noqa: S608
 
 
 def query_on_csv(directory: Path) -> Source:
@@ -296,7 +296,7 @@ def query_on_csv(directory: Path) -> Source:
     rows = [",".join("" if cell is None else str(cell) for cell in row) for row in cells]
     lines = ["who,age,town,ill", *rows[:90], 'p1,"5,Ulm,0', "p1,5", *rows[90:], "p1,5,Ulm,0,9"]
     (directory / "odd.csv").write_text("\n".join(lines), encoding="utf-8")
-    return Query("records", "SELECT * FROM t", files={"t": directory / "odd.csv"})
+    return SourceQuery("records", "SELECT * FROM t", files={"t": directory / "odd.csv"})
 
 
 def query_on_lines(directory: Path) -> Source:
@@ -308,7 +308,7 @@ def query_on_lines(directory: Path) -> Source:
     text = """SELECT t.json->>'$.who' AS who, CAST(t.json->>'$.age' AS DOUBLE) AS age, other.json->>'$.town' AS town,
         other.json->>'$.ill' AS ill FROM t JOIN t AS other ON CAST(t.json->'$.id' AS INT) = CAST(other.json->'$.id' AS INT)
         ORDER BY CAST(t.json->'$.id' AS INT)"""
-    return Query("records", text, files={"t": directory / "*.ndjson"})
+    return SourceQuery("records", text, files={"t": directory / "*.ndjson"})
 
 
 QUERIES = {"duck": odd_query, "csv": query_on_csv, "lines": query_on_lines, "sqlite": sqlite, "postgres": postgres}
@@ -366,7 +366,7 @@ def test_an_order_that_is_not_the_sites_is_a_fault(tmp_path: Path, monkeypatch: 
 
 def test_a_query_that_depends_on_chance_is_a_fault(tmp_path: Path) -> None:
     source = odd_query(tmp_path)
-    assert isinstance(source, Query)
+    assert isinstance(source, SourceQuery)
     chance = replace(source, text="SELECT t.* FROM t, range(50) WHERE random() < 0.5")
     with pytest.raises(DataError, match="other rows than a moment ago"):
         list(stream_records(chance, SCHEMA, "who", rows=100, persons=500))
@@ -423,7 +423,7 @@ def test_a_query_in_batches_fails_without_its_words_and_ends_in_time(tmp_path: P
     lines = [json.dumps({"age": row}) for row in range(3000)] + [json.dumps({"age": "secret"})]
     (tmp_path / "lines.ndjson").write_text("\n".join(lines))
     text = "SELECT CAST(json->>'$.age' AS DOUBLE) AS age, 'Ulm' AS town, '0' AS ill FROM t"
-    source = Query("records", text, files={"t": tmp_path / "lines.ndjson"})
+    source = SourceQuery("records", text, files={"t": tmp_path / "lines.ndjson"})
     with pytest.raises(DataError, match=r"failed \(Conversion\)") as caught:
         list(stream_records(source, SCHEMA, None, rows=100))
     assert caught.value.__suppress_context__
@@ -435,7 +435,7 @@ def test_a_query_in_batches_fails_without_its_words_and_ends_in_time(tmp_path: P
 
 def test_texts_are_read_as_a_query_asks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 1_000_000)
-    query = Query("records", "SELECT * FROM t", files={"t": tmp_path / "t.csv"})
+    query = SourceQuery("records", "SELECT * FROM t", files={"t": tmp_path / "t.csv"})
     monkeypatch.setattr(csv_files, "BATCH", 1 << 16)
     parts, real = [0], duck.csv_texts
 
@@ -483,7 +483,7 @@ def test_texts_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest
     for part in range(2):
         (tmp_path / f"{part}.ndjson").write_text('{"age": 60}\n')
     text = "SELECT json->>'$.age' AS age, 'Ulm' AS town, '0' AS ill FROM t"
-    query = Query("records", text, files={"t": tmp_path / "*.ndjson"})
+    query = SourceQuery("records", text, files={"t": tmp_path / "*.ndjson"})
     real = lines.texts
 
     def removed(path: Path) -> Iterator[list[str]]:

@@ -27,7 +27,7 @@ from veilsum_deploy.simulation.deal import Deal, Setting, deal
 from veilsum_deploy.simulation.folder import HELD_OUT, Folder, Results
 from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
 from veilsum_deploy.simulation.scores import domain_accuracies, overall, spread
-from veilsum_deploy.simulation.sweep import Axis, Cell, Source, Sweep, parse_axis, parse_baseline, shown
+from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, SweptKey, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
 from veilsum_node.config import read_toml
 from veilsum_node.errors import ConfigurationError, Misuse, StateError
@@ -56,7 +56,7 @@ def make_sweep(*vary: str, baseline: str | None = None, seeds: int = 3, **change
     ],
 )
 def test_values_are_toml_or_bare_words(text: str, key: str, values: tuple[Any, ...]) -> None:
-    assert parse_axis(text) == Axis(key, values)
+    assert parse_axis(text) == SweptKey(key, values)
 
 
 @pytest.mark.parametrize("text", ["", "a", "=1", "a=", "a..b=1", ".a=1", "a=1,1", "a=x,x"])

@@ -24,7 +24,13 @@ from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.iteration import iterate, step_plans
 from veilsum_coordinator.parts.moment_plans import Missing, Split, class_moments, gaussian_moments, need_label
 from veilsum_coordinator.parts.reference_choice import Choice, choose_reference, usual_reference
-from veilsum_coordinator.parts.references import Reference, barycenter_reference, maps_arrays, two_way_reference, unaligned_row
+from veilsum_coordinator.parts.references import (
+    SiteReference,
+    barycenter_reference,
+    maps_arrays,
+    two_way_reference,
+    unaligned_row,
+)
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.tasks.base import Alignment
@@ -220,11 +226,11 @@ def _unaligned(release: Release, participants: tuple[str, ...], summary: dict[st
     """Maps that leave everything as it is."""
     width = release.values["squares"].shape[-1]
     maps = tuple(AffineMap.identity(width) for _ in release.cohort)
-    found = Reference({}, maps, {}, [unaligned_row(name) for name in release.cohort])
+    found = SiteReference({}, maps, {}, [unaligned_row(name) for name in release.cohort])
     return _with_maps(release, participants, found, summary)
 
 
-def _with_maps(release: Release, participants: tuple[str, ...], found: Reference, summary: dict[str, Any]) -> Aligned:
+def _with_maps(release: Release, participants: tuple[str, ...], found: SiteReference, summary: dict[str, Any]) -> Aligned:
     absent = [unaligned_row(name) for name in participants if name not in release.cohort]
     summary |= {**found.convergence, "sites": found.rows + absent}
     matrix, offset = maps_arrays(participants, release.cohort, found.maps)
@@ -233,7 +239,7 @@ def _with_maps(release: Release, participants: tuple[str, ...], found: Reference
     return Aligned(arrays, release, found.maps, found.arrays, application, {**arrays, **found.arrays}, summary)
 
 
-def _reference(release: Release, parameters: AlignmentParameters) -> Reference | None:
+def _reference(release: Release, parameters: AlignmentParameters) -> SiteReference | None:
     rounds, tau = parameters.rounds or 1, parameters.tau
     if parameters.reference == "barycenter":
         return barycenter_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds)

@@ -18,7 +18,7 @@ from veilsum_aggregation import tables
 from veilsum_aggregation.figures import Answer, Drowned
 from veilsum_aggregation.group_means import NumberSums, mean
 from veilsum_aggregation.prediction_levels import Levels, event_levels, number_levels, rate_levels
-from veilsum_aggregation.prediction_levels import Outcome as Range
+from veilsum_aggregation.prediction_levels import OutcomeRange as Range
 from veilsum_aggregation.prediction_quality import (
     event_measures,
     expit,
@@ -202,14 +202,14 @@ def thinned(edges: Sequence[float]) -> tuple[float, ...]:
 
 def prediction_tables(study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> dict[str, list[Row]]:
     """Tables of a result: each measure, and what was observed at each level."""
-    reader = _Reader(study, values, noise)
+    reader = _PredictionReader(study, values, noise)
     return {
         "measures": [{"measure": name, "value": shown(answer)} for name, answer in reader.measures()],
         "levels": list(reader.levels()),
     }
 
 
-class _Reader:
+class _PredictionReader:
     """Reads the release."""
 
     def __init__(self, study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> None:
@@ -310,7 +310,7 @@ def expected_measures(study: Study, cohort: int, records: int) -> Sequence[Expec
     """
     noise = released_noise(study, LABEL, cohort)
     values = _expected(study, records)
-    reader = _Reader(study, values, noise)
+    reader = _PredictionReader(study, values, noise)
     found = []
     for name, answer in reader.measures():
         half = math.inf if isinstance(answer, Drowned) else (answer.high - answer.low) / 2.0

@@ -120,7 +120,7 @@ def test_row(name: str, of: str, found: Test | Drowned, **more: Any) -> Row:
 
 
 @dataclass(frozen=True)
-class _Reader(ABC):
+class _QueryReader(ABC):
     """Reads one query's blocks of a release."""
 
     encoding: Any
@@ -160,7 +160,7 @@ class _Reader(ABC):
         return self.smallest > 0 and value < self.smallest
 
 
-class _TableReader(_Reader):
+class _TableReader(_QueryReader):
     encoding: TableEncoding
 
     def rows(self) -> Iterator[Row]:
@@ -196,7 +196,7 @@ class _TableReader(_Reader):
         return test_row("independence (chi-squared)", of, found, detectable_cramers_v=effect, **group)
 
 
-class _MeanReader(_Reader):
+class _MeanReader(_QueryReader):
     encoding: MeanEncoding
 
     def _sums(self, group: int, place: int) -> NumberSums:
@@ -229,7 +229,7 @@ class _MeanReader(_Reader):
             yield test_row("equal means (score)", f"{name} by {', '.join(query.by)}", group_means.equal_means(groups))
 
 
-class _QuantileReader(_Reader):
+class _QuantileReader(_QueryReader):
     encoding: QuantileEncoding
 
     def rows(self) -> Iterator[Row]:
@@ -242,7 +242,7 @@ class _QuantileReader(_Reader):
                 yield {**levels, **about, "value": self.cell(count, shown(answer))}
 
 
-class _CorrelationReader(_Reader):
+class _CorrelationReader(_QueryReader):
     encoding: CorrelationEncoding
 
     def rows(self) -> Iterator[Row]:
@@ -258,7 +258,7 @@ class _CorrelationReader(_Reader):
 
 
 @dataclass(frozen=True)
-class LinearReader(_Reader):
+class LinearReader(_QueryReader):
     """Reads a linear regression.
 
     Attributes:
@@ -297,7 +297,7 @@ class LinearReader(_Reader):
         yield row | {"note": "; ".join(part for part in (row["note"], note) if part)}
 
 
-class _MissingReader(_Reader):
+class _MissingReader(_QueryReader):
     encoding: MissingEncoding
 
     def rows(self) -> Iterator[Row]:
@@ -310,7 +310,7 @@ class _MissingReader(_Reader):
                 yield row | {"share": self.cell(absent, shown(share))}
 
 
-class _SurvivalReader(_Reader):
+class _SurvivalReader(_QueryReader):
     encoding: SurvivalEncoding
 
     def _counts(self) -> list[SurvivalCounts]:
@@ -356,7 +356,7 @@ class _SurvivalReader(_Reader):
             yield test_row("log-rank", f"{query.over[0]} by {', '.join(query.by)}", survival.log_rank(self._counts()))
 
 
-class _DiscriminationReader(_Reader):
+class _DiscriminationReader(_QueryReader):
     encoding: DiscriminationEncoding
 
     def rows(self) -> Iterator[Row]:
@@ -377,7 +377,7 @@ class _DiscriminationReader(_Reader):
                 yield {**about, "figure": "share with the event", "level": level, "value": value}
 
 
-class _EffectReader(_Reader):
+class _EffectReader(_QueryReader):
     encoding: EffectEncoding
 
     def rows(self) -> Iterator[Row]:
@@ -404,7 +404,7 @@ class _EffectReader(_Reader):
             yield compared | {"effect": "risk ratio", "value": self.cell(least, shown(found)), "p_value": None}
 
 
-class _SyntheticReader(_Reader):
+class _SyntheticReader(_QueryReader):
     encoding: SyntheticEncoding
 
     def _tree(self) -> tuple[PairTree, Floats, float]:
@@ -436,7 +436,7 @@ class _SyntheticReader(_Reader):
             yield {"column": axis.column, "levels": list(axis.levels)}
 
 
-READERS: Mapping[type[Encoding], type[_Reader]] = {
+READERS: Mapping[type[Encoding], type[_QueryReader]] = {
     TableEncoding: _TableReader,
     MeanEncoding: _MeanReader,
     QuantileEncoding: _QuantileReader,

@@ -40,7 +40,7 @@ SETTLED = 1e-2
 
 
 @dataclass(frozen=True)
-class Reference:
+class SiteReference:
     """A reference and what it means for each site of a cohort.
 
     Attributes:
@@ -61,7 +61,7 @@ def site_blocks(release: Release) -> list[dict[str, Floats]]:
     return [{name: values[row] for name, values in release.values.items()} for row in range(len(release.cohort))]
 
 
-def barycenter_reference(release: Release, *, tau: float, shrinkage: Shrinkage, rounds: int) -> Reference | None:
+def barycenter_reference(release: Release, *, tau: float, shrinkage: Shrinkage, rounds: int) -> SiteReference | None:
     """The Wasserstein barycenter of the sites' Gaussians, weighted by their counts; None where every count is within noise."""
     found = [_gaussian(blocks, release.noise_std, shrinkage) for blocks in site_blocks(release)]
     known = [item for item in found if item is not None]
@@ -86,7 +86,7 @@ def barycenter_reference(release: Release, *, tau: float, shrinkage: Shrinkage, 
         before, after = wasserstein2(source, target), wasserstein2(push(maps[-1], source), target)
         rows.append(_row(name, number, shift, before, after))
     convergence = {"iterations": fitted.iterations, "residual": fitted.residual, "converged": fitted.converged}
-    return Reference(reference_arrays(target), tuple(maps), convergence, rows)
+    return SiteReference(reference_arrays(target), tuple(maps), convergence, rows)
 
 
 def two_way_reference(
@@ -96,7 +96,7 @@ def two_way_reference(
     shrinkage: Literal["auto", "oas", "noised", "ridge"],
     rounds: int,
     kind: Literal["slopes", "two-way"] = "two-way",
-) -> Reference | None:
+) -> SiteReference | None:
     """Class means, pooled within-class covariance and site effects; None where nothing tells a spread within classes.
 
     A site's distance is that of its shift and its within-class covariance to no shift and the pooled covariance. The fitted
@@ -130,7 +130,7 @@ def two_way_reference(
         before = wasserstein2(Gaussian(shift, statistics.within), target)
         number = float(statistics.counts.sum())
         rows.append(_row(name, number, float(np.linalg.norm(shift)), before, wasserstein2(after, target)))
-    return Reference(arrays, maps, two_way_convergence(rounds, change, arrays[SCALARS]), rows)
+    return SiteReference(arrays, maps, two_way_convergence(rounds, change, arrays[SCALARS]), rows)
 
 
 def two_way_convergence(rounds: int, change: float | None, scalars: Floats) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from veilsum_deploy.cli.steps import show_progress
-from veilsum_deploy.images import Network, Shape, write_records
+from veilsum_deploy.images import FrozenNetwork, Shape, write_records
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_fields
 
@@ -35,7 +35,9 @@ def images(
         raise Misuse(f"Images have no {channels} channels.", "State 1 or 3.")
     if program_format not in ("torchscript", "exported"):
         raise Misuse(f"There is no format {program_format!r}.", "Use torchscript or exported.")
-    network = None if program is None else Network(program, "exported" if program_format == "exported" else "torchscript")
+    network = (
+        None if program is None else FrozenNetwork(program, "exported" if program_format == "exported" else "torchscript")
+    )
     with show_progress() as progress:
         counts = write_records(folder, out, Shape(3 if channels == 3 else 1, size), network, progress)
     fields = {"domains": counts if as_json else [f"{name}: {count}" for name, count in counts.items()], "folder": str(out)}

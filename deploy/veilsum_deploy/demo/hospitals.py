@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from veilsum_deploy.datasets import Dataset, packaged_dataset, read_dataset
+from veilsum_deploy.datasets import TableWithSchema, packaged_dataset, read_dataset
 from veilsum_deploy.simulation.partition import hold_out
 from veilsum_node.errors import DataError, Misuse
 from veilsum_privacy.study.schema_file import load_schema
@@ -42,9 +42,9 @@ class Hospitals:
     """
 
     source: str
-    sites: dict[str, Dataset]
-    held_out: Dataset
-    tests: dict[str, Dataset] = field(default_factory=dict)
+    sites: dict[str, TableWithSchema]
+    held_out: TableWithSchema
+    tests: dict[str, TableWithSchema] = field(default_factory=dict)
 
 
 def packaged_hospitals() -> Hospitals:
@@ -86,8 +86,8 @@ def folder_hospitals(directory: Path, schema_file: Path | None, *, trains: bool 
             f"One file for each site, with one of the suffixes {', '.join(SUFFIXES)}.",
         )
     name = site_name(directory.resolve().name)
-    sites: dict[str, Dataset] = {}
-    held: dict[str, Dataset] = {}
+    sites: dict[str, TableWithSchema] = {}
+    held: dict[str, TableWithSchema] = {}
     for path in files:
         site = site_name(path.stem)
         if site in sites or site in RESERVED:
@@ -99,7 +99,7 @@ def folder_hospitals(directory: Path, schema_file: Path | None, *, trains: bool 
         sites[site] = dataset.take(kept)
         held[site] = dataset.take(tested)
     tables = [dataset.table for dataset in held.values()]
-    held_out = Dataset(name, schema, pa.concat_tables(tables, promote_options="permissive"))
+    held_out = TableWithSchema(name, schema, pa.concat_tables(tables, promote_options="permissive"))
     sizes = ", ".join(f"{site} {dataset.table.num_rows}" for site, dataset in sites.items())
     source = f"{directory}: {sizes}; {held_out.table.num_rows} held out for testing"
     return Hospitals(source, sites, held_out, held if schema.label else {})

@@ -21,7 +21,7 @@ from veilsum_deploy.simulation.central import CentralFederation
 from veilsum_deploy.simulation.deal import Deal
 from veilsum_deploy.simulation.held_out import held_out, mean_figures, of_head
 from veilsum_deploy.simulation.scores import Encode, labelled
-from veilsum_deploy.simulation.study import Beside, Draft, accuracies_of, compiled
+from veilsum_deploy.simulation.study import Beside, SimulationDraft, accuracies_of, compiled
 from veilsum_node.errors import DataError
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
@@ -32,7 +32,7 @@ MOST_ALONE = 16
 """Sites that train their own model alone, evenly chosen among all of them."""
 
 
-def beside(kind: str, draft: Draft, dealt: Deal, clock: Callable[[], int]) -> Beside:
+def beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> Beside:
     """Compute a baseline on the records that were dealt.
 
     Raises:
@@ -87,21 +87,21 @@ def _head(records: Records, schema: DatasetSchema) -> LinearHead | None:
         return None
 
 
-def quiet(draft: Draft) -> Draft:
+def quiet(draft: SimulationDraft) -> SimulationDraft:
     """The study without noise."""
     return replace(draft, request=draft.request.model_copy(update={"privacy": PrivacyRequest(noise="none")}))
 
 
-def _central(draft: Draft, study: Study, records: Records, holders: int) -> Result:
+def _central(draft: SimulationDraft, study: Study, records: Records, holders: int) -> Result:
     federation = CentralFederation(study, records, draft.broadcast, holders=holders, encode=draft.program)
     return get_method(study.method).run(federation)
 
 
-def _figures(result: Result, dealt: Deal, draft: Draft) -> dict[str, float]:
+def _figures(result: Result, dealt: Deal, draft: SimulationDraft) -> dict[str, float]:
     return held_out(result, dealt, draft.schema, None, draft.program) or {}
 
 
-def _each_alone(draft: Draft, study: Study, dealt: Deal, names: Sequence[str]) -> Beside:
+def _each_alone(draft: SimulationDraft, study: Study, dealt: Deal, names: Sequence[str]) -> Beside:
     """Sites' own models on their domain's test records, or on all of no domain of theirs, averaged over sites."""
     chosen = list(names)
     if len(names) > MOST_ALONE and not dealt.home:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from veilsum_deploy.collections import TEST_SHARE, Collection, Domain
-from veilsum_deploy.datasets import Dataset, Rows, concatenate
+from veilsum_deploy.datasets import Rows, TableWithSchema, concatenate
 from veilsum_deploy.simulation.partition import domain_alpha, hold_out, partition, thin_domains
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
@@ -69,8 +69,8 @@ class Deal:
         sites: by domain, its sites, where it has several.
     """
 
-    training: dict[str, Dataset]
-    tests: dict[str, Dataset]
+    training: dict[str, TableWithSchema]
+    tests: dict[str, TableWithSchema]
     home: dict[str, str]
     forced: tuple[str, ...] = ()
     sites: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def deal(collection: Collection, setting: Setting, seed: int, names: Sequence[st
     return Deal(dict(zip(names, shares, strict=True)), tests, {})
 
 
-def _test_split(collection: Collection, setting: Setting, seed: int) -> tuple[dict[str, Rows], dict[str, Dataset]]:
+def _test_split(collection: Collection, setting: Setting, seed: int) -> tuple[dict[str, Rows], dict[str, TableWithSchema]]:
     """By domain, which of its rows are trained on, and records to test on, which never are."""
     rows, tests = {}, {}
     for domain in collection.domains:
@@ -197,7 +197,7 @@ def _test_split(collection: Collection, setting: Setting, seed: int) -> tuple[di
     return rows, tests
 
 
-def _parts(domain: Domain, rows: Rows, number: int, seed: int) -> list[Dataset]:
+def _parts(domain: Domain, rows: Rows, number: int, seed: int) -> list[TableWithSchema]:
     """What each of a domain's sites has of its rows: those that are its own, or an even share at random."""
     if domain.sites:
         of_sites = {name: np.intersect1d(site, rows) for name, site in domain.sites.items()}
@@ -210,11 +210,11 @@ def _parts(domain: Domain, rows: Rows, number: int, seed: int) -> list[Dataset]:
     return [domain.train.take(rows[part]) for part in partition(domain.train.classes[rows], number, "iid", seed)]
 
 
-def _taken(dataset: Dataset, rows: Rows) -> Dataset:
+def _taken(dataset: TableWithSchema, rows: Rows) -> TableWithSchema:
     return dataset if len(rows) == dataset.table.num_rows else dataset.take(rows)
 
 
-def _limited(dataset: Dataset, limit: int | None, seed: tuple[int, int]) -> Dataset:
+def _limited(dataset: TableWithSchema, limit: int | None, seed: tuple[int, int]) -> TableWithSchema:
     """At most ``limit`` records, drawn at random without regard to their classes."""
     count = dataset.table.num_rows
     if limit is None or count <= limit:

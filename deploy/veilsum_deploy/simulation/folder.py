@@ -16,11 +16,11 @@ from typing import Any, cast, get_args
 
 from veilsum_deploy.simulation.held_out import NAMES
 from veilsum_deploy.simulation.jobs import Job, Kind, RunRecord, Status
-from veilsum_deploy.simulation.plots import Table, draw
+from veilsum_deploy.simulation.plots import PlottedTable, draw
 from veilsum_deploy.simulation.report import SUMMARY, TABLE_CSV, TABLE_MARKDOWN, check_empty
 from veilsum_deploy.simulation.scores import spread
 from veilsum_deploy.simulation.sweep import Sweep, shown
-from veilsum_deploy.simulation.tables import Row, as_values, to_csv, to_markdown
+from veilsum_deploy.simulation.tables import SweepRow, as_values, to_csv, to_markdown
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
 
@@ -45,7 +45,7 @@ class Results:
     sweep: Sweep
     jobs: Sequence[Job]
     domains: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[SweepRow]
     complete: bool
     title: str
     about: Sequence[str]
@@ -147,7 +147,7 @@ class Folder:
         replace_file(self.path / TABLE_MARKDOWN, text.encode())
         found = json.dumps(results.to_json(), indent=2, ensure_ascii=False, default=str)
         replace_file(self.path / SUMMARY, (found + "\n").encode())
-        return draw(self.path, Table(results.sweep, results.rows, results.title))
+        return draw(self.path, PlottedTable(results.sweep, results.rows, results.title))
 
     def _lines(self) -> list[dict[str, str]]:
         """Whole lines of the file, the last of each run."""

@@ -21,7 +21,7 @@ from veilsum_deploy.simulation.engines import Engine, Shared
 from veilsum_deploy.simulation.held_out import held_out, without_accuracy
 from veilsum_deploy.simulation.runs import run_plain
 from veilsum_deploy.simulation.scores import complete, domain_accuracies
-from veilsum_deploy.simulation.study import Draft, draft_of, with_stations
+from veilsum_deploy.simulation.study import SimulationDraft, draft_of, with_stations
 from veilsum_deploy.simulation.sweep import Cell, Sweep
 from veilsum_node.errors import VeilsumError
 
@@ -102,7 +102,7 @@ class Worker:
         self._sweep, self._collection = sweep, collection
         self._deal = lru_cache(maxsize=2)(self._dealt)
 
-    def prepared(self, job: Job) -> Draft | None:
+    def prepared(self, job: Job) -> SimulationDraft | None:
         """A job's study, ready to be sent; None where it cannot be made or sent."""
         if self._sweep.program is not None:
             return None
@@ -111,7 +111,7 @@ class Worker:
         except VeilsumError:
             return None
 
-    def run(self, job: Job, draft: Draft | None = None) -> RunRecord:
+    def run(self, job: Job, draft: SimulationDraft | None = None) -> RunRecord:
         """Run a job; every failure becomes a record."""
         try:
             return self._run(job, self._draft(job) if draft is None else draft)
@@ -122,7 +122,7 @@ class Worker:
                 traceback.print_exception(error)
             return RunRecord(job.run, job.kind, job.seed, "failed", note=f"internal error: {type(error).__name__}")
 
-    def _run(self, job: Job, draft: Draft) -> RunRecord:
+    def _run(self, job: Job, draft: SimulationDraft) -> RunRecord:
         dealt = self._deal(self._sweep.setting_of(job.cell), job.seed, draft.request.participants)
         if not dealt.tests:
             return RunRecord(job.run, job.kind, job.seed, "refused", note="there are no records to test on; state --holdout")
@@ -150,7 +150,7 @@ class Worker:
         told = (found or {}, epsilon, seconds, records, note, without_accuracy(figures))
         return RunRecord(job.run, job.kind, job.seed, "ok", *told)
 
-    def _draft(self, job: Job) -> Draft:
+    def _draft(self, job: Job) -> SimulationDraft:
         setting, sweep = self._sweep.setting_of(job.cell), self._sweep
         content = with_stations(sweep.content_for(job.kind, job.cell), self._collection, setting)
         schema = self._collection.schema
@@ -175,7 +175,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Item:
+class SentJob:
     """A job as it is sent to a worker.
 
     Attributes:
@@ -187,7 +187,7 @@ class Item:
 
     work: Shared[Work]
     job: Job
-    draft: Draft | None
+    draft: SimulationDraft | None
 
 
 def run_jobs(sweep: Sweep, collection: Collection, jobs: Sequence[Job], engine: Engine) -> Iterator[RunRecord]:
@@ -199,7 +199,7 @@ def run_jobs(sweep: Sweep, collection: Collection, jobs: Sequence[Job], engine: 
     """
     work = engine.share(Work(sweep, collection))
     here = Worker(sweep, collection)
-    items = [Item(work, job, None if engine.workers == 1 else here.prepared(job)) for job in jobs]
+    items = [SentJob(work, job, None if engine.workers == 1 else here.prepared(job)) for job in jobs]
     yield from engine.map(_run_job, items, ordered=False)
 
 
@@ -207,7 +207,7 @@ _latest: list[tuple[Work, Worker]] = []
 """The worker of this process, and what it was made for."""
 
 
-def _run_job(item: Item) -> RunRecord:
+def _run_job(item: SentJob) -> RunRecord:
     work = item.work.get()
     if not _latest or _latest[0][0] is not work:
         _latest[:] = [(work, Worker(work.sweep, work.collection))]

@@ -17,7 +17,7 @@ from veilsum_deploy.datasets import EXTRA
 from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.held_out import LEADING, NAMES
 from veilsum_deploy.simulation.sweep import EPSILON, NO_NOISE, Cell, Sweep, shown
-from veilsum_deploy.simulation.tables import Estimate, Row
+from veilsum_deploy.simulation.tables import MeanOfRuns, SweepRow
 from veilsum_node.errors import Misuse
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ STYLE: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Table:
+class PlottedTable:
     """What is drawn: the rows of a sweep under a title."""
 
     sweep: Sweep
-    rows: Sequence[Row]
+    rows: Sequence[SweepRow]
     title: str
 
     @cached_property
@@ -63,7 +63,7 @@ class Table:
         """The figure on an axis."""
         return "accuracy, mean over domains, %" if self.figure == ACCURACY else f"{NAMES[str(self.figure)]}, %"
 
-    def of(self, row: Row) -> Estimate | None:
+    def of(self, row: SweepRow) -> MeanOfRuns | None:
         """The figure of a row, a share."""
         return row.average if self.figure == ACCURACY else row.figures.get(str(self.figure))
 
@@ -78,7 +78,7 @@ def require_matplotlib() -> None:
         raise Misuse("matplotlib, which draws a sweep's pictures, is not installed.", EXTRA)
 
 
-def draw(folder: Path, table: Table) -> list[Path]:
+def draw(folder: Path, table: PlottedTable) -> list[Path]:
     """Write a .png and an .svg, named for the figure or ``gains``, into a folder; nothing where no cell has a figure.
 
     Returns:
@@ -107,7 +107,7 @@ def _epsilons(sweep: Sweep) -> list[float]:
     return numbers if len(values) > 1 else []
 
 
-def _lines(table: Table, numbers: Sequence[float]) -> Any:
+def _lines(table: PlottedTable, numbers: Sequence[float]) -> Any:
     """One panel for each setting, one line for each variant; "none" stands at the right end, beyond a gap."""
     from matplotlib.figure import Figure
 
@@ -145,7 +145,7 @@ def _lines(table: Table, numbers: Sequence[float]) -> Any:
     return figure
 
 
-def _line(panel: Axes, table: Table, rows: Sequence[Row], far: float, index: int, variant: Cell) -> None:
+def _line(panel: Axes, table: PlottedTable, rows: Sequence[SweepRow], far: float, index: int, variant: Cell) -> None:
     again = index // len(COLOURS)  # how often the colours were used up: another style and marker then tells lines apart
     colour, style = COLOURS[index % len(COLOURS)], STYLES[again % len(STYLES)]
     marker = MARKERS[(index + 3 * again) % len(MARKERS)]
@@ -174,13 +174,13 @@ def _line(panel: Axes, table: Table, rows: Sequence[Row], far: float, index: int
     panel.plot([], [], style, color=colour, marker=marker, markersize=6, linewidth=1.6, label=label)
 
 
-def _bars(table: Table) -> Any:
+def _bars(table: PlottedTable) -> Any:
     """One panel for each setting, one bar for each cell: its gain where a baseline is named, its figure otherwise."""
     from matplotlib.figure import Figure
 
     sweep, gains = table.sweep, table.sweep.baseline is not None
     groups = sweep.groups()
-    shown_rows: list[list[tuple[Row, Estimate]]] = []
+    shown_rows: list[list[tuple[SweepRow, MeanOfRuns]]] = []
     for group in groups:
         found = [row for row in table.rows if row.kind == "cell" and row.cell.group == group]
         pairs = [(row, row.gain if gains else table.of(row)) for row in found]
@@ -218,7 +218,7 @@ def _bars(table: Table) -> Any:
     return figure
 
 
-def _references(panel: Axes, table: Table, group: Cell, *, upright: bool = False) -> None:
+def _references(panel: Axes, table: PlottedTable, group: Cell, *, upright: bool = False) -> None:
     """Each site alone and pooled records, as lines across the panel."""
     for row in table.rows:
         value = table.of(row)
@@ -238,7 +238,7 @@ def _legend(figure: Any, panels: Sequence[Axes]) -> None:
     figure.legend(found.values(), found.keys(), loc="outside right upper", frameon=False)
 
 
-def _place(row: Row, far: float) -> float:
+def _place(row: SweepRow, far: float) -> float:
     value = row.cell.value(EPSILON)
     return far if value == NO_NOISE else float(value)
 
@@ -274,7 +274,7 @@ def _distinct(values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _same(rows: Sequence[Sequence[tuple[Row, Estimate]]], group: Cell, groups: Sequence[Cell]) -> bool:
+def _same(rows: Sequence[Sequence[tuple[SweepRow, MeanOfRuns]]], group: Cell, groups: Sequence[Cell]) -> bool:
     """Whether a group's bars are those of the first, so that its labels need not be said again."""
     own = [_without(row.cell, (), group) for row, _ in rows[list(groups).index(group)]]
     return own == [_without(row.cell, (), groups[0]) for row, _ in rows[0]]

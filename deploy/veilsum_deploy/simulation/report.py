@@ -13,7 +13,7 @@ from typing import Any
 from veilsum_deploy.collections import TEST_SHARE
 from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.held_out import NAMES
-from veilsum_deploy.simulation.study import Outcome, Simulation
+from veilsum_deploy.simulation.study import SimulatedRuns, Simulation
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
 from veilsum_privacy.results.result import save_result
@@ -21,7 +21,7 @@ from veilsum_privacy.results.result import save_result
 SUMMARY, TABLE_CSV, TABLE_MARKDOWN = "summary.json", "table.csv", "table.md"
 
 
-def summarise(simulation: Simulation, outcome: Outcome) -> dict[str, Any]:
+def summarise(simulation: Simulation, outcome: SimulatedRuns) -> dict[str, Any]:
     """The simulation as plain values: what was asked, what it cost, what came out."""
     study = outcome.study
     accuracies = [run.accuracy for run in outcome.runs if run.accuracy is not None]
@@ -61,7 +61,7 @@ def summarise(simulation: Simulation, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def table(outcome: Outcome) -> list[dict[str, Any]]:
+def table(outcome: SimulatedRuns) -> list[dict[str, Any]]:
     """One row for each quantity of the results.
 
     ``mean`` and ``std`` are over the runs that could tell it (``runs`` of them; std is 0 for one run), ``std_error`` is what
@@ -107,7 +107,7 @@ def quantities(value: Any, name: str = "") -> Iterator[tuple[str, float, float]]
             yield from quantities(item, f"{name}[{label}]")
 
 
-def save(directory: Path, simulation: Simulation, outcome: Outcome) -> None:
+def save(directory: Path, simulation: Simulation, outcome: SimulatedRuns) -> None:
     """Write everything into a new or empty directory.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 
 from veilsum_deploy.simulation.record import ROUNDS
 from veilsum_deploy.simulation.report import SUMMARY, check_empty
-from veilsum_deploy.simulation.study import Run
+from veilsum_deploy.simulation.study import SimulatedRun
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
 from veilsum_privacy.results.result import load_result, save_result
@@ -75,7 +75,7 @@ class RunStore:
         """Remove what only an unfinished simulation needs."""
         shutil.rmtree(self.out / UNFINISHED, ignore_errors=True)
 
-    def save(self, number: int, study: Study, run: Run) -> None:
+    def save(self, number: int, study: Study, run: SimulatedRun) -> None:
         """Keep a run that is done; the note is written last, so a run with a note is whole."""
         save_result(self.out / f"run-{number}", run.result, study=run.study)
         own = self.out / UNFINISHED / f"run-{number}"
@@ -85,14 +85,14 @@ class RunStore:
         note = {"seconds": run.seconds, "study": run.study, **scores}
         replace_file(own / _DONE, json.dumps(note).encode())
 
-    def load(self, number: int) -> tuple[Study, Run] | None:
+    def load(self, number: int) -> tuple[Study, SimulatedRun] | None:
         """A run that was done before."""
         own = self.out / UNFINISHED / f"run-{number}"
         if not (own / _DONE).exists():
             return None
         note: dict[str, Any] = json.loads((own / _DONE).read_bytes())
         result = load_result(self.out / f"run-{number}")
-        run = Run(result, note["study"], note["seconds"], note["accuracies"], note["accuracy"], note["held_out"])
+        run = SimulatedRun(result, note["study"], note["seconds"], note["accuracies"], note["accuracy"], note["held_out"])
         return parse_study((own / _STUDY).read_bytes()), run
 
 

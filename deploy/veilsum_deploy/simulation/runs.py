@@ -29,7 +29,15 @@ from veilsum_deploy.simulation.progress import Progress, RoundProgress, WatchedF
 from veilsum_deploy.simulation.record import RunRecorder
 from veilsum_deploy.simulation.run_store import UNFINISHED, RunStore, once
 from veilsum_deploy.simulation.scores import Kept, overall
-from veilsum_deploy.simulation.study import Beside, Draft, Outcome, Run, Simulation, accuracies_of, compiled
+from veilsum_deploy.simulation.study import (
+    Beside,
+    SimulatedRun,
+    SimulatedRuns,
+    Simulation,
+    SimulationDraft,
+    accuracies_of,
+    compiled,
+)
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
 from veilsum_participant.store import kept_vector
@@ -50,7 +58,7 @@ def simulate(
     *,
     engine: Engine | None = None,
     store: RunStore | None = None,
-) -> Outcome:
+) -> SimulatedRuns:
     """Run the study.
 
     Args:
@@ -91,10 +99,10 @@ def _simulate(
     clock: Callable[[], int],
     engine: Engine | None,
     store: RunStore | None,
-) -> Outcome:
+) -> SimulatedRuns:
     folder = None if store is None else store.out / UNFINISHED
     dealt = deal(simulation.collection, simulation.setting, simulation.seed, names)
-    runs: list[tuple[Study, Run]] = []
+    runs: list[tuple[Study, SimulatedRun]] = []
     plain = not simulation.encryption
     with _plain(simulation, dealt, clock, engine, folder) if plain else _encrypted(simulation, dealt, clock) as run:
         for number in range(1, simulation.repeat + 1):
@@ -110,7 +118,7 @@ def _simulate(
             accuracies = accuracies_of(result, dealt, simulation.draft, kept)
             share = None if accuracies is None else overall(accuracies, dealt)
             figures = held_out(result, dealt, simulation.draft.schema, kept, simulation.draft.program)
-            runs.append((study, Run(result, about, seconds, accuracies, share, figures)))
+            runs.append((study, SimulatedRun(result, about, seconds, accuracies, share, figures)))
             if store is not None:
                 store.save(number, *runs[-1])
     found: dict[str, Beside] = {}
@@ -123,10 +131,10 @@ def _simulate(
             found[kind] = _beside(kind, simulation.draft, dealt, clock)
     progress("Done", 1.0)
     sizes = {name: dataset.table.num_rows for name, dataset in dealt.training.items()}
-    return Outcome(runs[0][0], sizes, tuple(item for _, item in runs), dealt.forced, found)
+    return SimulatedRuns(runs[0][0], sizes, tuple(item for _, item in runs), dealt.forced, found)
 
 
-def _beside(kind: str, draft: Draft, dealt: Deal, clock: Callable[[], int]) -> Beside:
+def _beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> Beside:
     """A baseline; one that the study does not have says why, and leaves the result as it is."""
     try:
         found = beside(kind, draft, dealt, clock)
@@ -136,7 +144,7 @@ def _beside(kind: str, draft: Draft, dealt: Deal, clock: Callable[[], int]) -> B
 
 
 def run_plain(
-    draft: Draft, dealt: Deal, clock: Callable[[], int], *, watch: Callable[[Study], Watch] | None = None
+    draft: SimulationDraft, dealt: Deal, clock: Callable[[], int], *, watch: Callable[[Study], Watch] | None = None
 ) -> tuple[Study, Result, Kept]:
     """Run a study once without encryption; the last of the three looks up what a site kept.
 
@@ -148,7 +156,7 @@ def run_plain(
     return study, get_method(study.method).run(federation), federation.kept_blocks
 
 
-def _sites(draft: Draft, dealt: Deal) -> dict[str, PlainSite]:
+def _sites(draft: SimulationDraft, dealt: Deal) -> dict[str, PlainSite]:
     return {name: PlainSite(dataset.records, encode=draft.program) for name, dataset in dealt.training.items()}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_deploy.datasets import Dataset
+from veilsum_deploy.datasets import TableWithSchema
 from veilsum_deploy.simulation.deal import Deal
 from veilsum_node.errors import DataError
 from veilsum_participant.applying.model import Model
@@ -101,6 +101,6 @@ def labelled(records: Records) -> Records:
     return Records(records.features[known], records.present[known], records.labels[known])
 
 
-def complete(dataset: Dataset) -> bool:
+def complete(dataset: TableWithSchema) -> bool:
     """Whether no labelled record lacks a feature."""
     return bool(labelled(dataset.records).present.all())

@@ -33,7 +33,7 @@ Program = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True)
-class Draft:
+class SimulationDraft:
     """A study as asked for, ready to be compiled for any sites.
 
     Attributes:
@@ -100,7 +100,7 @@ class Simulation:
         baselines: what is computed beside the runs, where there are records to test on.
     """
 
-    draft: Draft
+    draft: SimulationDraft
     collection: Collection
     setting: Setting
     seed: int
@@ -110,7 +110,7 @@ class Simulation:
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """One run; ``accuracies`` by domain is None where nothing is tested on or the result's classifier is out of reach.
 
     Where noise left no classifier every accuracy is 0. ``held_out`` has figures of all test records (:mod:`.held_out`).
@@ -144,7 +144,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedRuns:
     """All runs; ``study`` is the first one's, ``sizes`` says how many records each site had, ``forced`` who was given one.
 
     ``beside`` is what else was computed on the same records, by the baseline's name.
@@ -152,7 +152,7 @@ class Outcome:
 
     study: Study
     sizes: dict[str, int]
-    runs: tuple[Run, ...]
+    runs: tuple[SimulatedRun, ...]
     forced: tuple[str, ...] = field(default=())
     beside: Mapping[str, Beside] = field(default_factory=dict)
 
@@ -187,7 +187,7 @@ def with_stations(content: Mapping[str, Any], collection: Collection, setting: S
 
 def draft_of(
     content: Mapping[str, Any], base: Path, schema: DatasetSchema | None, *, source: str, program: Path | None = None
-) -> Draft:
+) -> SimulationDraft:
     """Read the content of a study.toml; one that names no schema gets ``schema``.
 
     Args:
@@ -215,10 +215,10 @@ def draft_of(
     if projection is None and isinstance(request.encoder, Projection):  # the model's own
         projection = model
     if not isinstance(request.encoder, FrozenProgram):
-        return Draft(request, projection, None, model)
+        return SimulationDraft(request, projection, None, model)
     if program is None:
         raise Misuse("The study's encoder is a frozen program.", "Name its file with --program.")
-    return Draft(request, None, load_encoder(program, request.encoder), model)
+    return SimulationDraft(request, None, load_encoder(program, request.encoder), model)
 
 
 def _by_formula(parameters: Mapping[str, Any]) -> bool:
@@ -227,7 +227,7 @@ def _by_formula(parameters: Mapping[str, Any]) -> bool:
     return isinstance(prediction, Mapping) and "by" not in prediction
 
 
-def compiled(draft: Draft, federation: str, names: Sequence[str], clock: Callable[[], int]) -> Study:
+def compiled(draft: SimulationDraft, federation: str, names: Sequence[str], clock: Callable[[], int]) -> Study:
     """The study for sites of these names.
 
     Raises:
@@ -243,7 +243,7 @@ def compiled(draft: Draft, federation: str, names: Sequence[str], clock: Callabl
     )
 
 
-def accuracies_of(result: Result, dealt: Deal, draft: Draft, kept: Kept | None) -> dict[str, float] | None:
+def accuracies_of(result: Result, dealt: Deal, draft: SimulationDraft, kept: Kept | None) -> dict[str, float] | None:
     """Accuracy by domain; None where there is nothing to test, or no classifier; 0 where noise left none."""
     if not dealt.tests:
         return None

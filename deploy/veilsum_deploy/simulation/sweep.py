@@ -91,7 +91,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweptKey:
     """A key and the values that it takes, in order."""
 
     key: str
@@ -146,7 +146,7 @@ class Sweep:
     base: Path
     source: Source
     setting: Setting
-    axes: tuple[Axis, ...]
+    axes: tuple[SweptKey, ...]
     seeds: tuple[int, ...]
     baseline: tuple[str, Any] | None = None
     program: Path | None = None
@@ -167,11 +167,11 @@ class Sweep:
     def with_each_domain(self, domains: Sequence[str]) -> Sweep:
         """The sweep whose ``leave_out=each`` names every domain in turn; a domain of that very name is meant by it."""
 
-        def named(axis: Axis) -> Axis:
+        def named(axis: SweptKey) -> SweptKey:
             if axis.key != "leave_out" or EACH not in axis.values or EACH in domains:
                 return axis
             values = [name for value in axis.values for name in (domains if value == EACH else (value,))]
-            return Axis(axis.key, tuple(dict.fromkeys(values)))
+            return SweptKey(axis.key, tuple(dict.fromkeys(values)))
 
         return replace(self, axes=tuple(named(axis) for axis in self.axes))
 
@@ -269,7 +269,7 @@ class Sweep:
         return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def parse_axis(text: str) -> Axis:
+def parse_axis(text: str) -> SweptKey:
     """Parse ``KEY=V1,V2,...``; a value is TOML, or a bare word.
 
     Raises:
@@ -281,10 +281,10 @@ def parse_axis(text: str) -> Axis:
         raise Misuse(f"{text!r} varies nothing.", "Use KEY=V1,V2,... with a key of the study, as in privacy.epsilon=1,3,none.")
     if len({repr(value) for value in values}) < len(values):
         raise Misuse(f"{text!r} names a value twice.", "Name each value once.")
-    return Axis(key.strip(), values)
+    return SweptKey(key.strip(), values)
 
 
-def parse_baseline(text: str, axes: Sequence[Axis]) -> tuple[str, Any]:
+def parse_baseline(text: str, axes: Sequence[SweptKey]) -> tuple[str, Any]:
     """Parse ``KEY=VALUE`` of a varied key and one of its values.
 
     Raises:

@@ -37,7 +37,7 @@ HEADS = {
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanOfRuns:
     """A mean over runs with its standard error, None for fewer than two; ``runs`` is how many."""
 
     mean: float
@@ -46,7 +46,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One line of the table.
 
     Attributes:
@@ -67,17 +67,17 @@ class Row:
     kind: str
     cell: Cell
     domains: dict[str, float]
-    average: Estimate | None
-    spread: Estimate | None
-    gain: Estimate | None
-    spread_gain: Estimate | None
+    average: MeanOfRuns | None
+    spread: MeanOfRuns | None
+    gain: MeanOfRuns | None
+    spread_gain: MeanOfRuns | None
     epsilon: float | None
     seconds: float
     planned: int
     done: int
     statuses: dict[Status, int]
     notes: tuple[str, ...]
-    figures: dict[str, Estimate] = field(default_factory=dict)
+    figures: dict[str, MeanOfRuns] = field(default_factory=dict)
 
     @property
     def told(self) -> int:
@@ -90,7 +90,7 @@ class Row:
         return self.average is not None
 
 
-def tabulate(sweep: Sweep, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> list[Row]:
+def tabulate(sweep: Sweep, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> list[SweepRow]:
     """One row for each cell and each baseline: those of a setting before the setting's cells, "central" after its own cell.
 
     Args:
@@ -118,7 +118,7 @@ def left_out_cells(sweep: Sweep) -> list[list[Cell]]:
     return [cells for cells in found.values() if len(cells) > 1]
 
 
-def _left_out(sweep: Sweep, cells: Sequence[Cell], jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> Row:
+def _left_out(sweep: Sweep, cells: Sequence[Cell], jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> SweepRow:
     """How good a study is on a domain that no site has: of each domain the accuracy in the cell that left it out."""
     runs = {str(cell.value(LEAVE_OUT)): _records_of("cell", cell, jobs, records) for cell in cells}
     seeds = [seed for seed in sweep.seeds if all(seed in own for own in runs.values())]
@@ -131,7 +131,7 @@ def _left_out(sweep: Sweep, cells: Sequence[Cell], jobs: Sequence[Job], records:
     own = [record for each in runs.values() for record in each.values()]
     epsilons = [record.epsilon for record in own if record.epsilon is not None]
     lost = len(seeds) - len(shares)
-    return Row(
+    return SweepRow(
         kind=OVER_LEFT_OUT,
         cell=Cell(tuple((key, value) for key, value in cells[0].values if key != LEAVE_OUT)),
         domains={name: statistics.fmean(each[name] for each in shares) for name in runs} if shares else {},
@@ -148,7 +148,7 @@ def _left_out(sweep: Sweep, cells: Sequence[Cell], jobs: Sequence[Job], records:
     )
 
 
-def _row(sweep: Sweep, kind: str, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> Row:
+def _row(sweep: Sweep, kind: str, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> SweepRow:
     own = _records_of(kind, cell, jobs, records)
     told = {seed: record for seed, record in own.items() if record.status == "ok"}
     gain = spread_gain = None
@@ -169,7 +169,7 @@ def _row(sweep: Sweep, kind: str, cell: Cell, jobs: Sequence[Job], records: Mapp
     figures = {name: estimate(values) for name, values in held.items()}
     epsilons = [record.epsilon for record in own.values() if record.epsilon is not None]
     failed = [record.status for record in own.values() if record.status != "ok"]
-    return Row(
+    return SweepRow(
         kind=kind,
         cell=cell,
         domains={name: statistics.fmean(record.accuracies[name] for record in told.values()) for name in domains},
@@ -208,15 +208,15 @@ def _records_of(kind: str, cell: Cell, jobs: Sequence[Job], records: Mapping[str
     return {job.seed: records[job.run] for job in jobs if job.kind == kind and job.cell == cell and job.run in records}
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
+def estimate(values: Sequence[float]) -> MeanOfRuns | None:
     """Mean and standard error; None of nothing."""
     if not values:
         return None
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Estimate(statistics.fmean(values), error, len(values))
+    return MeanOfRuns(statistics.fmean(values), error, len(values))
 
 
-def as_values(row: Row) -> dict[str, Any]:
+def as_values(row: SweepRow) -> dict[str, Any]:
     """A row as plain values for JSON."""
     found = asdict(row)
     found["cell"] = dict(row.cell.values)
@@ -224,7 +224,7 @@ def as_values(row: Row) -> dict[str, Any]:
     return found
 
 
-def to_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
+def to_csv(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
     """The table as CSV: shares from 0 to 1; empty where there is nothing to tell."""
     domains = _domains(rows)
     keys = [axis.key for axis in sweep.axes]
@@ -251,7 +251,7 @@ def to_csv(sweep: Sweep, rows: Sequence[Row]) -> str:
     return stream.getvalue()
 
 
-def to_markdown(sweep: Sweep, title: str, about: Sequence[str], rows: Sequence[Row]) -> str:
+def to_markdown(sweep: Sweep, title: str, about: Sequence[str], rows: Sequence[SweepRow]) -> str:
     """The table in points, with what it was made from above it and what its columns mean below."""
     found = table_rows(sweep, rows)
     lines = [f"# {title}", "", *about, ""]
@@ -267,7 +267,7 @@ def to_markdown(sweep: Sweep, title: str, about: Sequence[str], rows: Sequence[R
     return "\n".join(lines) + "\n"
 
 
-def table_rows(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, str]]:
+def table_rows(sweep: Sweep, rows: Sequence[SweepRow]) -> list[dict[str, str]]:
     """The table as texts, in points, one column for each varied key, each domain and each figure."""
     domains = _domains(rows)
     costs = EPSILON not in sweep.headings and any(row.epsilon is not None for row in rows)
@@ -291,7 +291,7 @@ def table_rows(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, str]]:
     ]
 
 
-def _figures(sweep: Sweep, row: Row, domains: Sequence[str], costs: bool, known: Sequence[str]) -> dict[str, str]:
+def _figures(sweep: Sweep, row: SweepRow, domains: Sequence[str], costs: bool, known: Sequence[str]) -> dict[str, str]:
     figures = {HEADS[name]: _figure(row, name) for name in known if name != GUESS}
     if domains:
         figures |= {name: _points(row.domains.get(name)) for name in domains} if len(domains) > 1 else {}
@@ -310,12 +310,12 @@ def _figures(sweep: Sweep, row: Row, domains: Sequence[str], costs: bool, known:
     return figures
 
 
-def _known(rows: Sequence[Row]) -> list[str]:
+def _known(rows: Sequence[SweepRow]) -> list[str]:
     """The figures that any row has."""
     return [name for name in NAMES if any(name in row.figures for row in rows)]
 
 
-def _figure(row: Row, name: str) -> str:
+def _figure(row: SweepRow, name: str) -> str:
     """A mean over runs: in points where it is a share, with its error where it leads."""
     found = row.figures.get(name)
     if found is None:
@@ -352,7 +352,7 @@ def legend(sweep: Sweep) -> list[str]:
     return lines
 
 
-def problems(rows: Sequence[Row]) -> list[str]:
+def problems(rows: Sequence[SweepRow]) -> list[str]:
     """What some runs could not tell, a line for each cell and reason."""
     found = []
     for row in rows:
@@ -364,14 +364,14 @@ def problems(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _label(row: Row) -> str:
+def _label(row: SweepRow) -> str:
     label = row.cell.label()
     if row.kind == "cell":
         return label
     return WORDS[row.kind] + (f", {label}" if row.cell.values else "")
 
 
-def _domains(rows: Sequence[Row]) -> list[str]:
+def _domains(rows: Sequence[SweepRow]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.domains))
 
 
@@ -379,7 +379,7 @@ def _points(share: float | None) -> str:
     return "" if share is None else f"{100.0 * share:.1f}"
 
 
-def _with_error(value: Estimate | None, *, signed: bool = False) -> str:
+def _with_error(value: MeanOfRuns | None, *, signed: bool = False) -> str:
     if value is None:
         return ""
     text = f"{100.0 * value.mean:+.1f}" if signed else f"{100.0 * value.mean:.1f}"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_deploy.simulation.stacks import PerceptronStack
-from veilsum_deploy.simulation.walk import NoisedSteps, Pull, Sites, Walk, by_owner, filled_up, shuffled
+from veilsum_deploy.simulation.walk import JoinedRecords, NoisedSteps, Pull, Walk, by_owner, filled_up, shuffled
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import NoisePlan
@@ -107,7 +107,7 @@ class SiteTraining:
             taken = np.maximum(p.epochs * -(-sites.counts // p.batch), 1)
         return self._reported(start, ends, share, taken)
 
-    def _prepared(self, records: Records, offsets: Integers) -> Sites:
+    def _prepared(self, records: Records, offsets: Integers) -> JoinedRecords:
         if records.labels is None:
             raise Misuse("The task local-training needs labelled records.")
         p, every = self._task.parameters, slice(0, len(records))
@@ -116,9 +116,9 @@ class SiteTraining:
         used &= np.isfinite(x).all(axis=1)
         before = np.concatenate([[0], np.cumsum(used)]).astype(np.int64)
         x, labels = x[used], records.labels[used]
-        return Sites(np.concatenate([x, np.zeros((1, x.shape[1]))]), np.append(labels, 0), before[offsets])
+        return JoinedRecords(np.concatenate([x, np.zeros((1, x.shape[1]))]), np.append(labels, 0), before[offsets])
 
-    def _plain(self, start: Floats, sites: Sites, pull: Pull | None, orders: Integers) -> Floats:
+    def _plain(self, start: Floats, sites: JoinedRecords, pull: Pull | None, orders: Integers) -> Floats:
         """Models (n, P) after epochs over shuffled batches, as :func:`veilsum_privacy.training.descent.descend`."""
         descent, counts = self._task.parameters.descent, sites.counts
         ends = np.tile(start, (len(orders), 1))
@@ -139,7 +139,7 @@ class SiteTraining:
         return ends
 
     def _noised(
-        self, start: Floats, sites: Sites, pull: Pull | None, steps: NoisedSteps, sources: Sequence[RandomSource]
+        self, start: Floats, sites: JoinedRecords, pull: Pull | None, steps: NoisedSteps, sources: Sequence[RandomSource]
     ) -> Floats:
         """Models (n, P) after noised steps, as :func:`veilsum_privacy.training.descent.descend_noised`."""
         p = self._task.parameters

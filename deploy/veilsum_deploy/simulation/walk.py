@@ -71,7 +71,7 @@ class NoisedSteps:
         return noised
 
 
-class Sites(NamedTuple):
+class JoinedRecords(NamedTuple):
     """Records of sites, one after the other: site i has x[offsets[i]:offsets[i + 1]]; a row of zeros follows them all."""
 
     x: Floats

@@ -17,7 +17,7 @@ from veilsum_participant.audits import SiteAudit, known_study
 from veilsum_participant.checks import compile_asked
 from veilsum_participant.directory import with_pins
 from veilsum_participant.ledgers import new_file, require_new
-from veilsum_privacy.audit.report import AuditReport, Row
+from veilsum_privacy.audit.report import AuditReport, AuditRow
 from veilsum_privacy.audit.signed import sign_report
 from veilsum_privacy.dossier.figures import cost, remaining
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -81,7 +81,7 @@ def _study(
     return AgreedStudy(compile_asked(additions.load_study(Path(study)), policy, own, credentials.federation_id, lambda: now))
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _shown(row: AuditRow) -> dict[str, Any]:
     found, what = row.finding, row.label if row.label == row.task else f"{row.label}\n{row.task}"
     how = [row.noise, row.unit] + ["per site"] * (row.disclosure == "per-site")
     how += [f"sampled at {row.sampling_rate:g}"] * (row.sampling_rate < 1) + ["unrounded"] * row.unrounded
@@ -110,5 +110,5 @@ def _shown(row: Row) -> dict[str, Any]:
     }
 
 
-def _result(row: Row) -> str:
+def _result(row: AuditRow) -> str:
     return "FAULT" if row.flagged else "not measured" if row.finding is None else "no fault"

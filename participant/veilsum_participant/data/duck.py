@@ -25,7 +25,7 @@ from veilsum_node.errors import DataError, VeilsumError
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import failed, missing_package, slow
 from veilsum_participant.data.readers import csv_names, csv_texts, is_csv, json_lines, parquet_schema
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -43,7 +43,7 @@ _ending = threading.Event()
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
 
 
-def schema(query: Query) -> Any:
+def schema(query: SourceQuery) -> Any:
     """See :func:`veilsum_participant.data.queries.query_schema`."""
     with _connection() as connection:
         for name, path in query.files.items():
@@ -56,7 +56,7 @@ def schema(query: Query) -> Any:
             raise DataError(f"The {query}: {told}.", "Correct the query, or the files that it reads.") from error
 
 
-def rows(query: Query) -> Any:
+def rows(query: SourceQuery) -> Any:
     """See :func:`veilsum_participant.data.queries.query_rows`."""
     with _connection() as connection:
         texts = _open(connection, query)
@@ -65,16 +65,16 @@ def rows(query: Query) -> Any:
 
 
 @contextmanager
-def answers(query: Query) -> Iterator[_Answers]:
+def answers(query: SourceQuery) -> Iterator[_DuckAnswers]:
     """See :func:`veilsum_participant.data.queries.answers`."""
     with _connection() as connection:
-        yield _Answers(connection, query, _open(connection, query))
+        yield _DuckAnswers(connection, query, _open(connection, query))
 
 
 @dataclass
-class _Answers:
+class _DuckAnswers:
     connection: Any
-    query: Query
+    query: SourceQuery
     texts: list[_Texts]
 
     def orders(self, subject: str) -> bool:
@@ -141,7 +141,7 @@ class _Texts:
             raise
 
 
-def _open(connection: Any, query: Query) -> list[_Texts]:
+def _open(connection: Any, query: SourceQuery) -> list[_Texts]:
     """Show the query its tables, and nothing else from here on; return those that are texts."""
     texts: list[_Texts] = []
     for name, path in query.files.items():
@@ -159,7 +159,7 @@ def _open(connection: Any, query: Query) -> list[_Texts]:
 
 
 @contextmanager
-def _watched(connection: Any, query: Query, seconds: float, texts: list[_Texts]) -> Iterator[None]:
+def _watched(connection: Any, query: SourceQuery, seconds: float, texts: list[_Texts]) -> Iterator[None]:
     """Interrupt what takes longer. A failure is told by its kind alone: what the database says may hold a record's words.
 
     What fails while Arrow reads batches is an OSError whose text begins with the kind. A file that cannot be read is named.
@@ -243,7 +243,7 @@ def _errors() -> tuple[type[Exception], ...]:
     return (duckdb.Error,)
 
 
-def _answer(connection: Any, query: Query) -> Any:
+def _answer(connection: Any, query: SourceQuery) -> Any:
     """The relation of a query that is one SELECT statement."""
     import duckdb
 

@@ -23,12 +23,12 @@ from sqlalchemy.pool import NullPool
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.data.lines import as_text
 from veilsum_participant.data.queries import failed, slow
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 
 _BATCH = 10_000
 
 
-def schema(query: Query) -> Any:
+def schema(query: SourceQuery) -> Any:
     """See :func:`veilsum_participant.data.queries.query_schema`: the configuration names the columns, all are text."""
     if not query.columns:
         raise ConfigurationError(f"The {query} needs `columns`.", "Name what it yields, under datasets in participant.toml.")
@@ -36,25 +36,25 @@ def schema(query: Query) -> Any:
         return _texts(query)
 
 
-def rows(query: Query) -> Any:
+def rows(query: SourceQuery) -> Any:
     """See :func:`veilsum_participant.data.queries.query_rows`."""
     with answers(query) as found:
         return pa.concat_tables(found.batches(_BATCH))
 
 
 @contextmanager
-def answers(query: Query) -> Iterator[_Answers]:
+def answers(query: SourceQuery) -> Iterator[_EngineAnswers]:
     """See :func:`veilsum_participant.data.queries.answers`; of SQLite in one transaction, so that its file stays as it is."""
     with _connection(query) as connection:
         if connection.dialect.name == "sqlite":
             connection.exec_driver_sql("BEGIN")
-        yield _Answers(connection, query)
+        yield _EngineAnswers(connection, query)
 
 
 @dataclass
-class _Answers:
+class _EngineAnswers:
     connection: Connection
-    query: Query
+    query: SourceQuery
 
     def orders(self, subject: str) -> bool:
         """Never: SQLite would write what it sorts to a file of its own, and how another database sorts nobody knows."""
@@ -85,7 +85,7 @@ class _Answers:
 
 
 @contextmanager
-def _watched(connection: Connection, query: Query, seconds: float) -> Iterator[None]:
+def _watched(connection: Connection, query: SourceQuery, seconds: float) -> Iterator[None]:
     """Interrupt what takes longer, of SQLite. A failure is told by its kind alone: its words may hold a record's."""
     raw = connection.connection.driver_connection
     ended = threading.Event()
@@ -109,12 +109,12 @@ def _watched(connection: Connection, query: Query, seconds: float) -> Iterator[N
         watch.cancel()
 
 
-def _texts(query: Query) -> Any:
+def _texts(query: SourceQuery) -> Any:
     return pa.schema([(name, pa.large_string()) for name in query.columns])
 
 
 @contextmanager
-def _connection(query: Query) -> Iterator[Connection]:
+def _connection(query: SourceQuery) -> Iterator[Connection]:
     try:
         engine = create_engine(_read_only(make_url(query.url)), poolclass=NullPool)
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
@@ -138,7 +138,7 @@ def _read_only(url: URL) -> URL:
     return url.set(database=f"file:{url.database}").update_query_dict({"mode": "ro", "uri": "true"})
 
 
-def _away(query: Query) -> Unavailable:
+def _away(query: SourceQuery) -> Unavailable:
     return Unavailable(f"The database of the {query} cannot be reached.", "Check that it is there, and the URL in use.")
 
 

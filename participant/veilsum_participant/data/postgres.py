@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from veilsum_node.errors import DataError, Unavailable, VeilsumError
 from veilsum_participant.data.queries import failed, missing_package, slow
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 
 _CANCELLED = "57014"
 _PASSING = ("08", "57", "53", "40", "55P03")
@@ -30,7 +30,7 @@ _PARAMETERS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_int
 """Of libpq, where the URL does not say otherwise: a server that vanishes is noticed within a minute."""
 
 
-def schema(query: Query) -> Any:
+def schema(query: SourceQuery) -> Any:
     """See :func:`veilsum_participant.data.queries.query_schema`: the server prepares the query and does not run it."""
     with _cursor(query) as cursor:
         try:
@@ -42,7 +42,7 @@ def schema(query: Query) -> Any:
             raise DataError(message, "Correct the query, or the rights of the database's role.") from None
 
 
-def rows(query: Query) -> Any:
+def rows(query: SourceQuery) -> Any:
     """See :func:`veilsum_participant.data.queries.query_rows`."""
     with _cursor(query) as cursor, _told(query):
         cursor.execute(_as_table(query))
@@ -50,7 +50,7 @@ def rows(query: Query) -> Any:
 
 
 @contextmanager
-def answers(query: Query) -> Iterator[_Answers]:
+def answers(query: SourceQuery) -> Iterator[_ServerAnswers]:
     """See :func:`veilsum_participant.data.queries.answers`; all is read in one transaction, which sees one state."""
     with _cursor(query) as cursor:
         with _told(query):
@@ -59,15 +59,15 @@ def answers(query: Query) -> Iterator[_Answers]:
             kinds = {part.name: part.type for part in cursor.adbc_execute_schema(_as_table(query))}
         cursor.execute("SET LOCAL cursor_tuple_fraction = 1")  # all rows will be read
         cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})  # FETCH is no query that COPY takes
-        yield _Answers(cursor, query, encoding, kinds)
+        yield _ServerAnswers(cursor, query, encoding, kinds)
 
 
 @dataclass
-class _Answers:
+class _ServerAnswers:
     """A server-side cursor: the server's ``statement_timeout`` holds for each FETCH, not for what is computed between them."""
 
     cursor: Any
-    query: Query
+    query: SourceQuery
     encoding: str
     kinds: Mapping[str, Any]
 
@@ -118,7 +118,7 @@ def _as_told(name: str) -> str:
 
 
 @contextmanager
-def _told(query: Query) -> Iterator[None]:
+def _told(query: SourceQuery) -> Iterator[None]:
     """A failure while records are read, by its code alone: the driver's words may hold a record's."""
     try:
         yield
@@ -130,7 +130,7 @@ def _told(query: Query) -> Iterator[None]:
 
 
 @contextmanager
-def _cursor(query: Query) -> Iterator[Any]:
+def _cursor(query: SourceQuery) -> Iterator[Any]:
     """A cursor in a read-only transaction, whose statements may take as long as the query may."""
     try:
         from adbc_driver_postgresql import dbapi
@@ -154,7 +154,7 @@ def _cursor(query: Query) -> Iterator[Any]:
                 connection.close()
 
 
-def _as_table(query: Query) -> str:
+def _as_table(query: SourceQuery) -> str:
     """The query as a table, which only one statement that reads can be: the same text is prepared and then run."""
     return f"SELECT * FROM (\n{query.text.rstrip().rstrip(';')}\n) AS records"  # noqa: S608  the site's own
 
@@ -165,7 +165,7 @@ def _driver_error() -> type[Any]:
     return Error
 
 
-def _raise_away(query: Query, error: Any) -> None:
+def _raise_away(query: SourceQuery, error: Any) -> None:
     code = error.sqlstate
     if code is None or code.startswith(_PASSING):
         why = "cannot be reached" if code is None else f"answers with SQLSTATE {code}"

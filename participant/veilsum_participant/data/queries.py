@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 
 PAUSES = (1.0, 5.0)
 """Seconds between the tries of a query whose connection breaks while records are read: what fails after them is charged."""
 
 
-def query_schema(query: Query) -> Any:
+def query_schema(query: SourceQuery) -> Any:
     """The Arrow schema of what a query yields; no record is read, and none changes the outcome.
 
     Raises:
@@ -33,7 +33,7 @@ def query_schema(query: Query) -> Any:
     return pa.schema([(part.name, _plain_type(part.type)) for part in schema(query)])
 
 
-def query_rows(query: Query) -> Any:
+def query_rows(query: SourceQuery) -> Any:
     """What a query yields, as an Arrow table. A connection that breaks is tried again after :data:`PAUSES`.
 
     Raises:
@@ -67,13 +67,13 @@ class Answers(Protocol):
 
 
 @contextmanager
-def answers(query: Query) -> Iterator[Answers]:
+def answers(query: SourceQuery) -> Iterator[Answers]:
     """Ask a query's database for batches. A connection that breaks is the caller's to try again.
 
     Raises:
         DataError, Unavailable, ConfigurationError: as :func:`query_rows`, here or as batches are taken.
     """
-    asked: Callable[[Query], AbstractContextManager[Answers]]
+    asked: Callable[[SourceQuery], AbstractContextManager[Answers]]
     if not query.url:
         from veilsum_participant.data.duck import answers as asked
     elif _is_postgres(query.url):
@@ -101,7 +101,7 @@ def _is_postgres(url: str) -> bool:
     return url.partition(":")[0] in ("postgresql", "postgres")
 
 
-def _engine(url: str) -> tuple[Callable[[Query], Any], Callable[[Query], Any]]:
+def _engine(url: str) -> tuple[Callable[[SourceQuery], Any], Callable[[SourceQuery], Any]]:
     """What finds the schema of a query and what reads its rows, for the database of a URL."""
     if not url:
         from veilsum_participant.data import duck
@@ -116,12 +116,12 @@ def _engine(url: str) -> tuple[Callable[[Query], Any], Callable[[Query], Any]]:
     return engines.schema, engines.rows
 
 
-def slow(query: Query) -> DataError:
+def slow(query: SourceQuery) -> DataError:
     """The error where a query does not end in time."""
     return DataError(f"The {query} did not end within {query.timeout} s.", "Make it faster, or raise its timeout.")
 
 
-def failed(query: Query, kind: str) -> DataError:
+def failed(query: SourceQuery, kind: str) -> DataError:
     """The error where a query fails on records, by the kind of fault alone: what the database says may hold a value."""
     return DataError(f"The {query} failed ({kind}).", "Run the query yourself. Records that it cannot convert must give NULL.")
 

@@ -15,7 +15,7 @@ from veilsum_participant.data import readers, typed
 from veilsum_participant.data.images import check_images, pixel_columns
 from veilsum_participant.data.queries import Answers, plain, query_rows, query_schema
 from veilsum_participant.data.table import Table, check_types, typed_table
-from veilsum_participant.query import Bucket, Images, Query, Source, pixel_names
+from veilsum_participant.query import Bucket, Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 
@@ -78,7 +78,7 @@ def read_batches(
     Raises:
         DataError, ConfigurationError: as :func:`read_table`; or a source that has been changed has other rows than ``keep``.
     """
-    if isinstance(source, Query):
+    if isinstance(source, SourceQuery):
         raise Misuse("A query is asked.")
     if isinstance(source, Images):
         for table in read_batches(
@@ -99,10 +99,10 @@ def read_batches(
             yield table if kept.all() else table.filter(kept)
 
 
-def asked_query(source: Source) -> Query | None:
+def asked_query(source: Source) -> SourceQuery | None:
     """The query that a source is, or that names its images; None without one."""
     table = source.table if isinstance(source, Images) else source
-    return table if isinstance(table, Query) else None
+    return table if isinstance(table, SourceQuery) else None
 
 
 def ask_batches(
@@ -156,7 +156,7 @@ def read_identifiers(source: Source, schema: DatasetSchema, subject: str, rows: 
     if isinstance(source, Images):
         yield from read_identifiers(source.table, _beside_pixels(source, schema), subject, rows, header=header)
         return
-    if isinstance(source, Query):
+    if isinstance(source, SourceQuery):
         raise Misuse("A query is asked.")
     for _, table in readers.read_batches(source, schema, rows, subject=subject, header=header, identifiers=True):
         yield table.subjects

@@ -36,7 +36,7 @@ from veilsum_participant.data.sources import (
 )
 from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_parts, told
 from veilsum_participant.data.table import Table
-from veilsum_participant.query import Bucket, Images, Query, Source
+from veilsum_participant.query import Bucket, Images, Source, SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records, join_batches
 
@@ -56,7 +56,7 @@ def record_bytes(schema: DatasetSchema) -> int:
 def comes_in_batches(source: Source) -> bool:
     """Whether :func:`stream_records` takes less memory than all records do: of everything but npz files."""
     table = source.table if isinstance(source, Images) else source
-    return isinstance(table, Query | Bucket) or table.suffix.lower() != ".npz"
+    return isinstance(table, SourceQuery | Bucket) or table.suffix.lower() != ".npz"
 
 
 def stream_records(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from veilsum_node.errors import DataError
 from veilsum_node.wording import unreadable
-from veilsum_participant.drafting.draft import MAX_CATEGORIES, MAX_NAME, NUMBER, Draft, Drafted, checked_draft
+from veilsum_participant.drafting.draft import MAX_CATEGORIES, MAX_NAME, NUMBER, Drafted, SchemaDraft, checked_draft
 
 MAX_DICTIONARY_BYTES = 1 << 24
 """Largest data dictionary that is read, in bytes."""
@@ -53,7 +53,7 @@ _KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words}
 _RECORDS = "If the file holds records, say --public where anyone may see them, or --local where they are private."
 
 
-def draft_dictionary(path: Path) -> Draft:
+def draft_dictionary(path: Path) -> SchemaDraft:
     """Draft the columns that a data dictionary describes; a line in it describes one variable.
 
     Raises:

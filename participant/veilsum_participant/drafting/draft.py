@@ -62,7 +62,7 @@ class Drafted:
 
 
 @dataclass(frozen=True)
-class Draft:
+class SchemaDraft:
     """Columns of a schema to be, and by name why others of the source are none."""
 
     columns: tuple[Drafted, ...]
@@ -89,7 +89,7 @@ class Draft:
         return "\n".join(lines) + "\n"
 
 
-def checked_draft(path: Path, columns: Sequence[Drafted], left_out: Mapping[str, str]) -> Draft:
+def checked_draft(path: Path, columns: Sequence[Drafted], left_out: Mapping[str, str]) -> SchemaDraft:
     """The draft of a file.
 
     Raises:
@@ -101,7 +101,7 @@ def checked_draft(path: Path, columns: Sequence[Drafted], left_out: Mapping[str,
     if any(len(name) > MAX_NAME for name in names):
         raise DataError(f"{path}: a column's name is longer than {MAX_NAME} characters.", "Shorten the variable's name.")
     check_count(path, len(columns))
-    return Draft(tuple(columns), left_out)
+    return SchemaDraft(tuple(columns), left_out)
 
 
 def check_count(path: Path, count: int) -> None:

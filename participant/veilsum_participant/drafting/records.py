@@ -13,8 +13,8 @@ from veilsum_participant.drafting.draft import (
     MAX_CATEGORIES,
     MAX_NAME,
     NUMBER,
-    Draft,
     Drafted,
+    SchemaDraft,
     check_count,
     checked_draft,
     number_text,
@@ -32,7 +32,7 @@ MAX_CODES = 5
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?", re.DOTALL)
 
 
-def draft_records(path: Path, *, private: bool) -> Draft:
+def draft_records(path: Path, *, private: bool) -> SchemaDraft:
     """Draft the columns of a file of records: kinds and categories, never a bound.
 
     A column is what most of its cells are: numbers, dates or texts. Values *repeat* that at least two records name, of private

@@ -13,7 +13,7 @@ from pathlib import Path
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError
 from veilsum_node.wording import unreadable
-from veilsum_participant.drafting.draft import MAX_CATEGORIES, Draft, Drafted, checked_draft
+from veilsum_participant.drafting.draft import MAX_CATEGORIES, Drafted, SchemaDraft, checked_draft
 
 FILE = "CONCEPT.csv"
 _HEADINGS = (
@@ -42,7 +42,7 @@ def is_vocabulary(path: Path) -> bool:
     return (path / FILE).is_file() or path.name.upper() == FILE.upper()
 
 
-def draft_vocabulary(path: Path, domains: Sequence[str], concepts: Sequence[int]) -> Draft:
+def draft_vocabulary(path: Path, domains: Sequence[str], concepts: Sequence[int]) -> SchemaDraft:
     """Draft a category column for each domain, of its valid standard concepts' names; and a column for each concept: of a
     measurement its value, a number, of any other whether a person has it.
 

@@ -28,7 +28,7 @@ from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.patience import patiently
 from veilsum_participant.site import LOG, OpenStudy, Reading, Site, check_certificates, load_open_study
-from veilsum_participant.store import AttemptRow, AttemptState, Kept, StudyState
+from veilsum_participant.store import AttemptRow, AttemptState, KeptVector, StudyState
 from veilsum_privacy.computation.contribution import SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Mechanism, Reservation
@@ -386,7 +386,7 @@ class Contributions:
                 task = plan.task
                 if plan.declaration.keep and store.find_kept(connection, opened.digest, task.label) is None:
                     part = task.kept_part(values, opened.study.participants.index(site.name))
-                    kept_vector = Kept(part, values, task.kept_origin(assignment.broadcast))
+                    kept_vector = KeptVector(part, values, task.kept_origin(assignment.broadcast))
                     store.keep_vector(connection, opened.digest, task.label, kept_vector)
                 if computed.state:
                     store.keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)

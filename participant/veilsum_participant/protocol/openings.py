@@ -49,7 +49,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSum:
     """What a site decrypted, and its signed word that the sum opened to it.
 
     Attributes:
@@ -136,7 +136,7 @@ class Openings:
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
             remember(connection, key, dataset, site.config.population(dataset), row.context, members)
 
-    def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> Opened:
+    def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> OpenedSum:
         """Decrypt the sum of an attempt that this site consented to, and sign for what it opened to.
 
         Raises:
@@ -162,7 +162,7 @@ class Openings:
                 words = decrypt_sum(ciphertexts, plan.encoding, row.context, assignment.names, secret, tag)
                 keys = keys_digest(store.promised(opened.row.secret_key), store.promised(opened.row.tag_key))
                 said = Statement(key, site.name, round_number, attempt, row.context, keys, words_digest(words))
-                return Opened(words, sign_statement(said, site.credentials.signing_key))
+                return OpenedSum(words, sign_statement(said, site.credentials.signing_key))
         except HostileInput as error:
             site.observer.unreadable(Stage.SUM)
             raise Refusal(RefusalCode.TAG, error.message) from error

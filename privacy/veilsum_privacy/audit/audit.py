@@ -27,7 +27,7 @@ from veilsum_privacy.audit.bounds import (
     sampled_bound,
 )
 from veilsum_privacy.audit.canaries import choose, join
-from veilsum_privacy.audit.routes import Route
+from veilsum_privacy.audit.routes import ReleaseRoute
 from veilsum_privacy.tasks.base import Floats, Records
 
 LEVEL = 1e-6
@@ -93,7 +93,7 @@ class Finding:
 
 
 def audit(
-    route: Route,
+    route: ReleaseRoute,
     units: Sequence[Records],
     base: Records,
     random: RandomSource,
@@ -170,7 +170,7 @@ def audit(
     )
 
 
-def _additive(route: Route, base: Records, start: Floats, chosen: Sequence[Records], vectors: Floats) -> bool:
+def _additive(route: ReleaseRoute, base: Records, start: Floats, chosen: Sequence[Records], vectors: Floats) -> bool:
     """Whether canaries together change the sum by what each of them does alone."""
     together = route.before(join([base, *chosen])) - start
     return float(np.abs(together - vectors.sum(axis=0)).max()) <= 1e-6 * route.sensitivity

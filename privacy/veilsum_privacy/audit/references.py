@@ -26,7 +26,7 @@ _SOME = 40
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceTask:
     """A task as a study might declare it.
 
     Attributes:
@@ -97,7 +97,7 @@ def unsigned_study(schema: DatasetSchema, privacy: PrivacyDemand, task: TaskDecl
     )
 
 
-def references() -> tuple[Reference, ...]:
+def references() -> tuple[ReferenceTask, ...]:
     """One for every task that reads records."""
     return tuple(_references())
 
@@ -114,46 +114,46 @@ def _schema(numbers: int, *categories: int, classes: int = 0) -> DatasetSchema:
     )
 
 
-def _references() -> Iterator[Reference]:
+def _references() -> Iterator[ReferenceTask]:
     moments = {"missing": "centre", "count_weight": 1.0, "sum_weight": 1.0, "square_weight": 1.0}
     linear = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
-    yield Reference("statistics", _schema(3, 3))
+    yield ReferenceTask("statistics", _schema(3, 3))
     cells = {"name": "cells", "kind": "count", "over": ("k0", "k1"), "scale": 128}
-    yield Reference("tables", _schema(1, 250, 4), {"queries": [cells], "derived": [], "sensitivity": 128})
+    yield ReferenceTask("tables", _schema(1, 250, 4), {"queries": [cells], "derived": [], "sensitivity": 128})
     told = {"model": linear, "sha256": "0" * 64, "outcome": {"column": "n0", "loss": "squared"}, "low": -1.0, "high": 1.0}
     counted = {"queries": [cells], "derived": [], "sensitivity": 128, "missing": "centre"}
-    yield Reference("model-tables", _schema(1, 250, 4), {**counted, **told})
+    yield ReferenceTask("model-tables", _schema(1, 250, 4), {**counted, **told})
     fit = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "outcome": "y = 'c1'"}
     event = {"family": "logistic", "length": 2.0, "information_share": 0.8}
-    yield Reference("newton-step", _schema(2, 2, classes=3), {**event, "query": fit})
-    yield Reference("hazard-step", _schema(2, 2, classes=3), {"query": fit, "time": "n1", "periods": 2})
-    yield Reference("site-scores", _schema(2, 2, classes=3), {"query": fit, "family": "logistic", "length": 2.0})
-    yield Reference("site-hazard-scores", _schema(2, 2, classes=3), {"query": fit, "time": "n1", "periods": 2})
+    yield ReferenceTask("newton-step", _schema(2, 2, classes=3), {**event, "query": fit})
+    yield ReferenceTask("hazard-step", _schema(2, 2, classes=3), {"query": fit, "time": "n1", "periods": 2})
+    yield ReferenceTask("site-scores", _schema(2, 2, classes=3), {"query": fit, "family": "logistic", "length": 2.0})
+    yield ReferenceTask("site-hazard-scores", _schema(2, 2, classes=3), {"query": fit, "time": "n1", "periods": 2})
     means = {"clip": 1.0, "missing": "centre", "count_weight": 0.5, "sum_weight": 1.0}
-    yield Reference("feature-means", _schema(3), means)
-    yield Reference("gaussian-moments", _schema(3), {**moments, "clip": 1.0, "product_weight": 1.0})
+    yield ReferenceTask("feature-means", _schema(3), means)
+    yield ReferenceTask("gaussian-moments", _schema(3), {**moments, "clip": 1.0, "product_weight": 1.0})
     diagonal = {**moments, "clip": 1.0, "product_weight": 1.0, "second": "class-diagonal"}
-    yield Reference("class-moments", _schema(2, classes=_SOME), diagonal)
-    yield Reference("prototypes", _schema(2, classes=_SOME), {**means, "width": 2})
-    yield Reference("class-mixtures", _schema(2, classes=_SOME), {**moments, "clip": 1.0, "components": 2})
+    yield ReferenceTask("class-moments", _schema(2, classes=_SOME), diagonal)
+    yield ReferenceTask("prototypes", _schema(2, classes=_SOME), {**means, "width": 2})
+    yield ReferenceTask("class-mixtures", _schema(2, classes=_SOME), {**moments, "clip": 1.0, "components": 2})
     powers = {"clip": 1.0, "missing": "centre", "order": 4, "count_weight": 1.0, "power_weight": 1.0}
-    yield Reference("power-moments", _schema(3), powers)
-    yield Reference("local-head", _schema(2, classes=2), {"clip": 1.0, "missing": "centre", "ridge": 0.3, "bias": 1e-4})
+    yield ReferenceTask("power-moments", _schema(3), powers)
+    yield ReferenceTask("local-head", _schema(2, classes=2), {"clip": 1.0, "missing": "centre", "ridge": 0.3, "bias": 1e-4})
     gradient = {"clip": 2.0, "missing": "centre", "gradient_clip": 0.5, "model": linear}
-    yield Reference("gradient", _schema(4, classes=3), gradient, rates=(1.0, 0.5))
+    yield ReferenceTask("gradient", _schema(4, classes=3), gradient, rates=(1.0, 0.5))
     trees = {"clip": 1e6, "trees": 8, "depth": 2, "largest_model": 16, "loss": "logistic", "missing": "centre"}
-    yield Reference("tree-gradients", _schema(2, 3, classes=2), trees)
+    yield ReferenceTask("tree-gradients", _schema(2, 3, classes=2), trees)
     grams = {"clip": 1.0, "missing": "centre", "model": linear, "layers": ["head"], "gram_clip": 1.0}
-    yield Reference("grams", _schema(4, classes=3), grams)
+    yield ReferenceTask("grams", _schema(4, classes=3), grams)
     scores = {"clip": 1e6, "missing": "centre", "score_weight": 0.6, "loss_weight": 0.4, "bins": 10, "largest_loss": 3.0}
     model = {"model": linear, "sha256": "0" * 64, "classes": ("c0", "c1")}
-    yield Reference("evaluation", _schema(3, classes=2), {**scores, **model})
+    yield ReferenceTask("evaluation", _schema(3, classes=2), {**scores, **model})
     training = {
         "clip": 2.0, "missing": "centre", "model": linear, "objective": {"name": "none", "options": {}}, "epochs": 1,
         "batch": 32, "learning_rate": 0.1, "momentum": 0.0, "decay": 0.0, "norm": 10.0, "weighting": "equal",
         "normalised": False, "local_steps": 1, "gradient_clip": 0.5, "expected_records": 100,
     }  # fmt: skip
-    yield Reference("local-training", _schema(4, classes=3), training, rates=(1.0, 0.5))
+    yield ReferenceTask("local-training", _schema(4, classes=3), training, rates=(1.0, 0.5))
 
 
 def readable(task: str) -> bool:

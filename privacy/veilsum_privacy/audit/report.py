@@ -13,8 +13,8 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.audit.audit import CONFIDENCE, LEVEL, TRIALS, Finding, NoCanary, audit
 from veilsum_privacy.audit.canaries import as_unit, candidates
-from veilsum_privacy.audit.references import Reference
-from veilsum_privacy.audit.routes import Route, StepRoute, SumRoute
+from veilsum_privacy.audit.references import ReferenceTask
+from veilsum_privacy.audit.routes import ReleaseRoute, StepRoute, SumRoute
 from veilsum_privacy.audit.signed import FORMAT
 from veilsum_privacy.computation.contribution import SitePlace, no_records
 from veilsum_privacy.computation.rehearsal import made_up_broadcast, made_up_statistics
@@ -43,7 +43,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Row:
+class AuditRow:
     """What was audited and what was found.
 
     Attributes:
@@ -90,7 +90,7 @@ class AuditReport:
     software: str
     study: str | None
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[AuditRow, ...]
     unaudited: tuple[str, ...] = ()
 
     @property
@@ -125,7 +125,7 @@ def run_study(
     labels: Collection[str] = (),
     trials: int = TRIALS,
     tell: Callable[[str], None] = lambda _: None,
-) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+) -> tuple[tuple[AuditRow, ...], tuple[str, ...]]:
     """Audit every release of a study, as one of its participants.
 
     Args:
@@ -152,7 +152,7 @@ def run_study(
 
 
 def run_references(
-    kinds: Sequence[Reference],
+    kinds: Sequence[ReferenceTask],
     random: RandomSource,
     *,
     noises: Sequence[NoiseKind],
@@ -160,7 +160,7 @@ def run_references(
     disclosures: Sequence[Disclosure],
     trials: int = TRIALS,
     tell: Callable[[str], None] = lambda _: None,
-) -> tuple[Row, ...]:
+) -> tuple[AuditRow, ...]:
     """Audit a release of each kind in every way that is allowed."""
     subjects = []
     for kind in kinds:
@@ -180,7 +180,7 @@ def _run(
     encoder: Callable[[Encoder | None], Encode | None],
     trials: int,
     tell: Callable[[str], None],
-) -> tuple[Row, ...]:
+) -> tuple[AuditRow, ...]:
     rows = []
     for subject in subjects:
         tell(subject.agreed.label)
@@ -190,11 +190,11 @@ def _run(
 
 def _row(
     subject: Subject, random: RandomSource, encoder: Callable[[Encoder | None], Encode | None], trials: int, level: float
-) -> Row:
+) -> AuditRow:
     agreed = subject.agreed
     declared, privacy = agreed.declaration, agreed.study.privacy
     training = declared.local_steps > 0
-    row = Row(
+    row = AuditRow(
         label=declared.label,
         task=declared.task,
         noise="training" if training else agreed.noise(agreed.study.sites).kind,
@@ -215,7 +215,9 @@ def _row(
     return replace(row, encrypted=min(row.encrypted, found.releases), finding=found)
 
 
-def _route(subject: Subject, random: RandomSource, encoder: Callable[[Encoder | None], Encode | None]) -> tuple[Route, Any]:
+def _route(
+    subject: Subject, random: RandomSource, encoder: Callable[[Encoder | None], Encode | None]
+) -> tuple[ReleaseRoute, Any]:
     tried, arrays = made_up_broadcast(subject.agreed)
     study = tried.study
     plan = tried.plan(study.sites, study.sites)

@@ -39,7 +39,7 @@ Integers = NDArray[np.int64]
 Way = Literal["own share", "shared noise", "steps"]
 
 
-class Opened(NamedTuple):
+class AuditedRelease(NamedTuple):
     """One release.
 
     Attributes:
@@ -51,7 +51,7 @@ class Opened(NamedTuple):
     known: Floats
 
 
-class Route(ABC):
+class ReleaseRoute(ABC):
     """One way to a release.
 
     Attributes:
@@ -77,7 +77,7 @@ class Route(ABC):
         """What the site would add to the sum without sampling and without noise: (size,) in grid units."""
 
     @abstractmethod
-    def release(self, records: Records) -> Opened:
+    def release(self, records: Records) -> AuditedRelease:
         """One release of these records, with fresh samples and noise."""
 
     def _computed(self, plan: RoundPlan, records: Records, place: SitePlace) -> Integers:
@@ -87,7 +87,7 @@ class Route(ABC):
         return part.total
 
 
-class SumRoute(Route):
+class SumRoute(ReleaseRoute):
     """A noised sum.
 
     Args:
@@ -113,7 +113,7 @@ class SumRoute(Route):
     def before(self, records: Records) -> Floats:
         return self._own(self._in_units(self._total(self._whole, records, remember=False)))
 
-    def release(self, records: Records) -> Opened:
+    def release(self, records: Records) -> AuditedRelease:
         plan = self.plan
         total = self._total(plan, records, remember=plan.declaration.sampling_rate == 1)
         own = plan.noised(total, self._place.index, self._place.random)
@@ -129,7 +129,7 @@ class SumRoute(Route):
             opened = opened - sum(others[honest - 1 :], np.zeros_like(own))  # what the adversary knows of the rest
             if not np.array_equal(opened, values):
                 raise Misuse(f"The encrypted sum of task {plan.task.label!r} did not open to what was put in.")
-        return Opened(self._own(values.astype(np.float64)), self._own(self._in_units(total)))
+        return AuditedRelease(self._own(values.astype(np.float64)), self._own(self._in_units(total)))
 
     def _own(self, values: Floats) -> Floats:
         """The site's own block, where the site adds noise to that alone: everywhere else it must have put nothing."""
@@ -161,7 +161,7 @@ class SumRoute(Route):
         return total.astype(np.float64) * (2.0**-CENTRE_BITS if self.plan.declaration.unrounded else 1.0)
 
 
-class StepRoute(Route):
+class StepRoute(ReleaseRoute):
     """The first noised sum of a round of training at the site, as the training gets it."""
 
     def __init__(self, plan: RoundPlan, broadcast: Mapping[str, Floats], place: SitePlace) -> None:
@@ -176,11 +176,11 @@ class StepRoute(Route):
     def before(self, records: Records) -> Floats:
         return self._first(self._whole, records).known
 
-    def release(self, records: Records) -> Opened:
+    def release(self, records: Records) -> AuditedRelease:
         return self._first(self.plan, records)
 
-    def _first(self, plan: RoundPlan, records: Records) -> Opened:
-        seen: list[Opened] = []
+    def _first(self, plan: RoundPlan, records: Records) -> AuditedRelease:
+        seen: list[AuditedRelease] = []
 
         def watched(
             number: int, rate: float, noise: NoisePlan, grid: int, clip: float, bound: int, source: RandomSource
@@ -197,13 +197,13 @@ class StepRoute(Route):
 class _WatchedSteps(Steps):
     """Steps that keep the first sum before and after its noise, in grid units."""
 
-    seen: list[Opened] = field(default_factory=list, repr=False)
+    seen: list[AuditedRelease] = field(default_factory=list, repr=False)
 
     def noised(self, total: Floats) -> Floats:
         found = super().noised(total)
         if not self.seen:
             unit = self.clip / (self.grid - math.sqrt(total.size))
-            self.seen.append(Opened(found.ravel() / unit, total.ravel() / unit))
+            self.seen.append(AuditedRelease(found.ravel() / unit, total.ravel() / unit))
         return found
 
 

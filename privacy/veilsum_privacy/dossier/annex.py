@@ -23,7 +23,7 @@ Figures = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Item:
+class GuidelineItem:
     """One item of the guideline.
 
     Attributes:
@@ -46,7 +46,7 @@ UTILITY, DEPLOYMENT = "Utility and bias", "Trust and deployment"
 SECURITY, COLLECTION = "Security and access control", "Data collection exposure"
 
 
-def annex(dossier: Figures) -> tuple[Item, ...]:
+def annex(dossier: Figures) -> tuple[GuidelineItem, ...]:
     """All items, in order, for a dossier in plain data (with ``policy`` and ``audits``)."""
     return (
         *_guarantee(dossier),
@@ -58,7 +58,7 @@ def annex(dossier: Figures) -> tuple[Item, ...]:
     )
 
 
-def _guarantee(dossier: Figures) -> Sequence[Item]:
+def _guarantee(dossier: Figures) -> Sequence[GuidelineItem]:
     populations, policy = dossier["populations"], dossier["policy"]
     spent = [_spent(item) for item in populations] or ["Nothing was released and no budget was set."]
     deltas = [f"{item['name']}: {figures.small(item['delta'])}." for item in populations if item["delta"] is not None]
@@ -66,14 +66,14 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
     accepted = [] if policy is None else [f"The policy accepts studies whose unit is {_or(policy['units'])}."]
     once = [] if policy is None else [f"One study may cost epsilon {policy['max_epsilon']:g} at most (max_epsilon)."]
     return (
-        Item(
+        GuidelineItem(
             GUARANTEE,
             "Privacy parameter epsilon",
             (*spent, *once, *_planned(dossier)),
             "answered",
             ("ledger", "policy", "studies"),
         ),
-        Item(
+        GuidelineItem(
             GUARANTEE,
             "Delta",
             (
@@ -84,7 +84,7 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
             "partly answered",
             ("ledger",),
         ),
-        Item(
+        GuidelineItem(
             GUARANTEE,
             "Variant of differential privacy",
             (
@@ -95,7 +95,7 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("software",),
         ),
-        Item(
+        GuidelineItem(
             GUARANTEE,
             "Unit of privacy",
             (
@@ -108,7 +108,7 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("ledger", "policy"),
         ),
-        Item(
+        GuidelineItem(
             GUARANTEE,
             "Neighbouring data",
             (
@@ -118,7 +118,7 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("software",),
         ),
-        Item(
+        GuidelineItem(
             GUARANTEE,
             "Bounds on what a unit contributes",
             (
@@ -130,7 +130,7 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
             "partly answered",
             ("ledger", "software"),
         ),
-        Item(
+        GuidelineItem(
             GUARANTEE,
             "Other releases of the same data",
             (
@@ -143,7 +143,7 @@ def _guarantee(dossier: Figures) -> Sequence[Item]:
     )
 
 
-def _algorithms(dossier: Figures) -> Sequence[Item]:
+def _algorithms(dossier: Figures) -> Sequence[GuidelineItem]:
     kinds = sorted({(row["mechanism"], row["noise"]) for item in dossier["populations"] for row in item["releases"]})
     named = {"none": "without noise", "kept": "post-processing of what was released", "training": "noise in every step"}
     used = [
@@ -170,7 +170,7 @@ def _algorithms(dossier: Figures) -> Sequence[Item]:
             "records; with sampling it is the usual practice, not a proven filter."
         )
     return (
-        Item(
+        GuidelineItem(
             ALGORITHMS,
             "Mechanism",
             (
@@ -181,7 +181,7 @@ def _algorithms(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("ledger", "software"),
         ),
-        Item(
+        GuidelineItem(
             ALGORITHMS,
             "Sensitivity and its proof",
             (
@@ -192,7 +192,7 @@ def _algorithms(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("software",),
         ),
-        Item(
+        GuidelineItem(
             ALGORITHMS,
             "Composition and accounting",
             (
@@ -204,14 +204,14 @@ def _algorithms(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("ledger",),
         ),
-        Item(
+        GuidelineItem(
             ALGORITHMS,
             "Sampling",
             (_sampled(dossier),),
             "answered",
             ("ledger",),
         ),
-        Item(
+        GuidelineItem(
             ALGORITHMS,
             "Hyperparameters",
             (
@@ -223,13 +223,13 @@ def _algorithms(dossier: Figures) -> Sequence[Item]:
             "partly answered",
             ("studies", "software"),
         ),
-        Item(ALGORITHMS, "Empirical audit", *_audits(dossier)),
+        GuidelineItem(ALGORITHMS, "Empirical audit", *_audits(dossier)),
     )
 
 
-def _utility(dossier: Figures) -> Sequence[Item]:
+def _utility(dossier: Figures) -> Sequence[GuidelineItem]:
     return (
-        Item(
+        GuidelineItem(
             UTILITY,
             "Accuracy of what is released",
             (
@@ -239,7 +239,7 @@ def _utility(dossier: Figures) -> Sequence[Item]:
             "not answered by this tool",
             (),
         ),
-        Item(
+        GuidelineItem(
             UTILITY,
             "Bias",
             (
@@ -252,7 +252,7 @@ def _utility(dossier: Figures) -> Sequence[Item]:
     )
 
 
-def _deployment(dossier: Figures) -> Sequence[Item]:
+def _deployment(dossier: Figures) -> Sequence[GuidelineItem]:
     policy = dossier["policy"]
     noise = sorted({row["noise"] for item in dossier["populations"] for row in item["releases"]} - {"kept", "none"})
     made = {
@@ -270,7 +270,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
     ]
     pinned, allowed = ([], []) if policy is None else (_peers(policy, dossier["site"]), _asked(policy))
     return (
-        Item(
+        GuidelineItem(
             DEPLOYMENT,
             "Trust model",
             (
@@ -283,7 +283,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("ledger", "policy", "software"),
         ),
-        Item(
+        GuidelineItem(
             DEPLOYMENT,
             "Query model",
             (
@@ -294,7 +294,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("ledger", "policy"),
         ),
-        Item(
+        GuidelineItem(
             DEPLOYMENT,
             "Floating point",
             (
@@ -305,7 +305,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("software",),
         ),
-        Item(
+        GuidelineItem(
             DEPLOYMENT,
             "Randomness",
             (
@@ -316,7 +316,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
             "answered",
             ("software",),
         ),
-        Item(
+        GuidelineItem(
             DEPLOYMENT,
             "Side channels",
             (
@@ -328,7 +328,7 @@ def _deployment(dossier: Figures) -> Sequence[Item]:
             "partly answered",
             ("software",),
         ),
-        Item(
+        GuidelineItem(
             DEPLOYMENT,
             "Software and its review",
             (
@@ -362,12 +362,12 @@ def _asked(policy: Figures) -> list[str]:
     return [f"The policy accepts {methods} and {tasks}, of {whose}; approval is {word}."]
 
 
-def _security(dossier: Figures) -> Sequence[Item]:
+def _security(dossier: Figures) -> Sequence[GuidelineItem]:
     refused = sum(len(item["refusals"]) for item in dossier["populations"]) + len(dossier["refusals"])
     unnoised = any(row["mechanism"] == "none" for item in dossier["populations"] for row in item["releases"])
     exact = ["Sums without noise were released: epsilon says nothing about them."] if unnoised else []
     return (
-        Item(
+        GuidelineItem(
             SECURITY,
             "Data security",
             (
@@ -378,7 +378,7 @@ def _security(dossier: Figures) -> Sequence[Item]:
             "partly answered",
             ("software",),
         ),
-        Item(
+        GuidelineItem(
             SECURITY,
             "Access control",
             (
@@ -388,7 +388,7 @@ def _security(dossier: Figures) -> Sequence[Item]:
             "partly answered",
             ("policy", "software"),
         ),
-        Item(
+        GuidelineItem(
             SECURITY,
             "Enforcement of the budget, and its record",
             (
@@ -404,9 +404,9 @@ def _security(dossier: Figures) -> Sequence[Item]:
     )
 
 
-def _collection() -> Sequence[Item]:
+def _collection() -> Sequence[GuidelineItem]:
     return (
-        Item(
+        GuidelineItem(
             COLLECTION,
             "How the data were collected, kept and shared before",
             (
@@ -416,7 +416,7 @@ def _collection() -> Sequence[Item]:
             "not answered by this tool",
             (),
         ),
-        Item(
+        GuidelineItem(
             COLLECTION,
             "Retention of records",
             (

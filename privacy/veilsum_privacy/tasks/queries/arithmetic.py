@@ -16,8 +16,8 @@ from veilsum_privacy.tasks.queries.conditions import (
     Domain,
     Floats,
     Lexeme,
-    NumberCells,
     NumberDomain,
+    ScaledNumbers,
     lexemes_of,
     number_cells,
     parse_condition,
@@ -176,7 +176,7 @@ def _closing(lexemes: Sequence[Lexeme], opening: int, text: str) -> int:
 
 def evaluate_sum(
     terms: Sequence[Product], cells: Mapping[str, Cells], domains: Mapping[str, Domain], count: int
-) -> NumberCells:
+) -> ScaledNumbers:
     """The value of an expression for each of so many records, in its own unit, as ``x``; present where all its columns are.
 
     Numbers are taken back to their units and rounded to 12 digits, so that what scaling did to the last bits does not show.
@@ -195,7 +195,7 @@ def evaluate_sum(
             for name in condition.columns:
                 present = present & cells[name].present
         total = total + product
-    return NumberCells(total, present)
+    return ScaledNumbers(total, present)
 
 
 def _rounded(values: Floats, largest: float) -> Floats:

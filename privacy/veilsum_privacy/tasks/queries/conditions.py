@@ -39,7 +39,7 @@ _COMPARE: Mapping[str, Callable[[Floats, float], Bools]] = {
 
 
 @dataclass(frozen=True)
-class NumberCells:
+class ScaledNumbers:
     """Values of a numeric column, scaled by its public bounds: ``x`` (n,) in [-1, 1] and ``present`` (n,)."""
 
     x: Floats
@@ -58,13 +58,13 @@ class LevelCells:
         return self.codes >= 0
 
 
-Cells = NumberCells | LevelCells
+Cells = ScaledNumbers | LevelCells
 
 
-def number_cells(cells: Mapping[str, Cells], name: str) -> NumberCells:
+def number_cells(cells: Mapping[str, Cells], name: str) -> ScaledNumbers:
     """The cells of a numeric column."""
     found = cells[name]
-    if not isinstance(found, NumberCells):
+    if not isinstance(found, ScaledNumbers):
         raise HostileInput(f"{name!r} is no numeric column.")
     return found
 

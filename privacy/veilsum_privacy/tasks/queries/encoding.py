@@ -20,7 +20,7 @@ from veilsum_privacy.tasks.base import Block, Floats
 from veilsum_privacy.tasks.queries.conditions import (
     Cells,
     Condition,
-    NumberCells,
+    ScaledNumbers,
     parse_condition,
 )
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
@@ -51,7 +51,7 @@ class Axis:
     def codes(self, cells: Mapping[str, Cells]) -> Integers:
         """The cell of each record, -1 where it has none."""
         found = cells[self.column]
-        if isinstance(found, NumberCells):
+        if isinstance(found, ScaledNumbers):
             codes = cut(found, np.zeros(2) if self.edges is None else self.edges)
         else:
             codes = found.codes

@@ -22,8 +22,8 @@ from veilsum_privacy.tasks.queries.conditions import (
     Domain,
     LevelCells,
     LevelDomain,
-    NumberCells,
     NumberDomain,
+    ScaledNumbers,
     number_cells,
 )
 
@@ -237,13 +237,13 @@ class Columns:
             found[name] = _finite((clamped - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0, raw.present)
 
 
-def _finite(x: Floats, present: Bools) -> NumberCells:
+def _finite(x: Floats, present: Bools) -> ScaledNumbers:
     """Numbers within the bounds; what is not finite is missing."""
     present = present & np.isfinite(x)
-    return NumberCells(np.where(present, np.clip(np.where(present, x, 0.0), -1.0, 1.0), 0.0), present)
+    return ScaledNumbers(np.where(present, np.clip(np.where(present, x, 0.0), -1.0, 1.0), 0.0), present)
 
 
-def cut(numbers: NumberCells, edges: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def cut(numbers: ScaledNumbers, edges: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """The interval [e_b, e_b+1) of each number, the last one closed, by complete scaled edges; -1 where it is missing."""
     codes = np.searchsorted(edges[1:-1], numbers.x, side="right").astype(np.int64)
     return np.where(numbers.present, codes, -1)

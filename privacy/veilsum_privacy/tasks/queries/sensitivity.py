@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_privacy.tasks.base import Floats
-from veilsum_privacy.tasks.queries.conditions import Cells, Leaf, LevelCells, LevelDomain, NumberCells, number_cells
+from veilsum_privacy.tasks.queries.conditions import Cells, Leaf, LevelCells, LevelDomain, ScaledNumbers, number_cells
 from veilsum_privacy.tasks.queries.encoding import Encoding, Integers
 from veilsum_privacy.tasks.queries.language import Columns
 
@@ -134,7 +134,7 @@ class _Component:
             ends = sorted({-1.0, 1.0, *(point for point in points if -1.0 <= point <= 1.0)})
             between = [(a + b) / 2.0 for a, b in zip(ends[1:], ends[:-1], strict=True)]
             x = np.array([*ends, *between, 0.0])
-            self._values.append((name, NumberCells(x, np.arange(len(x)) < len(x) - 1)))
+            self._values.append((name, ScaledNumbers(x, np.arange(len(x)) < len(x) - 1)))
         self.atoms = math.prod(len(cells.present) for _, cells in self._values)
 
     def enumerate(self) -> Bools:
@@ -186,7 +186,7 @@ class _Component:
 def _taken(cells: Cells, places: NDArray[np.intp] | Integers) -> Cells:
     if isinstance(cells, LevelCells):
         return LevelCells(cells.codes[places])
-    return NumberCells(cells.x[places], cells.present[places])
+    return ScaledNumbers(cells.x[places], cells.present[places])
 
 
 def _maximal(rows: Bools) -> Bools:
