@@ -7,7 +7,6 @@ goes on as the service does until the release is stored: without gRPC, and witho
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.step_process import peak
+from benchmarks.step_process import peak, resident
 from benchmarks.sums import lane_plan
 from veilsum_privacy.securesum.decryption import WORD_BYTES
 from veilsum_privacy.securesum.parameters import TAGS
@@ -30,11 +29,6 @@ def measure_memory(size: int, members: int, ciphertexts: list[bytes]) -> int:
         command = [sys.executable, "-m", "benchmarks.memory", directory, str(size), str(members)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(json.loads(done.stdout)["peak"])
-
-
-def resident() -> int:
-    """This process's resident memory in bytes (Linux)."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def main(directory: Path, size: int, members: int) -> None:
