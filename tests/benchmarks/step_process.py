@@ -122,7 +122,7 @@ class Watch:
 
         after(Hub, "submit", lambda *_: self._part(IDLE))
         after(StudyMachine, "start_round", lambda *_: self._part("between two rounds"))
-        after(StudyMachine, "_move", lambda _, __, ___, phase: self._part(BEFORE.get(phase.value, "start")))
+        after(StudyMachine, "_move", lambda _, __, phase: self._part(BEFORE.get(phase.value, "start")))
         after(runner, "_save", lambda *_: self._part("writing the result"))
 
     def _part(self, ended: str) -> None:
@@ -181,11 +181,11 @@ class Watch:
 
 
 def after(owner: type | ModuleType, name: str, then: Callable[..., None]) -> None:
-    """Call ``then`` with the result and arguments of a method, or of a function by its module, whenever it returns."""
+    """Call ``then`` with a method's result and arguments whenever it returns; of a module's function, without the first."""
     method = getattr(owner, name)
 
-    def wrapped(*arguments: Any, **keywords: Any) -> Any:
-        found = method(*arguments, **keywords)
+    def wrapped(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        found = method(self, *arguments, **keywords)
         then(found, *arguments)
         return found
 
@@ -197,13 +197,14 @@ def main(options: dict[str, Any], command: list[str]) -> None:
     watch = Watch()
     if options["plain"]:
         without_encryption()
-    watch.follow()
+    if not options.get("memory"):
+        watch.follow()
+    elif command[0] == "coordinator":  # and nothing else, which would load what a coordinator does not
+        watch.follow_memory()
     from veilsum_deploy.cli import main as veilsum
 
     if options["profile"]:
         watch.profile()
-    if options.get("memory"):
-        watch.follow_memory()
     try:
         veilsum(command)
     finally:

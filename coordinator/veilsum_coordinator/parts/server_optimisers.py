@@ -6,6 +6,7 @@ A gradient g makes a step against g; FedOPT takes a mean update for -g. All of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -50,10 +51,12 @@ class ServerOptimiser:
         if parameters.learning_rate is None:
             raise ValueError("an optimiser needs a learning rate")
         self._parameters, self._rate = parameters, float(parameters.learning_rate)
-        self._first = {name: np.zeros(shape) for name, shape in shapes.items()}
+        # Plain descent remembers nothing, and momentum no squares.
+        remembered = shapes.items() if parameters.name != "sgd" or parameters.momentum else ()
+        self._first = {name: np.zeros(math.prod(shape)) for name, shape in remembered}
         # Adaptive rates begin at tau^2, as in the experiments of Reddi et al. (2021); nothing corrects their beginning.
         adaptive = shapes.items() if parameters.name != "sgd" else ()
-        self._second = {name: np.full(shape, float(parameters.tau) ** 2) for name, shape in adaptive}
+        self._second = {name: np.full(math.prod(shape), float(parameters.tau) ** 2) for name, shape in adaptive}
 
     def step(self, model: Arrays, gradient: Arrays) -> dict[str, Floats]:
         """The model after one step.
@@ -62,19 +65,32 @@ class ServerOptimiser:
             model: arrays by name.
             gradient: g, arrays of the same names and shapes.
         """
-        return {name: values - self._change(name, gradient[name]) for name, values in model.items()}
+        return {
+            name: values - self.change(name, slice(None), gradient[name].reshape(-1)).reshape(values.shape)
+            for name, values in model.items()
+        }
 
-    def _change(self, name: str, g: Floats) -> Floats:
-        p, first, second = self._parameters, self._first, self._second
+    def change(self, name: str, part: slice, g: Floats) -> Floats:
+        """What a step takes off some of an array's values; every value must be asked for once a step.
+
+        Args:
+            name: of the array.
+            part: which of its values, as they lie flat, row by row.
+            g: their gradient.
+        """
+        p = self._parameters
+        if p.name == "sgd" and not p.momentum:
+            return self._rate * g
+        first = self._first[name][part]  # a view: what is assigned to it is remembered
         if p.name == "sgd":
-            first[name] *= p.momentum
-            first[name] += g
-            return self._rate * first[name]
-        first[name] = p.beta1 * first[name] + (1.0 - p.beta1) * g
-        square, old = g**2, second[name]
+            first *= p.momentum
+            first += g
+            return self._rate * first
+        first[:] = p.beta1 * first + (1.0 - p.beta1) * g
+        square, second = g**2, self._second[name][part]
         if p.name == "adam":
-            second[name] = p.beta2 * old + (1.0 - p.beta2) * square
+            second[:] = p.beta2 * second + (1.0 - p.beta2) * square
         else:
-            second[name] = old - (1.0 - p.beta2) * square * np.sign(old - square)
-        change: Floats = self._rate * first[name] / (np.sqrt(second[name]) + p.tau)
+            second[:] = second - (1.0 - p.beta2) * square * np.sign(second - square)
+        change: Floats = self._rate * first / (np.sqrt(second) + p.tau)
         return change

@@ -18,7 +18,7 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
 from veilsum_privacy.securesum.agreed import RoundPlan
-from veilsum_privacy.securesum.context import Assignment, context_digest
+from veilsum_privacy.securesum.context import Assignment, Pieces, context_digest
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, parse_statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
@@ -45,7 +45,7 @@ class Round:
     Attributes:
         number: from 1.
         label: the task's.
-        broadcast: encoded, as sent.
+        broadcast: encoded, as sent, whole or in pieces.
         allowed: who may be in a cohort of it.
         assignment: of the present attempt.
         accumulator: of the present attempt.
@@ -61,7 +61,7 @@ class Round:
 
     number: int
     label: str
-    broadcast: bytes
+    broadcast: bytes | Pieces
     assignment: Assignment
     plan: RoundPlan
     accumulator: Accumulator
