@@ -1,7 +1,7 @@
 """Peak memory of a coordinator that trains a large model: its own process, over gRPC, with four participants.
 
-The study is ``fedsgd`` on a perceptron whose first layer holds nearly all values. Sites have few records: what is measured is the
-coordinator. Its peak is noted in every part of a round (:mod:`benchmarks.step_process`).
+The study is ``fedsgd`` on a perceptron whose first layer holds nearly all values. Sites have few records: what is measured is
+the coordinator. Its peak is noted in every part of a round (:mod:`benchmarks.step_process`).
 """
 
 from __future__ import annotations

@@ -60,13 +60,12 @@ def measure_round(*, quick: bool = False) -> dict[str, Any]:
 
 def whole_round(size: int) -> None:
     """Add, hand over and serve a sum, take its words, open them, store the release; print each step's peak in MiB."""
-    from sqlalchemy import Column, LargeBinary, MetaData, Table, create_engine, insert
-
     from veilsum_coordinator.protocol.accumulator import Accumulator
     from veilsum_coordinator.service.coordination import _chunks
+    from veilsum_coordinator.storage.long_values import METADATA, RELEASE_PIECES, cut, write_piece
     from veilsum_coordinator.storage.messages import sum_pieces
-    from veilsum_node.long_values import fill, room_for
-    from veilsum_privacy.securesum.contribution import masked_sum, open_sum
+    from veilsum_node.database import open_database
+    from veilsum_privacy.securesum.contribution import masked_sum, open_pieces
     from veilsum_privacy.securesum.decryption import words_digest, words_from_bytes, words_to_bytes
 
     names = tuple("abcd")
@@ -100,18 +99,11 @@ def whole_round(size: int) -> None:
         words_digest(words)
         passed("words taken")
         del total
-        values = open_sum(words, plan, consents)
-        del words
-        passed("opened")
-        release, data = (
-            Table("release", MetaData(), Column("data", LargeBinary)),
-            [values.astype("<i8", copy=False).data.cast("B")],
-        )
-        with create_engine(f"sqlite:///{directory}/release.db").begin() as connection:
-            connection.exec_driver_sql("CREATE TABLE release (data BLOB)")
-            connection.execute(insert(release).values(data=room_for(connection, data)))
-            fill(connection, release.c.data, (), data)
-        passed("stored")
+        with open_database(f"{directory}/release.db") as database, database.transaction() as connection:
+            METADATA.create_all(connection)
+            for place, piece in enumerate(cut(open_pieces(words, plan, consents))):
+                write_piece(connection, RELEASE_PIECES, bytes(32), 1, place, piece.tobytes())
+            passed("opened and stored")
     print(json.dumps(found))
 
 

@@ -123,7 +123,8 @@ def run_study(
 ) -> tuple[list[dict[str, Any]], Proxy | None]:
     """Start all processes, run the study, stop them; returns what they report, the coordinator first.
 
-    ``options`` are those of :mod:`benchmarks.step_process`; the study may take so many ``seconds``. With ``wire`` participants reach the coordinator through the proxy, which counts; the analyst does not.
+    ``options`` are those of :mod:`benchmarks.step_process`; the study may take so many ``seconds``. With ``wire`` participants
+    reach the coordinator through the proxy, which counts; the analyst does not.
     """
     proxy = None
     where = parties.kit.coordinator.directory

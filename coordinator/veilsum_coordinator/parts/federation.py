@@ -70,8 +70,8 @@ class Release:
     Attributes:
         label: of the declared task.
         round: number of the round that yielded it.
-        values: the sum's blocks in their own units, by name; those of a long sum are read when they are asked for. Where a task is disclosed per site, each has a leading axis: one
-            row a member, in the cohort's order.
+        values: the sum's blocks in their own units, by name; those of a long sum are read when they are asked for. Where a
+            task is disclosed per site, each has a leading axis: one row a member, in the cohort's order.
         noise_std: by block, the standard deviation of the noise of a value in the sum, in the block's units.
         cohort: ids of the participants whose vectors are in the sum.
         digest: of the release as journalled (:func:`veilsum_privacy.results.proof_files.release_digest`).

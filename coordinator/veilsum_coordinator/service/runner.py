@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,7 @@ class HubFederation:
             consents = [current.consents[name] for name in current.cohort]
             proof = current.proof(self._hub.credentials.identity.certificate)
         attempt, cohort, encoding = current.assignment.attempt, current.cohort, current.plan.encoding
+        opened = partial(open_pieces, words, encoding, consents)
         try:
             digest = self._hub.journal.release(
                 self._key,
@@ -166,7 +168,7 @@ class HubFederation:
                 cohort,
                 current.context,
                 encoding.size,
-                lambda: open_pieces(words, encoding, consents),
+                opened,
                 self._clock(),
                 current.bytes_received,
                 proof=proof,
@@ -175,7 +177,7 @@ class HubFederation:
             with self._hub.change(self._key) as machine:
                 machine.unusable(current, error.message)
             raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
-        del words
+        del words, opened  # they are as long as the release
         with self._hub.change(self._key) as machine:
             machine.released(current)
         self._round = current.number

@@ -1,5 +1,5 @@
-"""Values that are too long for one column lie in pieces in a table of their own: a database driver holds several copies of what
-it writes or reads at once.
+"""Values that are too long for one column lie in pieces in a table of their own: a database driver holds several copies of
+what it writes or reads at once.
 
 A short value stands in its row; of a long one the row holds no byte, and the pieces are numbered from 0.
 """
@@ -58,13 +58,14 @@ def drop_pieces(connection: Connection, table: Table, study: bytes, number: int 
 
 
 def cut(parts: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
-    """The same integers in arrays of :data:`PIECE_VALUES` each, the last one shorter; an array is good until the next comes."""
+    """The same integers in arrays of :data:`PIECE_VALUES` each, the last one shorter. Each is good until the next comes."""
     piece, filled = np.empty(PIECE_VALUES, dtype="<i8"), 0
     for part in parts:
-        while len(part):
-            taken = min(len(part), PIECE_VALUES - filled)
-            piece[filled : filled + taken] = part[:taken]
-            part, filled = part[taken:], filled + taken
+        left = part
+        while len(left):
+            taken = min(len(left), PIECE_VALUES - filled)
+            piece[filled : filled + taken] = left[:taken]
+            left, filled = left[taken:], filled + taken
             if filled == PIECE_VALUES:
                 yield piece
                 filled = 0

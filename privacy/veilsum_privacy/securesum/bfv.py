@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import pyarrow
 from numpy.typing import NDArray
 from tenseal import sealapi
 
@@ -105,6 +104,8 @@ def _memory_file() -> Iterator[int]:
 
 def _inflate(data: bytes) -> bytes:
     """What is inside the frame of an object that this library wrote, or that was checked by :func:`check_frame`."""
+    import pyarrow  # large, and a coordinator of few participants inflates nothing
+
     return bytes(pyarrow.decompress(memoryview(data)[16:], decompressed_size=stated_size(data), codec="zstd", asbytes=True))
 
 
