@@ -1,5 +1,5 @@
-"""Sums and releases that lie in pieces: a method that works on parts of them gets what it gets from whole ones, and nothing of a
-sum that does not open is stored.
+"""Sums and releases that lie in pieces: a method that works on parts of them gets what it gets from whole ones, and nothing of
+a sum that does not open is stored.
 
 What is long is made short here, so that a small model has many pieces.
 """
@@ -50,7 +50,7 @@ def test_integers_are_cut_anew(monkeypatch: pytest.MonkeyPatch, sizes: list[int]
     parts = [np.arange(size) + 10 * place for place, size in enumerate(sizes)]
     found = [piece.tolist() for piece in cut(parts)]
     assert [len(piece) for piece in found[:-1]] == [3] * (len(found) - 1)
-    assert sum(found, []) == [value for part in parts for value in part.tolist()]
+    assert [value for piece in found for value in piece] == [value for part in parts for value in part.tolist()]
 
 
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
@@ -75,8 +75,8 @@ def test_a_coordinator_that_dies_ends_with_the_same_model(
 def test_any_part_can_be_read_and_the_sum_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorten(monkeypatch)
     bed = make_bed(tmp_path, make_data())
-    key = bed.local.submit(bed.compile(make_request(schema_of(2), "fedcgs")), bed.analyst)
-    release = bed.local.prepare(key).sum("feature-moments")
+    key = bed.local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
+    release = bed.local.prepare(key).sum("statistics")
     (row,) = bed.hub.journal.releases(key)
     values = np.frombuffer(row["values"], dtype="<i8")
     assert release.digest == row["digest"] == release_digest(key, row["round"], row["attempt"], row["values"])
@@ -98,9 +98,9 @@ def test_a_sum_that_does_not_open_leaves_nothing(tmp_path: Path, monkeypatch: py
         raise HostileInput("A value is out of bounds.")
 
     monkeypatch.setattr(runner, "open_pieces", wrong)
-    key = bed.local.submit(bed.compile(make_request(schema_of(2), "fedcgs")), bed.analyst)
+    key = bed.local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
     with pytest.raises(RoundLostError, match="out of bounds"):
-        bed.local.prepare(key).sum("feature-moments")
+        bed.local.prepare(key).sum("statistics")
     assert stored(bed)[:2] == (0, 0)
 
 

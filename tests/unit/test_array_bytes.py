@@ -8,7 +8,7 @@ from safetensors.numpy import load, save
 
 from veilsum_privacy.securesum.array_bytes import array_pieces
 
-TYPES = "u8 i8 f8 f4 u4 i4 f2 u2 i2 i1 u1 ?".split()
+TYPES = ["u8", "i8", "f8", "f4", "u4", "i4", "f2", "u2", "i2", "i1", "u1", "?"]
 NAMES = ["model.head.weight", "a", "A", "a.b", "é", 'quoted "name"', "back\\slash", "tab\tname", "\x01", ""]
 
 
