@@ -25,14 +25,13 @@ SECONDS = 900.0
 def measure(*, quick: bool = False) -> dict[str, Any]:
     """MiB at the peak and before the study, the growth, and the peak in every part of a round."""
     hidden = QUICK if quick else HIDDEN
-    values = hidden * (FEATURES + 1 + CLASSES) + CLASSES
-    kinds = {"plain": {}, "momentum": {"optimiser": {"momentum": 0.9, "learning_rate": 0.1}}}
-    return {f"{values} values, {kind}": _study(hidden, more) for kind, more in kinds.items()}
-
-
-def _study(hidden: int, more: dict[str, Any]) -> dict[str, Any]:
-    model = {"name": "mlp", "options": {"hidden": hidden}}
-    parameters = {"model": model, "steps": STEPS, "average": 1.0, "centre": False, **more}
+    parameters = {
+        "model": {"name": "mlp", "options": {"hidden": hidden}},
+        "optimiser": {"momentum": 0.9},
+        "steps": STEPS,
+        "average": 1.0,  # all that a step may have to remember: momentum and the mean of all models
+        "centre": False,
+    }
     request = make_request(schema_of(FEATURES, CLASSES), "fedsgd", epsilon=3.0).model_copy(update={"parameters": parameters})
     with tempfile.TemporaryDirectory() as directory:
         parties = Parties(Path(directory), records_of(FEATURES, CLASSES, SITES, RECORDS))
@@ -42,12 +41,13 @@ def _study(hidden: int, more: dict[str, Any]) -> dict[str, Any]:
     for part, peak, _ in coordinator["memory"]:
         parts[part] = max(parts.get(part, 0), peak)
     idle = parts.pop(IDLE)
-    return {
+    figures = {
         "peak, MiB": _mib(coordinator["peak"]),
         "before the study, MiB": _mib(idle),
         "growth, MiB": _mib(coordinator["peak"] - idle),
         "peak by part, MiB": {part: _mib(peak) for part, peak in parts.items()},
     }
+    return {f"{hidden * (FEATURES + 1 + CLASSES) + CLASSES} values": figures}
 
 
 def _mib(size: int) -> int:

@@ -18,7 +18,7 @@ from support.durable import Died, make_trial, same
 from support.durable_studies import STUDIES
 from support.federation import make_bed, make_data, make_request, schema_of
 from veilsum.local.federation import results_directory
-from veilsum_coordinator.parts import federation
+from veilsum_coordinator.parts import long_arrays
 from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_coordinator.storage import journal, long_values, outage
@@ -36,11 +36,12 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of 3 integers in the journal, of 4 values in a method."""
-    monkeypatch.setattr(journal, "LONG", 1)
+    """Pieces of 3 integers in the journal, of 4 values in a method, whose state lies in files."""
+    for module in (journal, long_arrays):
+        monkeypatch.setattr(module, "LONG", 1)
     for module in (journal, long_values):
         monkeypatch.setattr(module, "PIECE_VALUES", 3)
-    for module in (federation, runner):
+    for module in (long_arrays, runner):
         monkeypatch.setattr(module, "PIECE", 4)
 
 

@@ -43,7 +43,7 @@ class Recorder:
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
         release = self.inner.sum(label, broadcast, members=members)
-        self.steps.append(({name: array.copy() for name, array in (broadcast or {}).items()}, release))
+        self.steps.append((dict(broadcast or {}), release))
         return release
 
     def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:

@@ -172,7 +172,7 @@ class Watched(PlainFederation):
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
-        self.broadcasts.append({name: array.copy() for name, array in (broadcast or {}).items()})
+        self.broadcasts.append(dict(broadcast or {}))
         self.members.append(None if members is None else tuple(sorted(members)))
         self.releases.append(super().sum(label, broadcast, members=members))
         return self.releases[-1]

@@ -36,7 +36,7 @@ class Watched(PlainFederation):
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
-        self.broadcasts.append({name: array.copy() for name, array in (broadcast or {}).items()})
+        self.broadcasts.append(dict(broadcast or {}))
         return super().sum(label, broadcast, members=members)
 
 

@@ -21,7 +21,8 @@ from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.class_weights import RARITY, resolved_class_weights, weights_of_classes
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
-from veilsum_coordinator.parts.federation import Federation, Release, cut
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.long_arrays import LongArrays, cut
 from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     MomentAlignment,
@@ -270,44 +271,44 @@ class FedSGD(Method):
                     rate = min(rate, rule.learning_rate)
                 rule = rule.model_copy(update={"learning_rate": rate})
         optimiser = ServerOptimiser(rule, shapes)
-        model = steps.as_sent(to_broadcast(model))  # as everyone receives it, in float32 where the study says so
         weights = weights_of_classes(parameters.class_weights, study.data.classes, means)
         common = {**({} if centre is None else {CENTRE: centre}), **({} if moments is None else moments.broadcast)}
         if weights is not None:
             common[CLASS_WEIGHTS] = weights
         averaged = math.ceil(parameters.average * parameters.steps)
-        mean = {name: np.zeros(shape if averaged else 0) for name, shape in shapes.items()}
+        kept = LongArrays.of(model, np.float32 if steps.single else np.float64)  # as everyone receives it
+        mean, exact = LongArrays(shapes if averaged else {}), LongArrays({} if averaged else shapes)
+        del model
         sizes: list[float] = []
         for step in range(1, parameters.steps + 1):
-            release = federation.sum(GRADIENT, {**model, **common}, members=members)
+            release = federation.sum(GRADIENT, {**to_broadcast(kept.arrays()), **common}, members=members)
             # A step without some participants is of fewer records.
             divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
             if not private:
                 divisor = max(1.0, float(release.values["count"][0]))
             due = parameters.checkpoint_every and step % parameters.checkpoint_every == 0 and step < parameters.steps
-            if due or (step == parameters.steps and not averaged):  # this model is handed out as it is
-                model = {name: values.astype(np.float64) for name, values in model.items()}
+            if due:
+                exact = LongArrays(shapes)
             squares: list[float] = []
-            for name in shapes:  # models are large: nothing else here is as long as one
-                values, total = model[MODEL + name].reshape(-1), 0.0
-                for part in cut(len(values)):
-                    before = values[part].astype(np.float64)
+            for name, shape in shapes.items():
+                total = 0.0
+                for part in cut(math.prod(shape)):  # models are large: nothing else here is as long as one
+                    before = kept.read(name, part)  # the step is taken from where the gradients are
                     gradient = release.part(MODEL + name, part) / divisor
                     if parameters.decay:
                         gradient += parameters.decay * before
                     total += float(np.sum(gradient**2))
                     after = before - optimiser.change(name, part, gradient)
+                    kept.write(name, part, after)
                     if step > parameters.steps - averaged:
-                        mean[name].reshape(-1)[part] += after / averaged
-                    with np.errstate(over="ignore"):  # every site refuses a model that is not finite
-                        values[part] = after
+                        mean.write(name, part, mean.read(name, part) + after / averaged)
+                    if due or (step == parameters.steps and not averaged):
+                        exact.write(name, part, after)
                 squares.append(total)
             sizes.append(math.sqrt(sum(squares)))
             if due:
-                federation.checkpoint({**model, **common}, {"step": step, "steps": parameters.steps})
-                model = steps.as_sent(model)
-        final = mean if averaged else {name: model[MODEL + name] for name in shapes}
-        del model
+                federation.checkpoint({**to_broadcast(exact.arrays()), **common}, {"step": step, "steps": parameters.steps})
+        final = mean.arrays() if averaged else exact.arrays()
         summary: dict[str, Any] = {
             "model": architecture.name,
             "values": architecture.size,

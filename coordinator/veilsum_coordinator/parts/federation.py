@@ -12,13 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_coordinator.parts.long_arrays import cut
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Block, Layout
 
 Floats = NDArray[np.float64]
-
-PIECE = 1 << 18
-"""Values of a block that a method with a large model works on at a time: 2 MiB."""
 
 
 class StoredBlocks(Mapping[str, Floats]):
@@ -55,12 +53,6 @@ class StoredBlocks(Mapping[str, Floats]):
         at, block = self._places[name]
         values = self._read(at + part.start, at + part.stop)
         return values if block.weight == 1.0 else values / block.weight
-
-
-def cut(size: int) -> Iterator[slice]:
-    """Parts of so many values, of :data:`PIECE` each."""
-    for start in range(0, size, PIECE):
-        yield slice(start, min(start + PIECE, size))
 
 
 @dataclass(frozen=True)
@@ -113,8 +105,7 @@ class Federation(Protocol):
 
         Args:
             label: a task of the study.
-            broadcast: arrays that every participant's task receives, derived from earlier releases only. They are not copied:
-                they may change once this has returned.
+            broadcast: arrays that every participant's task receives, derived from earlier releases only.
             members: who may be in the cohort; None for all participants.
 
         Raises:

@@ -6,7 +6,6 @@ A gradient g makes a step against g; FedOPT takes a mean update for -g. All of i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_coordinator.parts.long_arrays import LongArrays, cut
 from veilsum_node.fields import Frozen, Real
 
 Floats = NDArray[np.float64]
@@ -52,11 +52,9 @@ class ServerOptimiser:
             raise ValueError("an optimiser needs a learning rate")
         self._parameters, self._rate = parameters, float(parameters.learning_rate)
         # Plain descent remembers nothing, and momentum no squares.
-        remembered = shapes.items() if parameters.name != "sgd" or parameters.momentum else ()
-        self._first = {name: np.zeros(math.prod(shape)) for name, shape in remembered}
+        self._first = LongArrays(shapes if parameters.name != "sgd" or parameters.momentum else {})
         # Adaptive rates begin at tau^2, as in the experiments of Reddi et al. (2021); nothing corrects their beginning.
-        adaptive = shapes.items() if parameters.name != "sgd" else ()
-        self._second = {name: np.full(math.prod(shape), float(parameters.tau) ** 2) for name, shape in adaptive}
+        self._second = LongArrays(shapes if parameters.name != "sgd" else {}, float(parameters.tau) ** 2)
 
     def step(self, model: Arrays, gradient: Arrays) -> dict[str, Floats]:
         """The model after one step.
@@ -65,10 +63,13 @@ class ServerOptimiser:
             model: arrays by name.
             gradient: g, arrays of the same names and shapes.
         """
-        return {
-            name: values - self.change(name, slice(None), gradient[name].reshape(-1)).reshape(values.shape)
-            for name, values in model.items()
-        }
+        moved = {}
+        for name, values in model.items():
+            moved[name] = np.empty(values.shape)
+            old, g, new = (array.reshape(-1) for array in (values, gradient[name], moved[name]))
+            for part in cut(values.size):
+                new[part] = old[part] - self.change(name, part, g[part])
+        return moved
 
     def change(self, name: str, part: slice, g: Floats) -> Floats:
         """What a step takes off some of an array's values; every value must be asked for once a step.
@@ -81,16 +82,17 @@ class ServerOptimiser:
         p = self._parameters
         if p.name == "sgd" and not p.momentum:
             return self._rate * g
-        first = self._first[name][part]  # a view: what is assigned to it is remembered
         if p.name == "sgd":
-            first *= p.momentum
-            first += g
+            first = p.momentum * self._first.read(name, part) + g
+            self._first.write(name, part, first)
             return self._rate * first
-        first[:] = p.beta1 * first + (1.0 - p.beta1) * g
-        square, second = g**2, self._second[name][part]
+        first = p.beta1 * self._first.read(name, part) + (1.0 - p.beta1) * g
+        square, old = g**2, self._second.read(name, part)
         if p.name == "adam":
-            second[:] = p.beta2 * second + (1.0 - p.beta2) * square
+            second = p.beta2 * old + (1.0 - p.beta2) * square
         else:
-            second[:] = second - (1.0 - p.beta2) * square * np.sign(second - square)
+            second = old - (1.0 - p.beta2) * square * np.sign(old - square)
+        self._first.write(name, part, first)
+        self._second.write(name, part, second)
         change: Floats = self._rate * first / (np.sqrt(second) + p.tau)
         return change

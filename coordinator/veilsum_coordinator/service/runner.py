@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.checkpoints import checkpoint_result
-from veilsum_coordinator.parts.federation import PIECE, Federation, Release, StoredBlocks
+from veilsum_coordinator.parts.federation import Federation, Release, StoredBlocks
+from veilsum_coordinator.parts.long_arrays import PIECE
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.results.proof import release_entries
@@ -115,6 +116,7 @@ class HubFederation:
         declared = any(task.label == label for task in self._study.tasks)  # another label ends the study, below
         singles = self._agreed.task(label).single if declared else ()
         encoded = broadcast_pieces({**self._encoder, **(broadcast or {})}, singles)
+        del broadcast  # a model is large, and the round lets go of it as soon as nobody may fetch it any more
         if (release := self._replayed(label, encoded, members)) is not None:
             return release
         while self._returning():
