@@ -71,16 +71,19 @@ def without_encryption() -> None:
         key.parameters = parameters
         return key
 
-    def add(self: bfv.Adder, data: bytes) -> None:
+    def begin(self: Any, parameters: Any, slots: int, summands: int, place: memoryview | None = None) -> None:
+        self._parameters, self._first = parameters, np.zeros(slots, dtype=np.uint64)
+
+    def add(self: Any, data: bytes) -> None:
         self._first += np.frombuffer(data, dtype="<u8")
         self._first %= np.uint64(self._parameters.plain_modulus)
 
-    def serialise(self: bfv.Adder) -> bytes:
-        return self._first.astype("<u8").tobytes()
+    def view(self: Any) -> memoryview:
+        return memoryview(self._first.astype("<u8").tobytes())
 
     replaced: dict[type, dict[str, Any]] = {
         bfv.SecretKey: {"encrypt": encrypt, "decrypt_sum": opened, "parse": classmethod(parse)},
-        bfv.Adder: {"add": add, "to_bytes": serialise},
+        bfv.Adder: {"__init__": begin, "add": add, "view": view},
         masks.MaskStream: {"__init__": lambda *_: None, "take": lambda *_: np.uint64(0)},
         tags.TagKey: {"tags": lambda *_: np.zeros(TAGS, dtype=np.uint64), "check": lambda *_: None},
     }

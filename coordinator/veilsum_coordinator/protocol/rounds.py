@@ -72,7 +72,7 @@ class Round:
     attempts: int = 1
     received: int = 0
     finished: int | None = None
-    sum: list[bytes] = field(default_factory=list, repr=False)
+    sum: Pieces = field(default_factory=list, repr=False)
     countersigned: SignedReceipt | None = None
     consents: dict[str, bytes] = field(default_factory=dict, repr=False)
     answers: dict[str, bytes] = field(default_factory=dict, repr=False)

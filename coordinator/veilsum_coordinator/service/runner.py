@@ -29,7 +29,9 @@ from veilsum_coordinator.results.proof import release_entries
 from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import spent_epsilon
+from veilsum_coordinator.storage.long_values import LONG
 from veilsum_node.errors import HostileInput, Unavailable, VeilsumError
+from veilsum_node.process.freed import give_back_freed
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
 from veilsum_privacy.securesum.agreed import RoundPlan
@@ -180,6 +182,8 @@ class HubFederation:
                 machine.unusable(current, error.message)
             raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
         del words, opened  # they are as long as the release
+        if 8 * encoding.size >= LONG:
+            give_back_freed()
         with self._hub.change(self._key) as machine:
             machine.released(current)
         self._round = current.number

@@ -127,7 +127,7 @@ class Journal(Protocol):
         study: bytes,
         number: int,
         assignment: Assignment,
-        ciphertexts: Sequence[bytes],
+        ciphertexts: Sequence[bytes | memoryview],
         receipts: Sequence[SignedReceipt],
         certificates: Mapping[str, bytes],
     ) -> SignedReceipt:
@@ -220,7 +220,7 @@ class SqlJournal:
         study: bytes,
         number: int,
         assignment: Assignment,
-        ciphertexts: Sequence[bytes],
+        ciphertexts: Sequence[bytes | memoryview],
         receipts: Sequence[SignedReceipt],
         certificates: Mapping[str, bytes],
     ) -> SignedReceipt:
