@@ -46,7 +46,7 @@ class Cohorts:
         """A cohort consented: where the study allows one cohort only, it is this one from here on."""
         self._strict.setdefault(allowed, cohort)
 
-    def assign(self, number: int, label: str, broadcast: bytes | Pieces, allowed: frozenset[str]) -> Assignment:
+    def assign(self, number: int, label: str, broadcast: Pieces, allowed: frozenset[str]) -> Assignment:
         """The next attempt: every ready and present member that may be in it.
 
         Args:

@@ -133,7 +133,7 @@ def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int)
 
 
 def summed_round(
-    agreed: AgreedStudy, start: RoundStart, total: KeptSum, roster: int, broadcast: bytes | Pieces, deadline: int
+    agreed: AgreedStudy, start: RoundStart, total: KeptSum, roster: int, broadcast: Pieces, deadline: int
 ) -> Round:
     """The round whose complete sum was kept: to be stored again, which changes nothing, and consented to further."""
     plan = agreed.task(start.assignment.label).plan(roster, len(start.assignment.cohort))

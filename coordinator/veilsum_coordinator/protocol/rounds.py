@@ -45,7 +45,7 @@ class Round:
     Attributes:
         number: from 1.
         label: the task's.
-        broadcast: encoded, as sent, whole or in pieces.
+        broadcast: encoded, as sent, in pieces.
         allowed: who may be in a cohort of it.
         assignment: of the present attempt.
         accumulator: of the present attempt.
@@ -61,7 +61,7 @@ class Round:
 
     number: int
     label: str
-    broadcast: bytes | Pieces
+    broadcast: Pieces
     assignment: Assignment
     plan: RoundPlan
     accumulator: Accumulator
@@ -117,7 +117,7 @@ class Round:
 
     def drop(self) -> None:
         """Forget what was sent and received of an ended round: a coordinator of many rounds must not keep it for each."""
-        self.sum, self.broadcast = [], b""
+        self.sum, self.broadcast = [], ()
         self.accumulator.drop()
 
     def forget(self) -> None:

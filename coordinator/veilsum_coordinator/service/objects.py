@@ -48,7 +48,7 @@ class Objects:
         current = machine.round
         if current is not None and name in current.cohort and (number, attempt) == current.present:
             if kind == pb.OBJECT_KIND_BROADCAST and current.phase is RoundPhase.CONTRIBUTING:
-                return [current.broadcast] if isinstance(current.broadcast, bytes) else current.broadcast
+                return current.broadcast
             if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
                 word = current.countersigned
                 return [self.once(key, kind, word, lambda: _receipts_object(current, word), keep=entry.outcome is None)]
