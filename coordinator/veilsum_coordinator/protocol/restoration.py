@@ -116,7 +116,7 @@ def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int)
             Round(
                 start.assignment.round,
                 label,
-                b"",
+                (),
                 start.assignment,
                 plan,
                 accumulator,
