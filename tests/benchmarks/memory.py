@@ -62,7 +62,7 @@ def whole_round(size: int) -> None:
     """Add, hand over and serve a sum, take its words, open them, store the release; print each step's peak in MiB."""
     from veilsum_coordinator.protocol.accumulator import Accumulator
     from veilsum_coordinator.service.coordination import _chunks
-    from veilsum_coordinator.storage.long_values import METADATA, RELEASE_PIECES, cut, write_piece
+    from veilsum_coordinator.storage.long_values import METADATA, RELEASE_PIECES, cut, write_pieces
     from veilsum_coordinator.storage.messages import sum_pieces
     from veilsum_node.database import open_database
     from veilsum_privacy.securesum.contribution import masked_sum, open_pieces
@@ -102,7 +102,7 @@ def whole_round(size: int) -> None:
         with open_database(f"{directory}/release.db") as database, database.transaction() as connection:
             METADATA.create_all(connection)
             for place, piece in enumerate(cut(open_pieces(words, plan, consents))):
-                write_piece(connection, RELEASE_PIECES, bytes(32), 1, place, piece.tobytes())
+                write_pieces(connection, RELEASE_PIECES, bytes(32), 1, [piece.tobytes()], place)
             passed("opened and stored")
     print(json.dumps(found))
 

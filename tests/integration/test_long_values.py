@@ -17,6 +17,7 @@ from sqlalchemy import func, select
 from support.durable import Died, make_trial, same
 from support.durable_studies import STUDIES
 from support.federation import make_bed, make_data, make_request, schema_of
+from support.postgres import server
 from veilsum.local.federation import results_directory
 from veilsum_coordinator.parts import long_arrays
 from veilsum_coordinator.service import runner
@@ -54,15 +55,16 @@ def test_integers_are_cut_anew(monkeypatch: pytest.MonkeyPatch, sizes: list[int]
     assert [value for piece in found for value in piece] == [value for part in parts for value in part.tolist()]
 
 
-@pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize(("method", "place"), [("fedsgd", "file"), ("fedavg", "file"), ("fedsgd", "server")])
 def test_a_coordinator_that_dies_ends_with_the_same_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, place: str
 ) -> None:
     """It holds what it kept of sums and releases in pieces, and its method works on parts of them."""
     whole = make_trial(tmp_path / "whole", STUDIES[method])
     expected = whole.finish(whole.submit())
     shorten(monkeypatch)
-    trial = make_trial(tmp_path / "pieces", STUDIES[method])
+    url = server().new_database() if place == "server" else ""
+    trial = make_trial(tmp_path / "pieces", STUDIES[method], url)
     key, status = trial.submit(), None
     while status is None:
         try:

@@ -44,7 +44,7 @@ from veilsum_coordinator.storage.long_values import (
     cut,
     drop_pieces,
     read_pieces,
-    write_piece,
+    write_pieces,
 )
 from veilsum_coordinator.storage.outage import CALL_SECONDS, Outage
 from veilsum_coordinator.storage.records import (
@@ -256,8 +256,8 @@ class SqlJournal:
                         sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
                     )
                 )
-                for place, ciphertext in enumerate(ciphertexts if long else ()):
-                    write_piece(connection, SUM_PIECES, study, number, place, ciphertext)
+                if long:
+                    write_pieces(connection, SUM_PIECES, study, number, ciphertexts)
             return self.mirror.show(connection, receipts, certificates)
 
         return self._write(work)
@@ -374,7 +374,7 @@ class SqlJournal:
                 data = piece.tobytes()
                 state.update(data)
                 if stored is None and long:
-                    write_piece(connection, RELEASE_PIECES, study, number, place, data)
+                    write_pieces(connection, RELEASE_PIECES, study, number, [data], place)
                 whole = b"" if long else whole + data
             key = state.digest()
             if stored is None:

@@ -39,9 +39,12 @@ RELEASE_PIECES = _pieces("coordinator_release_piece")
 """:data:`PIECE_VALUES` integers each, little-endian int64."""
 
 
-def write_piece(connection: Connection, table: Table, study: bytes, number: int, place: int, data: bytes | memoryview) -> None:
-    """Store a piece of the value of a round."""
-    connection.execute(insert(table), {"study": study, "round": number, "place": place, "data": data})
+def write_pieces(
+    connection: Connection, table: Table, study: bytes, number: int, pieces: Sequence[bytes | memoryview], first: int = 0
+) -> None:
+    """Store pieces of the value of a round, the first of them in this place."""
+    rows = [{"study": study, "round": number, "place": first + index, "data": data} for index, data in enumerate(pieces)]
+    connection.execute(insert(table), rows)
 
 
 def read_pieces(connection: Connection, table: Table, study: bytes, number: int, places: Sequence[int]) -> Iterator[bytes]:
