@@ -447,7 +447,7 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
             return
         assert len(current.sum) > 1
         total = fetch(pb.OBJECT_KIND_SUM)()
-        assert total == pb.SumObject(ciphertexts=current.sum).SerializeToString()
+        assert total == pb.SumObject(ciphertexts=map(bytes, current.sum)).SerializeToString()
         pieces = hub.pieces("a", pb.OBJECT_KIND_SUM, ring.key, current.number, ring.attempt)
         assert all(any(piece is part for piece in pieces) for part in current.sum), "none is copied"
         chunks = list(_chunks(pieces))
