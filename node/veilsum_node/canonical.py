@@ -83,8 +83,16 @@ def parse_canonical(data: bytes, *, what: str) -> Any:
 
 def digest(label: str, *parts: bytes | memoryview) -> bytes:
     """SHA-256 over a label and length-prefixed parts (32 bytes): no two lists of parts share an input."""
+    return begin_digest(label, *parts).digest()
+
+
+def begin_digest(label: str, *parts: bytes | memoryview, last: int | None = None) -> hashlib._Hash:
+    """The state of :func:`digest` after these parts; where ``last`` is given, before another one of so many bytes, which are
+    then to be added piece by piece."""
     state = hashlib.sha256()
     for part in (label.encode(), *parts):
         state.update(len(part).to_bytes(8, "big"))
         state.update(part)
-    return state.digest()
+    if last is not None:
+        state.update(last.to_bytes(8, "big"))
+    return state

@@ -14,6 +14,7 @@ from benchmarks import (
     geometry,
     gradients,
     large,
+    large_model,
     ledger,
     load,
     masked_transport,
@@ -38,6 +39,7 @@ SECTIONS = (
     "coordinator",
     "load",
     "large",
+    "large-model",
     "peers",
 )
 
@@ -79,6 +81,8 @@ def main() -> None:
         results["small"] = steps.measure_small(quick=options.quick)
     if "coordinator" in wanted:
         results["coordinator"] = memory.measure_round(quick=options.quick)
+    if "large-model" in wanted:
+        results["large-model"] = large_model.measure(quick=options.quick)
     if "peers" in wanted:
         results["peers"] = peers.measure(quick=options.quick)
     if options.json:

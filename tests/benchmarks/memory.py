@@ -7,7 +7,6 @@ goes on as the service does until the release is stored: without gRPC, and witho
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.step_process import peak
+from benchmarks.step_process import peak, resident
 from benchmarks.sums import lane_plan
 from veilsum_privacy.securesum.decryption import WORD_BYTES
 from veilsum_privacy.securesum.parameters import TAGS
@@ -30,11 +29,6 @@ def measure_memory(size: int, members: int, ciphertexts: list[bytes]) -> int:
         command = [sys.executable, "-m", "benchmarks.memory", directory, str(size), str(members)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(json.loads(done.stdout)["peak"])
-
-
-def resident() -> int:
-    """This process's resident memory in bytes (Linux)."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def main(directory: Path, size: int, members: int) -> None:
@@ -66,13 +60,12 @@ def measure_round(*, quick: bool = False) -> dict[str, Any]:
 
 def whole_round(size: int) -> None:
     """Add, hand over and serve a sum, take its words, open them, store the release; print each step's peak in MiB."""
-    from sqlalchemy import Column, LargeBinary, MetaData, Table, create_engine, insert
-
     from veilsum_coordinator.protocol.accumulator import Accumulator
     from veilsum_coordinator.service.coordination import _chunks
+    from veilsum_coordinator.storage.long_values import METADATA, RELEASE_PIECES, cut, write_pieces
     from veilsum_coordinator.storage.messages import sum_pieces
-    from veilsum_node.long_values import fill, room_for
-    from veilsum_privacy.securesum.contribution import masked_sum, open_sum
+    from veilsum_node.database import open_database
+    from veilsum_privacy.securesum.contribution import masked_sum, open_pieces
     from veilsum_privacy.securesum.decryption import words_digest, words_from_bytes, words_to_bytes
 
     names = tuple("abcd")
@@ -106,18 +99,11 @@ def whole_round(size: int) -> None:
         words_digest(words)
         passed("words taken")
         del total
-        values = open_sum(words, plan, consents)
-        del words
-        passed("opened")
-        release, data = (
-            Table("release", MetaData(), Column("data", LargeBinary)),
-            [values.astype("<i8", copy=False).data.cast("B")],
-        )
-        with create_engine(f"sqlite:///{directory}/release.db").begin() as connection:
-            connection.exec_driver_sql("CREATE TABLE release (data BLOB)")
-            connection.execute(insert(release).values(data=room_for(connection, data)))
-            fill(connection, release.c.data, (), data)
-        passed("stored")
+        with open_database(f"{directory}/release.db") as database, database.transaction() as connection:
+            METADATA.create_all(connection)
+            for place, piece in enumerate(cut(open_pieces(words, plan, consents))):
+                write_pieces(connection, RELEASE_PIECES, bytes(32), 1, [piece.tobytes()], place)
+            passed("opened and stored")
     print(json.dumps(found))
 
 

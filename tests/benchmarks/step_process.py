@@ -10,18 +10,30 @@ from __future__ import annotations
 
 import cProfile
 import json
+import os
 import sys
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 WAITING = ("acquire", "poll", "channel_spin", "sleep", "Thread.run", "next_event", "_blocking")
 """Parts of the names of functions in which a thread waits for others: no part of where the time goes."""
+
+IDLE = "before the study"
+
+BEFORE = {
+    "consenting": "adding up and storing the sum",
+    "decrypting": "asking for consents",
+    "opening": "handing the sum over, taking its words",
+    "released": "opening and storing the release",
+}
+"""What a coordinator did before a round came to a phase."""
 
 LINES = 12
 
@@ -36,6 +48,11 @@ def peak() -> int:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         if line.startswith("VmHWM:")
     )
+
+
+def resident() -> int:
+    """This process's resident memory in bytes (Linux)."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def without_encryption() -> None:
@@ -54,16 +71,19 @@ def without_encryption() -> None:
         key.parameters = parameters
         return key
 
-    def add(self: bfv.Adder, data: bytes) -> None:
+    def begin(self: Any, parameters: Any, slots: int, summands: int, place: memoryview | None = None) -> None:
+        self._parameters, self._first = parameters, np.zeros(slots, dtype=np.uint64)
+
+    def add(self: Any, data: bytes) -> None:
         self._first += np.frombuffer(data, dtype="<u8")
         self._first %= np.uint64(self._parameters.plain_modulus)
 
-    def serialise(self: bfv.Adder) -> bytes:
-        return self._first.astype("<u8").tobytes()
+    def view(self: Any) -> memoryview:
+        return memoryview(self._first.astype("<u8").tobytes())
 
     replaced: dict[type, dict[str, Any]] = {
         bfv.SecretKey: {"encrypt": encrypt, "decrypt_sum": opened, "parse": classmethod(parse)},
-        bfv.Adder: {"add": add, "to_bytes": serialise},
+        bfv.Adder: {"__init__": begin, "add": add, "view": view},
         masks.MaskStream: {"__init__": lambda *_: None, "take": lambda *_: np.uint64(0)},
         tags.TagKey: {"tags": lambda *_: np.zeros(TAGS, dtype=np.uint64), "check": lambda *_: None},
     }
@@ -78,6 +98,7 @@ class Watch:
     def __init__(self) -> None:
         self.marks: list[tuple[float, float]] = []
         self.bytes: Counter[str] = Counter()
+        self.memory: list[tuple[str, int, int]] = []
         self._profiles: list[cProfile.Profile] = []
         self._before: dict[str, tuple[int, float]] = {}
 
@@ -96,6 +117,21 @@ class Watch:
         after(GrpcChannel, "upload", lambda _, __, payload: self._count("sent", *payload.ciphertexts))
         after(GrpcChannel, "decrypted", lambda _, *sent: self._count("sent", *map(words_to_bytes, sent[-2])))
 
+    def follow_memory(self) -> None:
+        """Note a coordinator's peak memory in every part of a study, and what it holds at that part's end."""
+        from veilsum_coordinator.protocol.machine import StudyMachine
+        from veilsum_coordinator.service import runner
+        from veilsum_coordinator.service.hub import Hub
+
+        after(Hub, "submit", lambda *_: self._part(IDLE))
+        after(StudyMachine, "start_round", lambda *_: self._part("between two rounds"))
+        after(StudyMachine, "_move", lambda _, __, phase: self._part(BEFORE.get(phase.value, "start")))
+        after(runner, "_save", lambda *_: self._part("writing the result"))
+
+    def _part(self, ended: str) -> None:
+        self.memory.append((ended, peak(), resident()))
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+
     def profile(self) -> None:
         """Profile this thread and every later one."""
         run = threading.Thread.run
@@ -109,7 +145,8 @@ class Watch:
 
     def report(self) -> dict[str, Any]:
         """Everything, for JSON; times are (elapsed, CPU) seconds, ``peak`` the most memory in bytes."""
-        return {"marks": self.marks, "bytes": dict(self.bytes), "profile": self._lines(), "peak": peak()}
+        kept = {"marks": self.marks, "bytes": dict(self.bytes), "memory": self.memory}
+        return {**kept, "profile": self._lines(), "peak": max([peak(), *(most for _, most, _ in self.memory)])}
 
     def _mark(self) -> None:
         self.marks.append((time.perf_counter(), time.process_time()))
@@ -146,8 +183,8 @@ class Watch:
         return sorted(found, key=lambda line: -line[2])[:LINES]
 
 
-def after(owner: type, name: str, then: Callable[..., None]) -> None:
-    """Call ``then`` with a method's result and arguments whenever it returns."""
+def after(owner: type | ModuleType, name: str, then: Callable[..., None]) -> None:
+    """Call ``then`` with a method's result and arguments whenever it returns; of a module's function, without the first."""
     method = getattr(owner, name)
 
     def wrapped(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -163,7 +200,10 @@ def main(options: dict[str, Any], command: list[str]) -> None:
     watch = Watch()
     if options["plain"]:
         without_encryption()
-    watch.follow()
+    if not options.get("memory"):
+        watch.follow()
+    elif command[0] == "coordinator":  # and nothing else, which would load what a coordinator does not
+        watch.follow_memory()
     from veilsum_deploy.cli import main as veilsum
 
     if options["profile"]:

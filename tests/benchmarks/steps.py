@@ -25,6 +25,7 @@ from benchmarks.wire import Proxy
 from support.federation import Data, Parties, make_request, schema_of, unix_time
 from support.network import wait_for
 from support.processes import OVER, Process, write_participant, write_toml
+from veilsum.compile import StudyRequest
 from veilsum.remote import connect
 
 FEATURES, CLASSES, SITES, RECORDS = 512, 100, 4, 256
@@ -81,8 +82,13 @@ def run(
         with the frames of gRPC and TLS.
     """
     with tempfile.TemporaryDirectory() as directory:
-        parties = Parties(Path(directory), _records(*head, members))
-        (coordinator, *sites), proxy = _run_study(parties, WARM + steps, {"plain": plain, "profile": profile}, head, wire)
+        parties = Parties(Path(directory), records_of(*head, members, RECORDS))
+        request = make_request(schema_of(*head), "fedsgd", epsilon=3.0)
+        request = request.model_copy(update={"parameters": {"steps": WARM + steps, "centre": False}})
+        seconds_allowed = START_SECONDS + STEP_SECONDS * (WARM + steps)
+        (coordinator, *sites), proxy = run_study(
+            parties, request, {"plain": plain, "profile": profile}, seconds_allowed, wire=wire
+        )
     ends = [elapsed for elapsed, _ in coordinator["marks"]][WARM - 1 :]
     carried = 0 if proxy is None else proxy.carried_at(ends[-1]) - proxy.carried_at(ends[0])
     seconds = [after - before for before, after in pairwise(ends)]
@@ -112,12 +118,13 @@ def run(
     }
 
 
-def _run_study(
-    parties: Parties, steps: int, options: dict[str, Any], head: tuple[int, int], wire: bool
+def run_study(
+    parties: Parties, request: StudyRequest, options: dict[str, Any], seconds: float, *, wire: bool = False
 ) -> tuple[list[dict[str, Any]], Proxy | None]:
     """Start all processes, run the study, stop them; returns what they report, the coordinator first.
 
-    With ``wire`` participants reach the coordinator through the proxy, which counts; the analyst does not.
+    ``options`` are those of :mod:`benchmarks.step_process`; the study may take so many ``seconds``. With ``wire`` participants
+    reach the coordinator through the proxy, which counts; the analyst does not.
     """
     proxy = None
     where = parties.kit.coordinator.directory
@@ -144,10 +151,8 @@ def _run_study(
             started.append(start(parties.directory(name), "participant"))
         with connect(address, parties.analyst, parties.kit.analyst.identity, unix_time()) as remote:
             wait_for(lambda: set(parties.names) <= set(remote.describe().connected), "every participant's session")
-            request = make_request(schema_of(*head), "fedsgd", epsilon=3.0)
-            study = parties.compile(request.model_copy(update={"parameters": {"steps": steps, "centre": False}}))
-            key = remote.submit(study, parties.analyst)
-            end = time.monotonic() + START_SECONDS + STEP_SECONDS * steps
+            key = remote.submit(parties.compile(request), parties.analyst)
+            end = time.monotonic() + seconds
             while remote.show(key).phase not in OVER and time.monotonic() < end:
                 time.sleep(1.0)
             shown = remote.show(key)
@@ -164,11 +169,12 @@ def _read(report: Path) -> dict[str, Any]:
     return found
 
 
-def _records(features: int, classes: int, members: int) -> Data:
+def records_of(features: int, classes: int, members: int, rows: int) -> Data:
+    """Made-up records of so many sites, ``rows`` at each."""
     found = {}
     for number in range(members):
         random = np.random.default_rng(number)
-        found[f"site-{number}"] = random.uniform(-1, 1, (RECORDS, features)), random.integers(0, classes, RECORDS)
+        found[f"site-{number}"] = random.uniform(-1, 1, (rows, features)), random.integers(0, classes, rows)
     return found
 
 

@@ -48,7 +48,7 @@ class Cohort:
 
     def start(self) -> None:
         with self.bed.hub.change(self.key) as machine:
-            assert machine.start_round(self.label, b"") is not None
+            assert machine.start_round(self.label, ()) is not None
 
     def payload(self, name: str) -> Payload:
         """What a site answers to its present assignment."""

@@ -74,6 +74,6 @@ def test_a_released_round_keeps_no_ciphertext(tmp_path: Path) -> None:
     release = local.prepare(key).sum("statistics", {"unused": np.zeros(4)})
     (current,) = bed.hub.studies[key].machine.rounds
     assert (current.sum, current.answers, current.consents, current.accumulator._sums) == ([], {}, {}, [])
-    assert current.broadcast == b""
+    assert current.broadcast == ()
     assert current.bytes_received == 3 * current.plan.encoding.upload_bytes
     assert release.cohort == ("a", "b", "c")

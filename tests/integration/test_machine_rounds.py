@@ -70,7 +70,7 @@ class Ring:
         """What ``d`` would upload, kept back."""
         if self._payload is None:
             channel = HostileChannel()
-            channel.objects = {pb.OBJECT_KIND_BROADCAST: self.round.broadcast}
+            channel.objects = {pb.OBJECT_KIND_BROADCAST: b"".join(self.round.broadcast)}
             [directive] = [item for item in self.hub.directives("d") if item.kind == pb.DIRECTIVE_KIND_CONTRIBUTE]
             self.local.cores["d"].handle(directive, channel)
             self._payload = channel.said[-1].values[1]
@@ -438,7 +438,7 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
             return lambda: hub.fetch("a", kind, ring.key, current.number, ring.attempt)
 
         if current.phase is RoundPhase.CONTRIBUTING:
-            assert fetch(pb.OBJECT_KIND_BROADCAST)() == current.broadcast
+            assert fetch(pb.OBJECT_KIND_BROADCAST)() == b"".join(current.broadcast)
             ring.refused(fetch(pb.OBJECT_KIND_SUM), match="no such object")
             return
         ring.refused(fetch(pb.OBJECT_KIND_BROADCAST), match="no such object")
@@ -447,7 +447,7 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
             return
         assert len(current.sum) > 1
         total = fetch(pb.OBJECT_KIND_SUM)()
-        assert total == pb.SumObject(ciphertexts=current.sum).SerializeToString()
+        assert total == pb.SumObject(ciphertexts=map(bytes, current.sum)).SerializeToString()
         pieces = hub.pieces("a", pb.OBJECT_KIND_SUM, ring.key, current.number, ring.attempt)
         assert all(any(piece is part for piece in pieces) for part in current.sum), "none is copied"
         chunks = list(_chunks(pieces))

@@ -200,7 +200,7 @@ def test_an_opened_vector_out_of_bounds(watched: Watched, monkeypatch: pytest.Mo
     def wrong(*_: Any) -> Any:
         raise HostileInput("A value is out of bounds.")
 
-    monkeypatch.setattr("veilsum_coordinator.service.runner.open_sum", wrong)
+    monkeypatch.setattr("veilsum_coordinator.service.runner.open_pieces", wrong)
     with pytest.raises(RoundLostError):
         watched.sum()
     assert watched.of("decode_failures_total", stage="sum") == 1

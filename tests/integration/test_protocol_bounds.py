@@ -33,7 +33,7 @@ def _round(bed: TestBed) -> bytes:
     key = local.submit(bed.compile(make_request(schema_of(2), epsilon=None)), bed.analyst)
     local.prepare(key)
     with bed.hub.change(key) as machine:
-        assert machine.start_round("statistics", b"") is not None
+        assert machine.start_round("statistics", ()) is not None
     return key
 
 

@@ -132,7 +132,7 @@ def begun(bed: TestBed, away: Away) -> bytes:
     key = local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
     local.prepare(key)
     with bed.hub.change(key) as machine:
-        machine.start_round("statistics", b"")
+        machine.start_round("statistics", ())
     away.on = True
     local.step()
     local.step()

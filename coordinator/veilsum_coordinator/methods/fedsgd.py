@@ -9,7 +9,7 @@ in place of noise at every site. How many steps there are, and so what all of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_cent
 from veilsum_coordinator.parts.class_weights import RARITY, resolved_class_weights, weights_of_classes
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.long_arrays import LongArrays, cut
 from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
     MomentAlignment,
@@ -275,30 +276,39 @@ class FedSGD(Method):
         if weights is not None:
             common[CLASS_WEIGHTS] = weights
         averaged = math.ceil(parameters.average * parameters.steps)
-        mean = {name: np.zeros(shape) for name, shape in shapes.items()}
+        kept = LongArrays.of(model, np.float32 if steps.single else np.float64)  # as everyone receives it
+        mean, exact = LongArrays(shapes if averaged else {}), LongArrays({} if averaged else shapes)
+        del model
         sizes: list[float] = []
         for step in range(1, parameters.steps + 1):
-            sent = steps.as_broadcast(to_broadcast(model))
-            model = {name: sent[MODEL + name] for name in shapes}  # the step is taken from where the gradients are
-            release = federation.sum(GRADIENT, {**sent, **common}, members=members)
+            release = federation.sum(GRADIENT, {**to_broadcast(kept.arrays()), **common}, members=members)
             # A step without some participants is of fewer records.
             divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
             if not private:
                 divisor = max(1.0, float(release.values["count"][0]))
-            gradient = {name: release.values[MODEL + name] / divisor for name in shapes}
-            del release, sent  # models are large: each of these holds one
-            if parameters.decay:
-                for name, values in model.items():
-                    gradient[name] += parameters.decay * values
-            sizes.append(_norm(gradient))
-            model = optimiser.step(model, gradient)
-            del gradient
-            if step > parameters.steps - averaged:
-                for name, values in model.items():
-                    mean[name] += values / averaged
-            if parameters.checkpoint_every and step % parameters.checkpoint_every == 0 and step < parameters.steps:
-                federation.checkpoint({**to_broadcast(model), **common}, {"step": step, "steps": parameters.steps})
-        final = mean if averaged else model
+            due = parameters.checkpoint_every and step % parameters.checkpoint_every == 0 and step < parameters.steps
+            if due:
+                exact = LongArrays(shapes)
+            squares: list[float] = []
+            for name, shape in shapes.items():
+                total = 0.0
+                for part in cut(math.prod(shape)):  # models are large: nothing else here is as long as one
+                    before = kept.read(name, part)  # the step is taken from where the gradients are
+                    gradient = release.part(MODEL + name, part) / divisor
+                    if parameters.decay:
+                        gradient += parameters.decay * before
+                    total += float(np.sum(gradient**2))
+                    after = before - optimiser.change(name, part, gradient)
+                    kept.write(name, part, after)
+                    if step > parameters.steps - averaged:
+                        mean.write(name, part, mean.read(name, part) + after / averaged)
+                    if due or (step == parameters.steps and not averaged):
+                        exact.write(name, part, after)
+                squares.append(total)
+            sizes.append(math.sqrt(sum(squares)))
+            if due:
+                federation.checkpoint({**to_broadcast(exact.arrays()), **common}, {"step": step, "steps": parameters.steps})
+        final = mean.arrays() if averaged else exact.arrays()
         summary: dict[str, Any] = {
             "model": architecture.name,
             "values": architecture.size,
@@ -337,10 +347,6 @@ def aligned_centre(moments: MomentReference, study: Study) -> Floats:
     mean = moments.moments.mean * float(use["bound"])
     centre[columns] = np.repeat(mean, len(columns) // len(mean))
     return centre
-
-
-def _norm(arrays: Mapping[str, Floats]) -> float:
-    return math.sqrt(sum(float(np.sum(values**2)) for values in arrays.values()))
 
 
 def _shown(sizes: Sequence[float]) -> dict[str, float]:

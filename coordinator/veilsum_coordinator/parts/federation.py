@@ -5,14 +5,54 @@ Over gRPC and in one process the behaviour is the same; methods, tasks and the m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_coordinator.parts.long_arrays import cut
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.base import Block, Layout
+
+Floats = NDArray[np.float64]
+
+
+class StoredBlocks(Mapping[str, Floats]):
+    """Blocks of a long sum, read from where it is stored whenever they are asked for.
+
+    Args:
+        layout: of the sum.
+        read: gives the weighted values from one place of the vector up to another.
+    """
+
+    def __init__(self, layout: Layout, read: Callable[[int, int], Floats]) -> None:
+        self._read = read
+        self._places: dict[str, tuple[int, Block]] = {}
+        at = 0
+        for block in layout.blocks:
+            self._places[block.name] = at, block
+            at += block.size
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, name: str) -> Floats:
+        block = self._places[name][1]
+        whole = np.empty(block.size)
+        for part in cut(block.size):
+            whole[part] = self.part(name, part)
+        return whole.reshape(block.shape)
+
+    def part(self, name: str, part: slice) -> Floats:
+        """Some of a block's values in its own units, which lie flat, row by row."""
+        at, block = self._places[name]
+        values = self._read(at + part.start, at + part.stop)
+        return values if block.weight == 1.0 else values / block.weight
 
 
 @dataclass(frozen=True)
@@ -22,8 +62,8 @@ class Release:
     Attributes:
         label: of the declared task.
         round: number of the round that yielded it.
-        values: the sum's blocks in their own units, by name. Where a task is disclosed per site, each has a leading axis: one
-            row a member, in the cohort's order.
+        values: the sum's blocks in their own units, by name; those of a long sum are read when they are asked for. Where a
+            task is disclosed per site, each has a leading axis: one row a member, in the cohort's order.
         noise_std: by block, the standard deviation of the noise of a value in the sum, in the block's units.
         cohort: ids of the participants whose vectors are in the sum.
         digest: of the release as journalled (:func:`veilsum_privacy.results.proof_files.release_digest`).
@@ -31,10 +71,14 @@ class Release:
 
     label: str
     round: int
-    values: dict[str, NDArray[np.float64]]
+    values: Mapping[str, NDArray[np.float64]]
     noise_std: dict[str, float]
     cohort: tuple[str, ...]
     digest: bytes
+
+    def part(self, name: str, part: slice) -> Floats:
+        """Some of a block's values, which lie flat, row by row; of a long sum nothing else is read."""
+        return self.values.part(name, part) if isinstance(self.values, StoredBlocks) else self.values[name].reshape(-1)[part]
 
 
 class Federation(Protocol):

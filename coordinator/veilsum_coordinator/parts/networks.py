@@ -49,7 +49,7 @@ def network_head(
         )
         return {"kind": "network", "model": spec.model_dump(mode="json"), "prefix": MODEL}, to_broadcast(arrays)
     layers = [
-        (arrays[layer.weight] * (1.0 if index else architecture.scale), arrays[layer.bias] * layer.constant)
+        (_times(arrays[layer.weight], 1.0 if index else architecture.scale), _times(arrays[layer.bias], layer.constant))
         for index, layer in enumerate(architecture.layers())
     ]
     if centre is not None:
@@ -60,3 +60,8 @@ def network_head(
     flat = {name: array for pair, layer in zip(names, layers, strict=True) for name, array in zip(pair, layer, strict=True)}
     head = {"kind": "mlp", "layers": [list(pair) for pair in names], "activation": "relu"}
     return head, {**flat, **to_broadcast(arrays)}
+
+
+def _times(array: Floats, factor: float) -> Floats:
+    """The array itself where the factor is 1, for it may be large."""
+    return array if factor == 1.0 else array * factor

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_coordinator.parts.long_arrays import LongArrays, cut
 from veilsum_node.fields import Frozen, Real
 
 Floats = NDArray[np.float64]
@@ -50,10 +51,10 @@ class ServerOptimiser:
         if parameters.learning_rate is None:
             raise ValueError("an optimiser needs a learning rate")
         self._parameters, self._rate = parameters, float(parameters.learning_rate)
-        self._first = {name: np.zeros(shape) for name, shape in shapes.items()}
+        # Plain descent remembers nothing, and momentum no squares.
+        self._first = LongArrays(shapes if parameters.name != "sgd" or parameters.momentum else {})
         # Adaptive rates begin at tau^2, as in the experiments of Reddi et al. (2021); nothing corrects their beginning.
-        adaptive = shapes.items() if parameters.name != "sgd" else ()
-        self._second = {name: np.full(shape, float(parameters.tau) ** 2) for name, shape in adaptive}
+        self._second = LongArrays(shapes if parameters.name != "sgd" else {}, float(parameters.tau) ** 2)
 
     def step(self, model: Arrays, gradient: Arrays) -> dict[str, Floats]:
         """The model after one step.
@@ -62,19 +63,36 @@ class ServerOptimiser:
             model: arrays by name.
             gradient: g, arrays of the same names and shapes.
         """
-        return {name: values - self._change(name, gradient[name]) for name, values in model.items()}
+        moved = {}
+        for name, values in model.items():
+            moved[name] = np.empty(values.shape)
+            old, g, new = (array.reshape(-1) for array in (values, gradient[name], moved[name]))
+            for part in cut(values.size):
+                new[part] = old[part] - self.change(name, part, g[part])
+        return moved
 
-    def _change(self, name: str, g: Floats) -> Floats:
-        p, first, second = self._parameters, self._first, self._second
+    def change(self, name: str, part: slice, g: Floats) -> Floats:
+        """What a step takes off some of an array's values; every value must be asked for once a step.
+
+        Args:
+            name: of the array.
+            part: which of its values, as they lie flat, row by row.
+            g: their gradient.
+        """
+        p = self._parameters
+        if p.name == "sgd" and not p.momentum:
+            return self._rate * g
         if p.name == "sgd":
-            first[name] *= p.momentum
-            first[name] += g
-            return self._rate * first[name]
-        first[name] = p.beta1 * first[name] + (1.0 - p.beta1) * g
-        square, old = g**2, second[name]
+            first = p.momentum * self._first.read(name, part) + g
+            self._first.write(name, part, first)
+            return self._rate * first
+        first = p.beta1 * self._first.read(name, part) + (1.0 - p.beta1) * g
+        square, old = g**2, self._second.read(name, part)
         if p.name == "adam":
-            second[name] = p.beta2 * old + (1.0 - p.beta2) * square
+            second = p.beta2 * old + (1.0 - p.beta2) * square
         else:
-            second[name] = old - (1.0 - p.beta2) * square * np.sign(old - square)
-        change: Floats = self._rate * first[name] / (np.sqrt(second[name]) + p.tau)
+            second = old - (1.0 - p.beta2) * square * np.sign(old - square)
+        self._first.write(name, part, first)
+        self._second.write(name, part, second)
+        change: Floats = self._rate * first / (np.sqrt(second) + p.tau)
         return change

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
@@ -38,7 +41,10 @@ class Accumulator:
         self.plan = plan
         self.uploads = {name: Upload() for name in cohort}
         slots = [plan.words(index) + TAGS for index in range(plan.ciphertexts)]
-        self._sums = [Adder(plan.parameters, count, len(cohort)) for count in slots]
+        sizes = [plan.parameters.sum_bytes(count, len(cohort)) for count in slots]
+        whole, ends = np.zeros(sum(sizes), dtype=np.uint8).data, accumulate(sizes)  # one piece, which is let go of whole
+        places = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        self._sums = [Adder(plan.parameters, count, len(cohort), place) for count, place in zip(slots, places, strict=True)]
 
     def add(self, name: str, index: int, ciphertext: bytes) -> None:
         """Add one ciphertext of a member.
@@ -72,7 +78,7 @@ class Accumulator:
         """Forget the ciphertexts; what was received stays counted."""
         self._sums = []
 
-    def serialise(self) -> list[bytes]:
-        """Hand over the sum's ciphertexts once every member's are in; nothing is held twice."""
-        sums, self._sums = self._sums[::-1], []
-        return [sums.pop().to_bytes() for _ in range(len(sums))]
+    def serialise(self) -> list[memoryview]:
+        """Hand over the sum's ciphertexts once every member's are in; they are not copied."""
+        sums, self._sums = self._sums, []
+        return [each.view() for each in sums]

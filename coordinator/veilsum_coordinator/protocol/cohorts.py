@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from veilsum_coordinator.protocol.members import Members
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import StateError
-from veilsum_privacy.securesum.context import Assignment, broadcast_digest
+from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest
 from veilsum_privacy.securesum.graph import least_separators
 from veilsum_privacy.study.study import Study
 
@@ -46,7 +46,7 @@ class Cohorts:
         """A cohort consented: where the study allows one cohort only, it is this one from here on."""
         self._strict.setdefault(allowed, cohort)
 
-    def assign(self, number: int, label: str, broadcast: bytes, allowed: frozenset[str]) -> Assignment:
+    def assign(self, number: int, label: str, broadcast: Pieces, allowed: frozenset[str]) -> Assignment:
         """The next attempt: every ready and present member that may be in it.
 
         Args:

@@ -28,7 +28,7 @@ from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.context import Assignment, broadcast_digest
+from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest
 from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment, Roster
@@ -289,12 +289,12 @@ class StudyMachine:
 
     # -- rounds ------------------------------------------------------------------------------------------------------------
 
-    def start_round(self, label: str, broadcast: bytes, members: Collection[str] | None = None) -> Round | None:
+    def start_round(self, label: str, broadcast: Pieces, members: Collection[str] | None = None) -> Round | None:
         """Begin a round; None when no cohort can be formed (the study has then failed).
 
         Args:
             label: of the task.
-            broadcast: encoded.
+            broadcast: encoded, in pieces.
             members: who may be in the cohort; None for all participants.
 
         Raises:
@@ -329,7 +329,7 @@ class StudyMachine:
     def _plan(self, label: str, assignment: Assignment) -> RoundPlan:
         return self.agreed.task(label).plan(len(self.members.fixed_roster().members), len(assignment.cohort))
 
-    def _assign(self, number: int, label: str, broadcast: bytes, allowed: frozenset[str]) -> Assignment | None:
+    def _assign(self, number: int, label: str, broadcast: Pieces, allowed: frozenset[str]) -> Assignment | None:
         try:
             return self._cohorts.assign(number, label, broadcast, allowed)
         except CohortError as error:
@@ -418,7 +418,7 @@ class StudyMachine:
             if self._lost(error, now):
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
             return
-        self._away, current.broadcast = None, b""  # from here on there is no other attempt
+        self._away, current.broadcast = None, ()  # from here on there is no other attempt
         shown = map(parse_receipt, (item.body for item in current.receipts()))
         self._numbers |= {receipt.participant: receipt.number for receipt in shown}
         self._move(current, RoundPhase.CONSENTING)
@@ -592,7 +592,7 @@ class StudyMachine:
         """
         self._replay.check_over()
 
-    def _go_on(self, start: RoundStart, total: KeptSum, broadcast: bytes) -> Round:
+    def _go_on(self, start: RoundStart, total: KeptSum, broadcast: Pieces) -> Round:
         """Go on consenting to a sum that an earlier process made durable, with the consents that came."""
         deadline = self._steady() + self._waits.contribute
         current = summed_round(self.agreed, start, total, len(self.members.fixed_roster().members), broadcast, deadline)

@@ -15,6 +15,7 @@ from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.storage.records import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_node.errors import StateError
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
+from veilsum_privacy.securesum.context import Pieces
 
 
 class ReplayError(StateError):
@@ -115,7 +116,7 @@ def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int)
             Round(
                 start.assignment.round,
                 label,
-                b"",
+                (),
                 start.assignment,
                 plan,
                 accumulator,
@@ -132,7 +133,7 @@ def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int)
 
 
 def summed_round(
-    agreed: AgreedStudy, start: RoundStart, total: KeptSum, roster: int, broadcast: bytes, deadline: int
+    agreed: AgreedStudy, start: RoundStart, total: KeptSum, roster: int, broadcast: Pieces, deadline: int
 ) -> Round:
     """The round whose complete sum was kept: to be stored again, which changes nothing, and consented to further."""
     plan = agreed.task(start.assignment.label).plan(roster, len(start.assignment.cohort))

@@ -18,7 +18,7 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
 from veilsum_privacy.securesum.agreed import RoundPlan
-from veilsum_privacy.securesum.context import Assignment, context_digest
+from veilsum_privacy.securesum.context import Assignment, Pieces, context_digest
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, parse_statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
@@ -45,7 +45,7 @@ class Round:
     Attributes:
         number: from 1.
         label: the task's.
-        broadcast: encoded, as sent.
+        broadcast: encoded, as sent, in pieces.
         allowed: who may be in a cohort of it.
         assignment: of the present attempt.
         accumulator: of the present attempt.
@@ -61,7 +61,7 @@ class Round:
 
     number: int
     label: str
-    broadcast: bytes
+    broadcast: Pieces
     assignment: Assignment
     plan: RoundPlan
     accumulator: Accumulator
@@ -72,7 +72,7 @@ class Round:
     attempts: int = 1
     received: int = 0
     finished: int | None = None
-    sum: list[bytes] = field(default_factory=list, repr=False)
+    sum: Pieces = field(default_factory=list, repr=False)
     countersigned: SignedReceipt | None = None
     consents: dict[str, bytes] = field(default_factory=dict, repr=False)
     answers: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -117,7 +117,7 @@ class Round:
 
     def drop(self) -> None:
         """Forget what was sent and received of an ended round: a coordinator of many rounds must not keep it for each."""
-        self.sum, self.broadcast = [], b""
+        self.sum, self.broadcast = [], ()
         self.accumulator.drop()
 
     def forget(self) -> None:

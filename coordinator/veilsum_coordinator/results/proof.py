@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from sqlalchemy import Connection, select
 
-from veilsum_coordinator.storage.journal import STUDIES, SqlJournal
+from veilsum_coordinator.storage.journal import STUDIES, SqlJournal, read_release
 from veilsum_coordinator.storage.messages import parse_roster
 from veilsum_coordinator.storage.records import RELEASES, SUMS, KeptProof, read_consents, read_receipts
 from veilsum_node.errors import HostileInput
@@ -71,5 +71,5 @@ def _release(connection: Connection, study: bytes, number: int) -> ReleaseProof:
         countersigned=kept.countersigned,
         coordinator=kept.coordinator,
         consents=tuple(consents[name] for name in parse_assignment(total.assignment).names),
-        values=np.frombuffer(release.values, dtype="<i8").astype(np.int64),
+        values=np.frombuffer(read_release(connection, study, number, release.values), dtype="<i8").astype(np.int64),
     )

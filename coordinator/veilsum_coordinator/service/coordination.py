@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
@@ -13,6 +13,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import MAX_STATEMENT_BYTES, WORD_BYTES, SignedStatement, words_from_bytes
 from veilsum_privacy.securesum.roster import Enrolment
@@ -173,8 +174,8 @@ class Coordination(CoordinationServicer):
         for data in _chunks(pieces):
             yield pb.Chunk(data=data, total=total)
 
-    async def _pieces(self, name: str, request: pb.FetchRequest, key: bytes) -> list[bytes]:
-        def fetch() -> list[bytes]:
+    async def _pieces(self, name: str, request: pb.FetchRequest, key: bytes) -> Pieces:
+        def fetch() -> Pieces:
             return self._hub.pieces(name, request.kind, key, request.round, request.attempt)
 
         # the mirror alone is read from the database, which may be slow or away; the rest is in memory
@@ -294,7 +295,7 @@ class Coordination(CoordinationServicer):
         return pb.Ack()
 
 
-def _chunks(pieces: Sequence[bytes]) -> Iterator[bytes]:
+def _chunks(pieces: Pieces) -> Iterator[bytes]:
     """The pieces as one object, cut into chunks; an empty object is one empty chunk."""
     chunk = bytearray()
     for piece in pieces:

@@ -28,6 +28,7 @@ from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
 from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
@@ -184,7 +185,7 @@ class Hub:
         """
         return b"".join(self.pieces(name, kind, key, number, attempt))
 
-    def pieces(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> list[bytes]:
+    def pieces(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> Pieces:
         """The same in pieces, of which the large ones are not copied.
 
         Raises:
@@ -205,11 +206,11 @@ class Hub:
                 current = self._attempt(name, directive.study, directive.attempt)
                 if kind == pb.OBJECT_KIND_SUM and current.plan.encoding.sum_bytes > CHUNK_BYTES:
                     return directive
-                found = self.fetch(name, kind, directive.study, directive.round, directive.attempt)
+                found = self.pieces(name, kind, directive.study, directive.round, directive.attempt)
             except HostileInput:  # it is not open any more
                 return directive
-        if len(found) <= CHUNK_BYTES:
-            directive.object = found
+            if sum(map(len, found)) <= CHUNK_BYTES:
+                directive.object = b"".join(found)
         return directive
 
     def enrol(self, name: str, key: bytes, enrolment: Enrolment) -> None:

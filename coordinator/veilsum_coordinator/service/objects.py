@@ -11,6 +11,7 @@ from veilsum_coordinator.storage.messages import box_message, receipt_message, r
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.securesum.context import Pieces
 from veilsum_proto import federation_pb2 as pb
 
 ENCLOSED = {
@@ -27,7 +28,7 @@ class Objects:
     def __init__(self) -> None:
         self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # as last sent
 
-    def pieces(self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int) -> list[bytes]:
+    def pieces(self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int) -> Pieces:
         """An object of a study in pieces, of which the large ones are not copied.
 
         Raises:
@@ -47,7 +48,7 @@ class Objects:
         current = machine.round
         if current is not None and name in current.cohort and (number, attempt) == current.present:
             if kind == pb.OBJECT_KIND_BROADCAST and current.phase is RoundPhase.CONTRIBUTING:
-                return [current.broadcast]
+                return current.broadcast
             if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
                 word = current.countersigned
                 return [self.once(key, kind, word, lambda: _receipts_object(current, word), keep=entry.outcome is None)]

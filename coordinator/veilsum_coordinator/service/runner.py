@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,22 @@ from numpy.typing import NDArray
 
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.checkpoints import checkpoint_result
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation, Release, StoredBlocks
+from veilsum_coordinator.parts.long_arrays import PIECE
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.results.proof import release_entries
 from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import spent_epsilon
+from veilsum_coordinator.storage.long_values import LONG
 from veilsum_node.errors import HostileInput, Unavailable, VeilsumError
+from veilsum_node.process.freed import give_back_freed
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
 from veilsum_privacy.securesum.agreed import RoundPlan
-from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
-from veilsum_privacy.securesum.contribution import Integers, open_sum
+from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
+from veilsum_privacy.securesum.contribution import Integers, open_pieces
 from veilsum_privacy.study.study import Study
 
 LOG = logging.getLogger("veilsum.coordinator")
@@ -113,7 +117,8 @@ class HubFederation:
         """
         declared = any(task.label == label for task in self._study.tasks)  # another label ends the study, below
         singles = self._agreed.task(label).single if declared else ()
-        encoded = encode_broadcast({**self._encoder, **(broadcast or {})}, singles)
+        encoded = broadcast_pieces({**self._encoder, **(broadcast or {})}, singles)
+        del broadcast  # a model is large, and the round lets go of it as soon as nobody may fetch it any more
         if (release := self._replayed(label, encoded, members)) is not None:
             return release
         while self._returning():
@@ -131,7 +136,7 @@ class HubFederation:
             raise RoundLostError(f"Round {current.number} failed: {machine.reason}.")
         return self._open(current)
 
-    def _replayed(self, label: str, encoded: bytes, members: Collection[str] | None) -> Release | None:
+    def _replayed(self, label: str, encoded: Pieces, members: Collection[str] | None) -> Release | None:
         """The release that the journal holds in this place, if an earlier process of the coordinator came so far."""
         with self._hub.changed:
             machine = self._hub.studies[self._key].machine
@@ -140,10 +145,9 @@ class HubFederation:
                 return None
             number, cohort = found[0], found[1].cohort
             plan = machine.agreed.task(label).plan(len(machine.members.fixed_roster().members), len(cohort))
-        row = self._hub.journal.find_release(self._key, number)
+        digest = self._hub.journal.find_release(self._key, number)
         self._round = number
-        values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)
-        return read_release(plan, values, number, cohort, bytes(row["digest"]))
+        return self._stored(plan, number, cohort, digest)
 
     def _returning(self) -> bool:
         with self._hub.changed:
@@ -157,28 +161,29 @@ class HubFederation:
             current.sum = []
             consents = [current.consents[name] for name in current.cohort]
             proof = current.proof(self._hub.credentials.identity.certificate)
+        attempt, cohort, encoding = current.assignment.attempt, current.cohort, current.plan.encoding
+        opened = partial(open_pieces, words, encoding, consents)
         try:
-            values = open_sum(words, current.plan.encoding, consents)
+            digest = self._hub.journal.release(
+                self._key,
+                current.number,
+                attempt,
+                current.label,
+                cohort,
+                current.context,
+                encoding.size,
+                opened,
+                self._clock(),
+                current.bytes_received,
+                proof=proof,
+            )
         except HostileInput as error:
             with self._hub.change(self._key) as machine:
                 machine.unusable(current, error.message)
             raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
-        finally:
-            del words
-        attempt, cohort = current.assignment.attempt, current.cohort
-        data = values.astype("<i8", copy=False).data.cast("B")
-        digest = self._hub.journal.release(
-            self._key,
-            current.number,
-            attempt,
-            current.label,
-            cohort,
-            current.context,
-            data,
-            self._clock(),
-            current.bytes_received,
-            proof=proof,
-        )
+        del words, opened  # they are as long as the release
+        if 8 * encoding.size >= LONG:
+            give_back_freed()
         with self._hub.change(self._key) as machine:
             machine.released(current)
         self._round = current.number
@@ -202,7 +207,19 @@ class HubFederation:
                 epsilon=epsilon,
             ),
         )
-        return read_release(current.plan, values, current.number, cohort, digest)
+        return self._stored(current.plan, current.number, cohort, digest)
+
+    def _stored(self, plan: RoundPlan, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
+        """A release of the journal, whose values are read when they are asked for if they are many."""
+
+        def read(start: int, stop: int) -> Integers:
+            return self._hub.journal.release_values(self._key, number, start, stop)
+
+        if plan.task.per_site or plan.encoding.size <= PIECE:
+            return read_release(plan, read(0, plan.encoding.size), number, cohort, digest)
+        std = math.sqrt(plan.task.released_variance(len(cohort)))
+        values = StoredBlocks(plan.task.task.layout(), lambda start, stop: plan.task.in_units(read(start, stop)))
+        return Release(plan.task.label, number, values, plan.task.block_std(std), cohort, digest)
 
     def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
         """Keep a model in ``checkpoints/round-N`` of the study's results; only the newest three of them stay."""

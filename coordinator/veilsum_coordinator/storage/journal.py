@@ -12,10 +12,12 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -27,12 +29,23 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
+    func,
     insert,
     or_,
     select,
     update,
 )
 
+from veilsum_coordinator.storage.long_values import (
+    LONG,
+    PIECE_VALUES,
+    RELEASE_PIECES,
+    SUM_PIECES,
+    cut,
+    drop_pieces,
+    read_pieces,
+    write_pieces,
+)
 from veilsum_coordinator.storage.outage import CALL_SECONDS, Outage
 from veilsum_coordinator.storage.records import (
     RELEASES,
@@ -52,15 +65,15 @@ from veilsum_coordinator.storage.records import (
 from veilsum_node.database import Database
 from veilsum_node.errors import Damage, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Credentials
-from veilsum_node.long_values import fill, room_for
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.results.proof_files import release_digest
+from veilsum_privacy.results.proof_files import begin_release_digest
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import Enrolment
 
 Result = TypeVar("Result")
+Integers = NDArray[np.int64]
 
 METADATA = MetaData()
 
@@ -114,7 +127,7 @@ class Journal(Protocol):
         study: bytes,
         number: int,
         assignment: Assignment,
-        ciphertexts: Sequence[bytes],
+        ciphertexts: Sequence[bytes | memoryview],
         receipts: Sequence[SignedReceipt],
         certificates: Mapping[str, bytes],
     ) -> SignedReceipt:
@@ -207,7 +220,7 @@ class SqlJournal:
         study: bytes,
         number: int,
         assignment: Assignment,
-        ciphertexts: Sequence[bytes],
+        ciphertexts: Sequence[bytes | memoryview],
         receipts: Sequence[SignedReceipt],
         certificates: Mapping[str, bytes],
     ) -> SignedReceipt:
@@ -227,21 +240,24 @@ class SqlJournal:
             if kept is not None and tuple(kept) != (assignment.attempt, signed):
                 if kept.attempt >= assignment.attempt:
                     raise StateError("A different sum of this attempt is already stored.", "Run veilsum ledger verify.")
+                drop_pieces(connection, SUM_PIECES, study, number)
                 connection.execute(delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
                 kept = None
             if kept is None:
+                long = sum(map(len, ciphertexts)) >= LONG
                 connection.execute(
                     insert(SUMS).values(
                         study=study,
                         round=number,
                         attempt=assignment.attempt,
                         assignment=assignment.to_bytes(),
-                        ciphertexts=room_for(connection, ciphertexts),
+                        ciphertexts=b"" if long else b"".join(ciphertexts),
                         receipts=signed,
                         sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
                     )
                 )
-                fill(connection, SUMS.c.ciphertexts, here, ciphertexts)
+                if long:
+                    write_pieces(connection, SUM_PIECES, study, number, ciphertexts)
             return self.mirror.show(connection, receipts, certificates)
 
         return self._write(work)
@@ -300,13 +316,25 @@ class SqlJournal:
         with self.database.reading() as connection:
             return read_state(connection, study)
 
-    def find_release(self, study: bytes, number: int) -> RowMapping:
-        """The release of a round that has one; waits for a server that is away, so never call it with a lock held."""
-        query = select(RELEASES).where(RELEASES.c.study == study, RELEASES.c.round == number)
+    def find_release(self, study: bytes, number: int) -> bytes:
+        """The digest of a round's release; waits for a server that is away, so never call it with a lock held."""
+        query = select(RELEASES.c.digest).where(RELEASES.c.study == study, RELEASES.c.round == number)
 
-        def work() -> RowMapping:
+        def work() -> bytes:
             with self.database.reading() as connection:
-                return connection.execute(query).mappings().one()
+                return bytes(connection.execute(query).scalar_one())
+
+        return self.outage.wait(work)
+
+    def release_values(self, study: bytes, number: int, start: int, stop: int) -> Integers:
+        """Some of the integers of a round's release, (stop - start,) int64.
+
+        It waits for a server that is away, so never call it with a lock held.
+        """
+
+        def work() -> Integers:
+            with self.database.reading() as connection:
+                return read_values(connection, study, number, start, stop)
 
         return self.outage.wait(work)
 
@@ -318,7 +346,8 @@ class SqlJournal:
         label: str,
         cohort: Sequence[str],
         context: bytes,
-        values: bytes | memoryview,
+        size: int,
+        opened: Callable[[], Iterable[Integers]],
         time: int,
         received: int = 0,
         *,
@@ -327,18 +356,28 @@ class SqlJournal:
         """Make a release durable and drop its ciphertexts; returns the release's digest.
 
         Args:
+            size: how many integers it has.
+            opened: gives them in parts, and may be asked again. What it raises leaves nothing stored.
             received: bytes of ciphertexts, over all attempts of the round.
             proof: what it can be proven with later.
 
         The cohort has paid for it, so it waits for a server that is away: never call it with a lock held.
         """
-        key = release_digest(study, number, attempt, values)
 
-        def work(connection: Connection) -> None:
+        def work(connection: Connection) -> bytes:
             here = (RELEASES.c.study == study, RELEASES.c.round == number)
-            if connection.scalar(select(RELEASES.c.digest).where(*here)) != key:
-                if connection.scalar(select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
-                    raise StateError("The study is over; its last sum is not released.")
+            stored = connection.scalar(select(RELEASES.c.digest).where(*here))
+            if stored is None and connection.scalar(select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
+                raise StateError("The study is over; its last sum is not released.")
+            state, long, whole = begin_release_digest(study, number, attempt, 8 * size), 8 * size >= LONG, b""
+            for place, piece in enumerate(cut(opened())):
+                data = piece.tobytes()
+                state.update(data)
+                if stored is None and long:
+                    write_pieces(connection, RELEASE_PIECES, study, number, [data], place)
+                whole = b"" if long else whole + data
+            key = state.digest()
+            if stored is None:
                 connection.execute(
                     insert(RELEASES).values(
                         study=study,
@@ -346,24 +385,26 @@ class SqlJournal:
                         attempt=attempt,
                         label=label,
                         cohort=json.dumps(list(cohort)),
-                        values=room_for(connection, [values]),
+                        values=whole,
                         digest=key,
                         time=time,
                         proof=proof.to_text(),
                     )
                 )
-                fill(connection, RELEASES.c["values"], here, [values])
+            elif stored != key:
+                raise StateError("A different release of this round is already stored.", "Run veilsum ledger verify.")
+            drop_pieces(connection, SUM_PIECES, study, number)
             connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
             connection.execute(
                 update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)
             )
             self.mirror.released(connection, context, key)
+            return key
 
-        self.outage.wait(lambda: self._transact(work))
-        return key
+        return self.outage.wait(lambda: self._transact(work))
 
-    def releases(self, study: bytes) -> Sequence[RowMapping]:
-        """A study's releases in order."""
+    def releases(self, study: bytes) -> list[dict[str, Any]]:
+        """A study's releases in order, with all their values."""
         return read_releases(self.database, study)
 
     def _take(self, what: str, store: Callable[[], object]) -> None:
@@ -395,8 +436,31 @@ class SqlJournal:
                 self._idle.notify_all()
 
 
-def read_releases(database: Database, study: bytes) -> Sequence[RowMapping]:
-    """A study's releases in order."""
+def read_releases(database: Database, study: bytes) -> list[dict[str, Any]]:
+    """A study's releases in order, with all their values."""
     with database.reading() as connection:
         query = select(RELEASES).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
-        return connection.execute(query).mappings().all()
+        rows = [dict(row) for row in connection.execute(query).mappings()]
+        return [{**row, "values": read_release(connection, study, row["round"], row["values"])} for row in rows]
+
+
+def read_release(connection: Connection, study: bytes, number: int, values: bytes) -> bytes:
+    """All values of a release, little-endian int64; ``values``: of its row, which holds those of a short one."""
+    if values:
+        return bytes(values)
+    table = RELEASE_PIECES
+    query = select(table.c.data).where(table.c.study == study, table.c.round == number).order_by(table.c.place)
+    return b"".join(connection.execute(query).scalars())
+
+
+def read_values(connection: Connection, study: bytes, number: int, start: int, stop: int) -> Integers:
+    """Some of the integers of a release, (stop - start,) int64."""
+    here = (RELEASES.c.study == study, RELEASES.c.round == number)
+    if connection.execute(select(func.length(RELEASES.c["values"])).where(*here)).scalar_one():
+        row = connection.execute(select(RELEASES.c["values"]).where(*here)).scalar_one()
+        return np.frombuffer(row, dtype="<i8")[start:stop].astype(np.int64)
+    first, last = start // PIECE_VALUES, -(-stop // PIECE_VALUES)
+    pieces = read_pieces(connection, RELEASE_PIECES, study, number, range(first, last))
+    parts = [np.frombuffer(piece, dtype="<i8") for piece in pieces]
+    begin = start - first * PIECE_VALUES
+    return np.concatenate(parts)[begin : begin + stop - start].astype(np.int64, copy=False)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_proto import federation_pb2 as pb
 
@@ -21,9 +20,9 @@ def roster_object(roster: Roster) -> bytes:
     return pb.RosterObject(enrolments=enrolments).SerializeToString()
 
 
-def sum_pieces(ciphertexts: Sequence[bytes]) -> list[bytes]:
+def sum_pieces(ciphertexts: Pieces) -> Pieces:
     """The pieces of a ``SumObject``'s bytes, around the ciphertexts themselves: a large sum is not copied to be sent."""
-    pieces = []
+    pieces: list[bytes | memoryview] = []
     for ciphertext in ciphertexts:
         length, header = len(ciphertext), bytearray(b"\x0a")  # field 1 of bytes, then their number in base 128
         while length >= 0x80:

@@ -30,6 +30,7 @@ from sqlalchemy import (
     update,
 )
 
+from veilsum_coordinator.storage.long_values import SUM_PIECES, drop_pieces, read_pieces
 from veilsum_coordinator.storage.messages import box_message, enrolment_message, parse_boxes, parse_enrolment
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.ledger.tables import receipt_table
@@ -265,6 +266,7 @@ def write_end(connection: Connection, study: bytes, state: dict[str, Any]) -> No
     _write_state(connection, study, state)
     held = (SUMS.c.study == study, SUMS.c.ciphertexts.is_not(None))
     connection.execute(update(SUMS).where(*held).values(ciphertexts=None, sizes=None))
+    drop_pieces(connection, SUM_PIECES, study)
     for table in (MEMBERS, ROUNDS):
         connection.execute(delete(table).where(table.c.study == study))
 
@@ -316,8 +318,11 @@ def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSu
     receipts = read_receipts(row["receipts"])
     context = parse_receipt(receipts[0].body).context
     consents = read_consents(connection, context)
-    data = io.BytesIO(row["ciphertexts"])
-    return KeptSum([data.read(size) for size in json.loads(row["sizes"])], receipts, consents)
+    sizes, data = json.loads(row["sizes"]), io.BytesIO(row["ciphertexts"])
+    if row["ciphertexts"]:
+        return KeptSum([data.read(size) for size in sizes], receipts, consents)
+    pieces = read_pieces(connection, SUM_PIECES, study, assignment.round, range(len(sizes)))
+    return KeptSum(list(pieces), receipts, consents)
 
 
 def read_consents(connection: Connection, context: bytes) -> dict[str, bytes]:

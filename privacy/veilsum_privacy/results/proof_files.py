@@ -7,6 +7,7 @@ integers in as few bytes each as the largest one needs, as base64.
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_node.canonical import canonical, digest, parse_canonical
+from veilsum_node.canonical import begin_digest, canonical, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment
@@ -42,7 +43,14 @@ def round_of(name: str) -> int | None:
 
 def release_digest(study: bytes, number: int, attempt: int, values: bytes | memoryview) -> bytes:
     """Digest of a release (32 bytes); ``values`` are the opened sum's integers, little-endian int64."""
-    return digest("veilsum/1/release", study, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"), values)
+    state = begin_release_digest(study, number, attempt, len(values))
+    state.update(values)
+    return state.digest()
+
+
+def begin_release_digest(study: bytes, number: int, attempt: int, size: int) -> hashlib._Hash:
+    """The state of :func:`release_digest` before the values' ``size`` bytes, which are then added piece by piece."""
+    return begin_digest("veilsum/1/release", study, number.to_bytes(8, "big"), attempt.to_bytes(8, "big"), last=size)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
-from safetensors.numpy import save as dump_arrays
 
 from veilsum_node.errors import HostileInput, Misuse, Unavailable
 from veilsum_privacy.results.proof_files import ReleaseEntry
+from veilsum_privacy.securesum.array_bytes import array_pieces
 
 FORMAT = "veilsum-result"
 VERSION = 1
@@ -69,11 +68,10 @@ def save_result(
         Unavailable: the directory cannot be written.
         Misuse: the summary holds something that is not JSON, or a number that is not finite.
     """
-    files = result_files(result, study=study, releases=releases)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            _replace(directory / name, data)
+        for name, pieces in _files(result, study, releases):
+            _replace(directory / name, pieces)
     except OSError as error:
         raise Unavailable(f"{directory}: the result cannot be written ({error.strerror}).", "Check path and space.") from error
     return directory / MANIFEST
@@ -83,7 +81,14 @@ def result_files(
     result: Result, *, study: Mapping[str, Any] | None = None, releases: Sequence[ReleaseEntry] = ()
 ) -> dict[str, bytes]:
     """The bundle's files by name, the manifest last; arguments and errors as of :func:`save_result`."""
-    files: dict[str, bytes] = {}
+    return {name: b"".join(pieces) for name, pieces in _files(result, study, releases)}
+
+
+def _files(
+    result: Result, study: Mapping[str, Any] | None, releases: Sequence[ReleaseEntry]
+) -> list[tuple[str, list[bytes | memoryview]]]:
+    """The bundle's files in pieces, of which the arrays are their own: they are large."""
+    files: list[tuple[str, list[bytes | memoryview]]] = []
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -97,12 +102,14 @@ def result_files(
         manifest["releases"] = [entry.to_json() for entry in releases]
     try:
         if result.arrays:
-            data = dump_arrays({name: np.ascontiguousarray(array) for name, array in result.arrays.items()})
-            manifest["files"][ARRAYS] = hashlib.sha256(data).hexdigest()
-            files[ARRAYS] = data
+            files.append((ARRAYS, array_pieces(result.arrays)))
+            state = hashlib.sha256()
+            for piece in files[0][1]:
+                state.update(piece)
+            manifest["files"][ARRAYS] = state.hexdigest()
         text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False)
-        files[MANIFEST] = text.encode() + b"\n"
-    except (TypeError, ValueError, SafetensorError) as error:
+        files.append((MANIFEST, [text.encode() + b"\n"]))
+    except (TypeError, ValueError) as error:
         raise Misuse("The result holds a value that cannot be stored.", "Use JSON values and finite numbers.") from error
     return files
 
@@ -153,12 +160,12 @@ def load_result(directory: Path) -> Result:
         raise HostileInput(f"{directory}: the result is malformed.", "Fetch the result again.") from error
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Write ``data`` durably under a temporary name, then rename."""
+def _replace(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write the pieces durably under a temporary name, then rename."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)

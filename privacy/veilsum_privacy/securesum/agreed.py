@@ -189,13 +189,23 @@ class AgreedTask:
 
     def as_broadcast(self, arrays: Mapping[str, Floats]) -> dict[str, Floats]:
         """Arrays of a broadcast with the values that everyone receives."""
-        return {name: single(array).astype(np.float64) if name in self.single else array for name, array in arrays.items()}
+        return {
+            name: array.astype(np.float64) if name in self.single else array for name, array in self.as_sent(arrays).items()
+        }
+
+    def as_sent(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The same in the precision in which they are sent: float32 arrays where the study says so."""
+        return {name: single(array) if name in self.single else array for name, array in arrays.items()}
 
     # -- vectors in grid units ---------------------------------------------------------------------------------------------
 
     def blocks(self, vector: Integers) -> dict[str, Floats]:
         """The blocks of a site's vector, or of a joint sum, (size of the layout,) in grid units, in their own units."""
-        return self.task.layout().split((vector * self.unit).astype(np.float64, copy=False))
+        return self.task.layout().split(self.in_units(vector))
+
+    def in_units(self, values: Integers) -> Floats:
+        """Values of such a vector as they stand in the weighted vector."""
+        return (values * self.unit).astype(np.float64, copy=False)
 
     def block_std(self, std: float) -> dict[str, float]:
         """Standard deviation in each block's own units of noise of ``std`` grid units."""
@@ -236,7 +246,7 @@ class AgreedTask:
         return digest("veilsum/1/kept", self.digest, broadcast)
 
 
-def single(array: Floats) -> NDArray[np.float32]:
+def single(array: NDArray[Any]) -> NDArray[np.float32]:
     """An array in single precision, contiguous; what is beyond its range is infinite, which every site refuses."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32)

@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import pyarrow
 from numpy.typing import NDArray
 from tenseal import sealapi
 
@@ -105,6 +104,8 @@ def _memory_file() -> Iterator[int]:
 
 def _inflate(data: bytes) -> bytes:
     """What is inside the frame of an object that this library wrote, or that was checked by :func:`check_frame`."""
+    import pyarrow  # large, and a coordinator of few participants inflates nothing
+
     return bytes(pyarrow.decompress(memoryview(data)[16:], decompressed_size=stated_size(data), codec="zstd", asbytes=True))
 
 
@@ -183,12 +184,13 @@ class Adder:
         parameters: of all of them.
         slots: how many each of them has.
         summands: how many there will be.
+        place: where the sum is held as it travels, ``parameters.sum_bytes(slots, summands)`` zero bytes; None for its own.
     """
 
-    def __init__(self, parameters: BfvParameters, slots: int, summands: int) -> None:
-        self._parameters, self._slots, self._summands = parameters, slots, summands
-        self._first = np.zeros(slots, dtype=np.uint64)
-        self._seeds = bytearray()
+    def __init__(self, parameters: BfvParameters, slots: int, summands: int, place: memoryview | None = None) -> None:
+        self._parameters, self._slots, self._added = parameters, slots, 0
+        self._sum = memoryview(bytearray(parameters.sum_bytes(slots, summands))) if place is None else place
+        self._start = slots * parameters.coefficient_bytes  # of what follows the coefficients
         self._expander = _Expander(parameters) if summands > MAX_SEEDS else None
         self._second: Any | None = None
 
@@ -203,22 +205,30 @@ class Adder:
             raise HostileInput(f"A ciphertext of {self._slots} slots has {len(data)} bytes.")
         first, seed = _coefficients(data[:-SEED_BYTES], parameters, "ciphertext"), data[-SEED_BYTES:]
         if self._expander is None:
-            self._seeds += seed
+            self._sum[self._start + SEED_BYTES * self._added :][:SEED_BYTES] = seed
         else:
             part = self._expander.seeded(first[:0], seed)
             if self._second is None:
                 self._second = part
             else:
                 self._expander.add(self._second, part)
-        self._first += first  # below 2^61 before it is reduced
-        self._first %= np.uint64(parameters.prime)
+        total = first + numbers_from_bytes(self._sum[: self._start], parameters.coefficient_bytes)  # below 2^61
+        self._sum[: self._start] = numbers_to_bytes(total % np.uint64(parameters.prime), parameters.coefficient_bytes)
+        self._added += 1
 
     def to_bytes(self) -> bytes:
         """The sum as it travels: its coefficients, then the seeds of all summands or, of too many, the second polynomial."""
-        width = self._parameters.coefficient_bytes
-        if self._expander is None or self._second is None:
-            return numbers_to_bytes(self._first, width) + bytes(self._seeds)
-        return numbers_to_bytes(self._first, width) + numbers_to_bytes(self._expander.second(self._second), width)
+        return bytes(self.view())
+
+    def view(self) -> memoryview:
+        """The same where it was added up, not copied: nothing may be added any more."""
+        if self._expander is None:
+            return self._sum[: self._start + SEED_BYTES * self._added]
+        if self._second is not None:
+            self._sum[self._start :] = numbers_to_bytes(
+                self._expander.second(self._second), self._parameters.coefficient_bytes
+            )
+        return self._sum
 
 
 class SecretKey:

@@ -6,17 +6,19 @@ from the coordinator's word. Two participants who saw anything different derive 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_node.canonical import canonical, digest, parse_canonical
+from veilsum_node.canonical import begin_digest, canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST
 from veilsum_privacy.securesum.agreed import RoundPlan, single
+from veilsum_privacy.securesum.array_bytes import array_pieces
 from veilsum_privacy.securesum.roster import Roster
 
 NONCE_BYTES = 16
@@ -138,26 +140,37 @@ def context_digest(plan: RoundPlan, roster: Roster, keys_digest: bytes, assignme
 MAX_BROADCAST_ARRAYS = 4096
 
 
-def broadcast_digest(data: bytes) -> bytes:
-    """Digest of an encoded broadcast."""
-    return digest("veilsum/1/broadcast", data)
+Pieces = Sequence[bytes | memoryview]
+"""A broadcast as it is encoded, cut somewhere."""
 
 
-def encode_broadcast(arrays: Mapping[str, NDArray[np.float64]], singles: Collection[str] = ()) -> bytes:
-    """Serialise named arrays (safetensors); empty bytes for none.
+def broadcast_digest(data: bytes | Pieces) -> bytes:
+    """Digest of an encoded broadcast, whole or in pieces."""
+    pieces = [data] if isinstance(data, bytes) else data
+    state = begin_digest("veilsum/1/broadcast", last=sum(map(len, pieces)))
+    for piece in pieces:
+        state.update(piece)
+    return state.digest()
+
+
+def encode_broadcast(arrays: Mapping[str, NDArray[Any]], singles: Collection[str] = ()) -> bytes:
+    """Serialise named arrays (safetensors); empty bytes for none. Arguments as of :func:`broadcast_pieces`."""
+    return b"".join(broadcast_pieces(arrays, singles))
+
+
+def broadcast_pieces(arrays: Mapping[str, NDArray[Any]], singles: Collection[str] = ()) -> Pieces:
+    """The same in pieces; arrays that have their type already are not copied, and must not change as long as it is used.
 
     Args:
         arrays: by name.
         singles: names of those that are float32; all others are float64.
     """
     if not arrays:
-        return b""
-    from safetensors.numpy import save
-
-    return save(
+        return ()
+    return array_pieces(
         {
             name: single(array) if name in singles else np.ascontiguousarray(array, dtype=np.float64)
-            for name, array in sorted(arrays.items())
+            for name, array in arrays.items()
         }
     )
 

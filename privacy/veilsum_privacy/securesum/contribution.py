@@ -166,15 +166,22 @@ def masked_sum(values: Integers, plan: EncodingPlan, consents: Sequence[bytes], 
 
 
 def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[bytes]) -> Integers:
-    """Take off the self-masks, check the opened vector and unpack it.
+    """The whole vector of :func:`open_pieces`, (size,) in grid units; arguments and errors are the same."""
+    return np.concatenate(list(open_pieces(words, plan, consents)))
+
+
+def open_pieces(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[bytes]) -> Iterator[Integers]:
+    """Take off the self-masks, check the opened vector and unpack it, one ciphertext after the other.
+
+    No value may be used before the last piece has come: whether the vector is a sum at all is known only then.
 
     Args:
         words: decrypted words of each ciphertext, (plan.words(index),).
         plan: the round's encoding.
         consents: the cohort's consents, one for each member.
 
-    Returns:
-        The (size,) sum in grid units.
+    Yields:
+        Parts of the (size,) sum in grid units, in order.
 
     Raises:
         HostileInput: the count lane is not the cohort's size, or a lane is out of range: no value may be used.
@@ -183,8 +190,7 @@ def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[byte
     if len(consents) != plan.cohort or len(words) != plan.ciphertexts:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its ciphertexts.")
     streams = [MaskStream(consent, modulus) for consent in consents]
-    lanes = np.empty((plan.slots, plan.lanes), dtype=np.int64)  # nothing else is as long as the vector
-    start, cut = 0, np.uint64((1 << plan.width) - 1)
+    left, cut = plan.size, np.uint64((1 << plan.width) - 1)
     for index, part in enumerate(words):
         if part.shape != (plan.words(index),) or (part >= modulus).any():
             raise HostileInput("A decrypted sum has the wrong shape or a word beyond the modulus.")
@@ -195,17 +201,17 @@ def open_sum(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[byte
         if int(total[0]) != plan.cohort:
             raise HostileInput("The count lane is not the size of the cohort: the masks did not cancel.")
         rest = total[1:]
-        here = lanes[start : start + len(rest)]
+        lanes = np.empty((len(rest), plan.lanes), dtype=np.int64)
         for lane in range(plan.lanes):
-            here[:, lane] = rest & cut
+            lanes[:, lane] = rest & cut
             rest >>= np.uint64(plan.width)
         if rest.any():
             raise HostileInput("A slot of the sum overflows its lanes.")
-        start += len(rest)
-    lanes -= plan.cohort * plan.offset
-    if max(int(lanes.max()), -int(lanes.min())) > plan.reach:
-        raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
-    values = lanes.reshape(-1)
-    if values[plan.size :].any():
-        raise HostileInput("A lane beyond the vector is not empty.")
-    return values[: plan.size]
+        lanes -= plan.cohort * plan.offset
+        if max(int(lanes.max()), -int(lanes.min())) > plan.reach:
+            raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
+        values = lanes.reshape(-1)
+        if values[left:].any():
+            raise HostileInput("A lane beyond the vector is not empty.")
+        yield values[:left]
+        left -= len(values[:left])

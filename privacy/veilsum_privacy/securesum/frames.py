@@ -44,7 +44,7 @@ def numbers_to_bytes(numbers: NDArray[np.uint64], width: int) -> bytes:
     return numbers.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
 
 
-def numbers_from_bytes(data: bytes, width: int) -> NDArray[np.uint64]:
+def numbers_from_bytes(data: bytes | memoryview, width: int) -> NDArray[np.uint64]:
     """The numbers of :func:`numbers_to_bytes`; of a length that is a multiple of ``width``."""
     if width == 8:
         return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)

@@ -181,7 +181,7 @@ class Stage:
             self.finish()
             return
         with self.hub.change(self.key) as held:
-            held.start_round("statistics", b"")
+            held.start_round("statistics", ())
         wanted = RoundPhase(phase)
         self._drive(lambda: machine.round is None or machine.round.phase is wanted)
 

@@ -122,7 +122,8 @@ class Architecture(ABC):
                 values[name] = np.full(shape, 1.0 if name.endswith(".weight") else 0.0)
             else:
                 gain = 1.0 if name.startswith("head.") else 2.0
-                values[name] = rng.standard_normal(shape) * math.sqrt(gain / math.prod(shape[1:]))
+                values[name] = rng.standard_normal(shape)
+                values[name] *= math.sqrt(gain / math.prod(shape[1:]))
         return values
 
     def channels(self) -> tuple[ChannelGroup, ...]:

@@ -1,0 +1,76 @@
+"""Values that are too long for one column lie in pieces in a table of their own: a database driver holds several copies of
+what it writes or reads at once.
+
+A short value stands in its row; of a long one the row holds no byte, and the pieces are numbered from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Column, Connection, Integer, LargeBinary, MetaData, Table, delete, insert, select
+
+METADATA = MetaData()
+
+LONG = 1 << 20
+"""From how many bytes on a value lies in pieces."""
+
+PIECE_VALUES = 1 << 16
+"""Integers in each piece of a release but the last."""
+
+
+def _pieces(name: str) -> Table:
+    return Table(
+        name,
+        METADATA,
+        Column("study", LargeBinary(32), primary_key=True),
+        Column("round", Integer, primary_key=True),
+        Column("place", Integer, primary_key=True),
+        Column("data", LargeBinary, nullable=False),
+    )
+
+
+SUM_PIECES = _pieces("coordinator_sum_piece")
+"""A ciphertext each."""
+
+RELEASE_PIECES = _pieces("coordinator_release_piece")
+""":data:`PIECE_VALUES` integers each, little-endian int64."""
+
+
+def write_pieces(
+    connection: Connection, table: Table, study: bytes, number: int, pieces: Sequence[bytes | memoryview], first: int = 0
+) -> None:
+    """Store pieces of the value of a round, the first of them in this place."""
+    rows = [{"study": study, "round": number, "place": first + index, "data": data} for index, data in enumerate(pieces)]
+    connection.execute(insert(table), rows)
+
+
+def read_pieces(connection: Connection, table: Table, study: bytes, number: int, places: Sequence[int]) -> Iterator[bytes]:
+    """Some pieces of a value, one after the other."""
+    for place in places:
+        here = (table.c.study == study, table.c.round == number, table.c.place == place)
+        yield bytes(connection.execute(select(table.c.data).where(*here)).scalar_one())
+
+
+def drop_pieces(connection: Connection, table: Table, study: bytes, number: int | None = None) -> None:
+    """Drop the pieces of a round, or of all of a study's."""
+    here = table.c.study == study
+    connection.execute(delete(table).where(here if number is None else here & (table.c.round == number)))
+
+
+def cut(parts: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
+    """The same integers in arrays of :data:`PIECE_VALUES` each, the last one shorter. Each is good until the next comes."""
+    piece, filled = np.empty(PIECE_VALUES, dtype="<i8"), 0
+    for part in parts:
+        left = part
+        while len(left):
+            taken = min(len(left), PIECE_VALUES - filled)
+            piece[filled : filled + taken] = left[:taken]
+            left, filled = left[taken:], filled + taken
+            if filled == PIECE_VALUES:
+                yield piece
+                filled = 0
+    if filled:
+        yield piece[:filled]
