@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +30,65 @@ from veilsum_privacy.ledger import Kind
 DEMO = [str(Path(sys.executable).with_name("veilsum")), "demo"]
 EPSILON = {"statistics": 1.0, "classifier-epsilon-1": 1.0, "classifier-epsilon-3": 3.0}
 
+Started = tuple[int, int]
+"""A process's number, and when it was started: a number is used again."""
 
-def processes_of(directory: Path) -> list[int]:
-    """Ids of processes that were started with a configuration in the directory."""
-    found = []
+
+def processes() -> dict[int, tuple[int, int, int]]:
+    """The parent, the session and the start of every process on this machine that has not ended."""
+    found = {}
     for path in Path("/proc").iterdir():
         try:
-            words = (path / "cmdline").read_bytes() if path.name.isdigit() else b""
+            words = (path / "stat").read_text().rpartition(") ")[2].split() if path.name.isdigit() else ["Z"]
         except OSError:
             continue
-        if b"start" in words and os.fsencode(directory) + b"/" in words:
-            found.append(int(path.name))
+        if words[0] != "Z":
+            found[int(path.name)] = (int(words[1]), int(words[3]), int(words[19]))
     return found
+
+
+def parties_of(demo: int) -> list[Started]:
+    """The processes of a demo that runs, in the order of their starts: each leads a session of its own."""
+    table, family = processes(), {demo}
+    for number in sorted(table, key=lambda number: table[number][2]):
+        if table[number][0] in family:
+            family.add(number)
+    return sorted(
+        ((number, table[number][2]) for number in family - {demo} if table[number][1] == number), key=lambda party: party[1]
+    )
+
+
+def five_parties(demo: subprocess.Popen[Any]) -> list[Started]:
+    found: list[Started] = []
+
+    def complete() -> bool:
+        found[:] = parties_of(demo.pid)
+        return len(found) == 5 or demo.poll() is not None
+
+    wait_for(complete, "five processes")
+    return found
+
+
+def running(parties: Iterable[Started]) -> list[Started]:
+    table = processes()
+    return [party for party in parties if party[0] in table and table[party[0]][2] == party[1]]
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    directory = tmp_path_factory.mktemp("work") / "demo"
-    result = subprocess.run([*DEMO, "--directory", directory, "--json"], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert "killed" in result.stderr  # plain lines say what happens
-    assert processes_of(directory) == []
-    return directory, json.loads(result.stdout)
+    work = tmp_path_factory.mktemp("work")
+    directory, out, errors = work / "demo", work / "out", work / "errors"
+    with (
+        out.open("w") as output,
+        errors.open("w") as said,
+        subprocess.Popen([*DEMO, "--directory", directory, "--json"], stdout=output, stderr=said) as started,
+    ):
+        parties = five_parties(started)
+        started.wait(PATIENCE)
+    assert started.returncode == 0, errors.read_text()
+    assert "killed" in errors.read_text()  # plain lines say what happens
+    assert running(parties) == []
+    return directory, json.loads(out.read_text())
 
 
 def test_accuracies_are_those_of_the_held_out_patients(demo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -186,25 +224,25 @@ def test_a_demo_that_ends_early_leaves_no_process(tmp_path: Path, number: signal
     directory = tmp_path / "demo"
     with subprocess.Popen(
         [*DEMO, "--directory", str(directory)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    ) as running:
-        wait_for(lambda: len(processes_of(directory)) == 5, "five processes")
+    ) as started:
+        parties = five_parties(started)
         with pytest.raises(StateError, match="A demo runs"), claim(directory):
             pass
-        running.send_signal(number)
-        assert running.wait(PATIENCE) != 0
-    wait_for(lambda: processes_of(directory) == [], "the end of all processes")
+        started.send_signal(number)
+        assert started.wait(PATIENCE) != 0
+    wait_for(lambda: running(parties) == [], "the end of all processes")
 
 
 @pytest.mark.system
 def test_a_dead_coordinator_ends_the_demo(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
-    with subprocess.Popen([*DEMO, "--directory", str(directory)], stderr=subprocess.PIPE, text=True) as running:
-        wait_for(lambda: len(processes_of(directory)) == 5, "five processes")
-        os.kill(processes_of(directory / "coordinator")[0], signal.SIGKILL)
-        _, errors = running.communicate(timeout=60)
-    assert running.returncode == 2
+    with subprocess.Popen([*DEMO, "--directory", str(directory)], stderr=subprocess.PIPE, text=True) as started:
+        parties = five_parties(started)
+        os.kill(parties[0][0], signal.SIGKILL)
+        _, errors = started.communicate(timeout=60)
+    assert started.returncode == 2
     assert "coordinator" in errors
-    assert processes_of(directory) == []
+    assert running(parties) == []
 
 
 def test_a_directory_is_claimed_only_if_new_empty_or_a_demos(tmp_path: Path) -> None:

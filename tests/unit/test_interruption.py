@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from veilsum.remote import RoundInfo, StudyInfo
+from veilsum_deploy.demo import child
 from veilsum_deploy.demo import interruption as module
 from veilsum_deploy.demo.interruption import Interruption
 from veilsum_deploy.demo.processes import Processes
@@ -36,17 +36,14 @@ def shown(released: int, missed: int | None = None) -> StudyInfo:
     return StudyInfo(**{**fields, "rounds": tuple(rounds)})
 
 
+def wait(arguments: Sequence[str], log: Path) -> None:
+    signal.pause()
+
+
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     # a process that only waits stands for a hospital: what is tested is who is killed and started again
-    sleeper = tmp_path / "sleeper.py"
-    sleeper.write_text("import sys\nsys.stdin.read()\n")
-    popen = subprocess.Popen
-
-    def start(command: list[str], **options: Any) -> Any:
-        return popen([sys.executable, str(sleeper)], **options)
-
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(child, "run", wait)
     monkeypatch.setattr(module, "AWAY_SECONDS", 1000.0)
     with Processes() as made:
         yield made

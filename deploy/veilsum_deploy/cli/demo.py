@@ -8,15 +8,10 @@ from typing import Annotated
 
 import typer
 
-from veilsum_deploy.cli.steps import show_progress
-from veilsum_deploy.demo.directory import claim
-from veilsum_deploy.demo.findings import findings
-from veilsum_deploy.demo.hospitals import folder_hospitals, packaged_hospitals
-from veilsum_deploy.demo.report import print_findings, print_studies
-from veilsum_deploy.demo.run import run_trial
-from veilsum_deploy.demo.studies import run_own_studies
+from veilsum_deploy.demo import child
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_json
+from veilsum_node.process.loading import loading
 
 app = typer.Typer(add_completion=False)
 
@@ -51,6 +46,16 @@ def demo(
     if interrupt is not None and not study:
         raise Misuse("--interrupt is for your own studies.", "State --study as well.")
     started = time.monotonic()
+    child.load()
+    with loading():  # beside what the server loads
+        from veilsum_deploy.cli.steps import show_progress
+        from veilsum_deploy.demo.directory import claim
+        from veilsum_deploy.demo.findings import findings
+        from veilsum_deploy.demo.hospitals import folder_hospitals, packaged_hospitals
+        from veilsum_deploy.demo.report import print_findings, print_studies
+        from veilsum_deploy.demo.run import run_trial
+        from veilsum_deploy.demo.studies import run_own_studies
+
     with claim(directory) as claimed:
         with show_progress() as progress:
             hospitals = packaged_hospitals() if data is None else folder_hospitals(data, schema, trains=not study)

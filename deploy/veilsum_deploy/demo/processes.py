@@ -1,22 +1,22 @@
 """The demo's processes: each in a process group of its own, all ended when the demo ends, however it ends.
 
 Their output goes to log files. A process that ends by itself is an error; only what was started here is ever signalled. If
-the demo itself is killed, the processes see their standard input end and stop (:mod:`.child`).
+the demo itself is killed, the processes stop (:mod:`.child`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, cast
 
+from veilsum_deploy.demo.child import fork
 from veilsum_node.errors import StateError
 
 STOP_SECONDS = 5.0
@@ -30,24 +30,17 @@ class Process:
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name, self.log, self.arguments = name, log, tuple(arguments)
-        with log.open("ab") as output:
-            self._popen = subprocess.Popen(  # noqa: S603  this interpreter, with arguments of our own
-                [sys.executable, "-P", "-m", "veilsum_deploy.demo.child", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        self._fork = fork(arguments, log)
 
     @property
     def pid(self) -> int:
         """The process's id, which is also its group's."""
-        return self._popen.pid
+        return cast("int", self._fork.pid)  # it was started
 
     @property
     def running(self) -> bool:
         """Whether it still runs (or is paused)."""
-        return self._popen.poll() is None
+        return self._fork.exitcode is None
 
     def check(self) -> None:
         """Raise if the process ended.
@@ -57,24 +50,27 @@ class Process:
         """
         if not self.running:
             raise StateError(
-                f"The process {self.name} exited unexpectedly (status {self._popen.returncode}).", f"See {self.log}."
+                f"The process {self.name} exited unexpectedly (status {self._fork.exitcode}).", f"See {self.log}."
             )
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process's group, if it still runs."""
         if self.running:
-            os.killpg(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                try:
+                    os.killpg(self.pid, number)
+                except ProcessLookupError:  # it has just been forked and leads no group yet
+                    os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End the process at once, as a power cut would."""
         self.signal(signal.SIGKILL)
-        self._popen.wait()
+        self._fork.join()
 
     def end(self, deadline: float) -> None:
         """Wait until ``deadline`` (monotonic seconds) for a process that was asked to stop, then kill it."""
-        try:
-            self._popen.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        self._fork.join(max(0.0, deadline - time.monotonic()))
+        if self.running:
             self.kill()
 
 
