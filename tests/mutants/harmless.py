@@ -46,8 +46,16 @@ _FLOOR = "keeps a logarithm or a step finite: any small number does"
 _UNKNOWN = "of a record whose outcome is unknown, which adds nothing"
 _OUTCOMES = "privacy/veilsum_privacy/tasks/outcomes.py::Outcome"
 _LOSSES = "privacy/veilsum_privacy/training/losses.py"
+_LONG_VALUES = "node/veilsum_node/long_values.py"
+_PIECES = "from how many bytes on a value is written in pieces: a matter of memory"
+_ITSELF = "one value joined is the value, and a view is stored as what it shows"
+_AGAIN = "a short value is written once more over itself"
 
 HARMLESS: dict[str, str] = {
+    f"{_LONG_VALUES}::: 1 -> 2": _PIECES,
+    f"{_LONG_VALUES}::room_for: 1 -> 0": _ITSELF,
+    f"{_LONG_VALUES}::: 20 -> 21": _PIECES,
+    f"{_LONG_VALUES}::fill: sum(map(len, pieces)) < LONG or not _in_pieces(connection) -> not _in_pieces(connection)": _AGAIN,
     f"{_LOSSES}::Huber.gradient: np.clip(scores - outcomes, -self.bend, self.bend) "
     "-> np.clip(-self.bend, scores - outcomes, self.bend)": _MIDDLE,
     f"{_LOSSES}::Huber.values: error <= self.bend -> error < self.bend": "both forms have the same value there",

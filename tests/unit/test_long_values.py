@@ -5,21 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert, select
+from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, insert, literal, select
 
+from support.postgres import server
 from veilsum_node.database import Database, open_database
-from veilsum_node.errors import Unavailable
+from veilsum_node.errors import Damage, Unavailable
 from veilsum_node.long_values import LONG, fill, room_for
 
 ROWS = Table("long_row", MetaData(), Column("id", Integer, primary_key=True), Column("data", LargeBinary))
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    found = open_database(tmp_path / "a.db")
+def made(place: Path | str) -> Database:
+    found = open_database(place)
     with found.transaction() as connection:
         ROWS.metadata.create_all(connection)
     return found
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return made(tmp_path / "a.db")
 
 
 def store(database: Database, number: int, pieces: list[bytes | memoryview]) -> None:
@@ -39,6 +44,26 @@ def test_what_is_stored_is_what_was_given(database: Database, sizes: list[int]) 
     store(database, 1, [b"x" * LONG])
     store(database, 7, [memoryview(piece) for piece in pieces])
     assert stored(database) == {1: b"x" * LONG, 7: b"".join(pieces)}
+
+
+def test_a_server_is_given_the_whole_value() -> None:
+    database = made(server().new_database())
+    store(database, 1, [b"a" * LONG, b"b"])
+    assert stored(database) == {1: b"a" * LONG + b"b"}
+
+
+def test_room_is_made_for_long_values_alone(database: Database) -> None:
+    """Others are passed on as they are, without a copy."""
+    with database.transaction() as connection:
+        for value in (b"a", b"a" * (LONG - 1)):
+            assert room_for(connection, [value]) is value
+        assert not isinstance(room_for(connection, [b"a" * LONG]), bytes)
+
+
+def test_a_value_that_cannot_be_written_is_a_fault_of_the_database(database: Database) -> None:
+    with pytest.raises(Damage), database.transaction() as connection:
+        connection.execute(insert(ROWS).values(id=1, data=literal(5)))
+        fill(connection, ROWS.c.data, [ROWS.c.id == 1], [bytes(LONG)])
 
 
 def test_a_full_disk_is_typed_and_leaves_nothing(database: Database) -> None:
