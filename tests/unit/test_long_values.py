@@ -61,9 +61,15 @@ def test_room_is_made_for_long_values_alone(database: Database) -> None:
 
 
 def test_a_value_that_cannot_be_written_is_a_fault_of_the_database(database: Database) -> None:
-    with pytest.raises(Damage), database.transaction() as connection:
+    with database.transaction() as connection:
         connection.execute(insert(ROWS).values(id=1, data=literal(5)))
-        fill(connection, ROWS.c.data, [ROWS.c.id == 1], [bytes(LONG)])
+
+    def fill_number() -> None:
+        with database.transaction() as connection:
+            fill(connection, ROWS.c.data, [ROWS.c.id == 1], [bytes(LONG)])
+
+    with pytest.raises(Damage):
+        fill_number()
 
 
 def test_a_full_disk_is_typed_and_leaves_nothing(database: Database) -> None:
