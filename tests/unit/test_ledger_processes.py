@@ -24,7 +24,7 @@ from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerReader
 
 DELTA = 1e-5
-ROUNDS = 40
+ROUNDS = 20
 
 
 @pytest.fixture(params=BACKENDS)
@@ -33,7 +33,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_two_studies_racing_for_the_last_of_a_budget(place: str) -> None:
-    """Forty times: two processes, a budget for one release and a half, exactly one gets it."""
+    """Twenty times: two processes, a budget for one release and a half, exactly one gets it."""
     ledger = open_ledger(place)
     single = rdp_epsilon([make_reservation(multiplier=2.0).mechanism.event], DELTA)
     double = rdp_epsilon([make_reservation(multiplier=2.0).mechanism.event] * 2, DELTA)

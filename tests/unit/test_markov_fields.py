@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from veilsum import markov_fields
 from veilsum.exports import export_result
 from veilsum.markov_fields import EVIDENCE, MarkovField, fit_field
 from veilsum_aggregation.contrasts import PairPlan
@@ -59,7 +60,8 @@ def test_the_same_seed_draws_the_same_records(field: MarkovField) -> None:
     assert not np.array_equal(field.sample(4000, 3), field.sample(4000, 4))
 
 
-def test_pairs_within_the_noise_are_taken_as_independent() -> None:
+def test_pairs_within_the_noise_are_taken_as_independent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markov_fields, "STEPS", 1)  # pairs are chosen before
     rng = np.random.default_rng(0)
     std = 3.0 * PLAN.norm**0.5
     noise_alone = rng.normal(size=PLAN.size) * std
