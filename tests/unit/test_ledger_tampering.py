@@ -237,7 +237,7 @@ def _truncate(trial: Trial, whole: Copy) -> None:
 
 @pytest.mark.parametrize("name", ["north", COORDINATOR])
 def test_a_database_and_its_export_get_the_same_verdict(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    """Every other column of one entry of each kind, each of them in some kinds, and every column of a kept receipt, edited in the database itself."""
+    """Every column of an entry, in every other kind, and every column of a kept receipt, edited in the database itself."""
     steps = ["play", "shown", "refused", "key", "checkpoint", "recovered", "budget", "lost"]
     database = play(steps).readers[name].database
     directory = tmp_path_factory.mktemp("exports")
