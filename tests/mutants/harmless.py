@@ -46,12 +46,22 @@ _FLOOR = "keeps a logarithm or a step finite: any small number does"
 _UNKNOWN = "of a record whose outcome is unknown, which adds nothing"
 _OUTCOMES = "privacy/veilsum_privacy/tasks/outcomes.py::Outcome"
 _LOSSES = "privacy/veilsum_privacy/training/losses.py"
+_CLUSTERED = "aggregation/veilsum_aggregation/clustered.py"
+_WEIGHTS = "the weights are the same for any number of degrees"
 _LONG_VALUES = "node/veilsum_node/long_values.py"
 _PIECES = "from how many bytes on a value is written in pieces: a matter of memory"
 _ITSELF = "one value joined is the value, and a view is stored as what it shows"
 _AGAIN = "a short value is written once more over itself"
 
 HARMLESS: dict[str, str] = {
+    f"{_CLUSTERED}::SiteErrors.beyond: self.sites - 1 -> self.sites + 1": _WEIGHTS,
+    f"{_CLUSTERED}::SiteErrors.half_width: brentq(lambda distance: self.beyond(distance) - level, 0.0, longest, "
+    "xtol=1e-12 * longest, rtol=1e-12) -> "
+    "brentq(lambda distance: self.beyond(distance) - level, 0.0, longest, xtol=1e-12 * longest)": _BRACKET,
+    f"{_CLUSTERED}::SiteErrors.half_width: 1e-12 -> 2e-12": _BRACKET,
+    f"{_CLUSTERED}::SiteErrors.half_width: 1e-12 -> 2e-12 (2)": _BRACKET,
+    "privacy/veilsum_privacy/tasks/site_scores.py::SiteScoresParameters: 1.0 -> 2.0": "a mean is bounded for counts alone, "
+    "which state it",
     f"{_LONG_VALUES}::: 1 -> 2": _PIECES,
     f"{_LONG_VALUES}::room_for: 1 -> 0": _ITSELF,
     f"{_LONG_VALUES}::: 20 -> 21": _PIECES,
