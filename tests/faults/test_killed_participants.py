@@ -24,7 +24,7 @@ from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 
 NAMES = "abcd"
-NUMBERS, COLUMNS, CATEGORIES, ROWS = 3, 90, 256, 30
+NUMBERS, COLUMNS, CATEGORIES, ROWS = 3, 130, 256, 30
 WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=4)
 """So long that nobody who is there misses a deadline on a slow machine; who is killed is waited for no longer than grace."""
 
