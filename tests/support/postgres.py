@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psycopg
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 KEPT = 16
 """Databases that are there at a time: more than any one test needs, few enough to be removed at once in the end."""
 
