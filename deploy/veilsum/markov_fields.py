@@ -8,7 +8,6 @@ would be, the strongest first, as long as exact inference stays cheap. Measured 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,20 +80,11 @@ def fit_field(plan: PairPlan, released: Floats, std: float) -> MarkovField:
         import jax
 
         jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
-        from mbi import Domain, LinearMeasurement
+        from mbi import LinearMeasurement
         from mbi.estimation import MirrorDescent
-        from mbi.junction_tree import hypothetical_model_size
 
-    names = [f"column {place}" for place in range(len(plan.levels))]
-    domain = Domain(names, list(plan.levels))
-
-    def fits(pairs: Sequence[Pair]) -> bool:
-        return bool(hypothetical_model_size(domain, [(names[i], names[j]) for i, j in pairs]) <= LARGEST)
-
-    pairs: list[Pair] = []
-    for pair in _by_strength(plan, released, std):
-        if fits([*pairs, pair]):
-            pairs.append(pair)
+    domain, pairs = _domain(plan), choose_pairs(plan, released, std)
+    names = domain.attributes
     count = max(released[plan.places[()]].item() / plan.blocks[()].item(), 1.0)
     measured = [
         LinearMeasurement(
@@ -103,7 +93,29 @@ def fit_field(plan: PairPlan, released: Floats, std: float) -> MarkovField:
         )
         for columns in [*((place,) for place in range(len(names))), *pairs]
     ]  # fmt: skip
-    return MarkovField(tuple(pairs), MirrorDescent().estimate(domain, measured, known_total=count, iters=STEPS))
+    return MarkovField(pairs, MirrorDescent().estimate(domain, measured, known_total=count, iters=STEPS))
+
+
+def choose_pairs(plan: PairPlan, released: Floats, std: float) -> tuple[Pair, ...]:
+    """Pairs of columns that depend on one another directly: those with evidence, as far as exact inference stays cheap.
+
+    Raises:
+        ImportError: mbi is not installed.
+    """
+    from mbi.junction_tree import hypothetical_model_size
+
+    domain, pairs = _domain(plan), list[Pair]()
+    for pair in _by_strength(plan, released, std):
+        cliques = [tuple(domain.attributes[place] for place in each) for each in (*pairs, pair)]
+        if hypothetical_model_size(domain, cliques) <= LARGEST:
+            pairs.append(pair)
+    return tuple(pairs)
+
+
+def _domain(plan: PairPlan) -> Any:
+    from mbi import Domain
+
+    return Domain([f"column {place}" for place in range(len(plan.levels))], list(plan.levels))
 
 
 def _by_strength(plan: PairPlan, released: Floats, std: float) -> list[Pair]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks import (
@@ -25,23 +26,24 @@ from benchmarks import (
     steps,
 )
 
-SECTIONS = (
-    "sums",
-    "accounting",
-    "ledger",
-    "barycenter",
-    "geometry",
-    "gradients",
-    "masked_transport",
-    "simulation",
-    "steps",
-    "small",
-    "coordinator",
-    "load",
-    "large",
-    "large-model",
-    "peers",
-)
+SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], str] | None]] = {
+    "sums": (secure_sum.measure_all, secure_sum.table),
+    "accounting": (lambda quick: accounting.measure(), None),
+    "ledger": (lambda quick: ledger.measure(), None),
+    "barycenter": (barycenter.measure, barycenter.table),
+    "geometry": (geometry.measure, geometry.table),
+    "simulation": (simulation.measure, None),
+    "load": (load.measure, None),
+    "large": (large.measure, None),
+    "large-model": (large_model.measure, None),
+    "masked_transport": (masked_transport.measure, masked_transport.table),
+    "gradients": (gradients.measure, gradients.table),
+    "steps": (steps.measure, steps.table),
+    "small": (steps.measure_small, None),
+    "coordinator": (memory.measure_round, None),
+    "peers": (peers.measure, peers.table),
+}
+"""How each is measured, and printed where it is not a list of figures."""
 
 
 def main() -> None:
@@ -54,55 +56,14 @@ def main() -> None:
     if unknown := set(options.sections) - set(SECTIONS):
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
     wanted = options.sections or [section for section in SECTIONS if section != "peers"]  # which fetches packages
-    results: dict[str, Any] = {}
-    if "sums" in wanted:
-        results["sums"] = secure_sum.measure_all(quick=options.quick)
-    if "accounting" in wanted:
-        results["accounting"] = accounting.measure()
-    if "ledger" in wanted:
-        results["ledger"] = ledger.measure()
-    if "barycenter" in wanted:
-        results["barycenter"] = barycenter.measure(quick=options.quick)
-    if "geometry" in wanted:
-        results["geometry"] = geometry.measure(quick=options.quick)
-    if "simulation" in wanted:
-        results["simulation"] = simulation.measure(quick=options.quick)
-    if "load" in wanted:
-        results["load"] = load.measure(quick=options.quick)
-    if "large" in wanted:
-        results["large"] = large.measure(quick=options.quick)
-    if "masked_transport" in wanted:
-        results["masked_transport"] = masked_transport.measure(quick=options.quick)
-    if "gradients" in wanted:
-        results["gradients"] = gradients.measure(quick=options.quick)
-    if "steps" in wanted:
-        results["steps"] = steps.measure(quick=options.quick)
-    if "small" in wanted:
-        results["small"] = steps.measure_small(quick=options.quick)
-    if "coordinator" in wanted:
-        results["coordinator"] = memory.measure_round(quick=options.quick)
-    if "large-model" in wanted:
-        results["large-model"] = large_model.measure(quick=options.quick)
-    if "peers" in wanted:
-        results["peers"] = peers.measure(quick=options.quick)
+    results = {name: measure(quick=options.quick) for name, (measure, _) in SECTIONS.items() if name in wanted}
     if options.json:
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
         print(json.dumps({"machine": machine, "results": results}, indent=2))
         return
-    if "sums" in results:
-        print(secure_sum.table(results.pop("sums")))
-    if "barycenter" in results:
-        print(barycenter.table(results.pop("barycenter")))
-    if "geometry" in results:
-        print(geometry.table(results.pop("geometry")))
-    if "masked_transport" in results:
-        print(masked_transport.table(results.pop("masked_transport")))
-    if "gradients" in results:
-        print(gradients.table(results.pop("gradients")))
-    if "steps" in results:
-        print(steps.table(results.pop("steps")))
-    if "peers" in results:
-        print(peers.table(results.pop("peers")))
+    tables = {name: table for name, (_, table) in SECTIONS.items() if table is not None and name in results}
+    for name, table in tables.items():
+        print(table(results.pop(name)))
     for section, figures in results.items():
         print(f"\n{section}")
         for name, value in figures.items():

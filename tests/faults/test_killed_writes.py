@@ -78,9 +78,9 @@ def _freed_attempt(bed: TestBed, victim: KillableSite, key: bytes) -> int:
 
 @pytest.mark.parametrize(
     ("history", "first", "stride"),
-    [  # together at every eighth or ninth
-        (_whole_round, 1, 17),
-        (_freed_attempt, 9, 17),
+    [  # together at every twelfth or thirteenth
+        (_whole_round, 1, 25),
+        (_freed_attempt, 13, 25),
         pytest.param(_whole_round, 1, 1, marks=pytest.mark.system),
         pytest.param(_freed_attempt, 1, 1, marks=pytest.mark.system),
     ],

@@ -21,15 +21,15 @@ from veilsum_privacy.ledger import Kind
 from veilsum_proto import federation_pb2 as pb
 
 DAY = 86_400
-MOST = 8
-"""The default of ``policy.max_budget_answers``."""
+MOST = 3
+"""``policy.max_budget_answers``."""
 
 
 class Searcher:
     """An analyst and a coordinator who look for what is left of a budget, by studies of any price."""
 
     def __init__(self, directory: Path, budget: float | None = 2.0, **policy: Any) -> None:
-        self.attack = Adversary(make_bed(directory, make_data(), budget=(budget, 1e-5), **policy))
+        self.attack = Adversary(make_bed(directory, make_data(), budget=(budget, 1e-5), max_budget_answers=MOST, **policy))
         self._count = 0
 
     def prepare(self, epsilon: float, *, releases: int = 1, dataset: str = DATASET) -> None:
@@ -74,9 +74,9 @@ def test_a_bisection_ends_after_so_many_answers(tmp_path: Path) -> None:
     found = []
     for number, budget in enumerate((2.001, 2.0005)):
         searcher = Searcher(tmp_path / str(number), budget)
-        answers, low, high = searcher.bisect(30)
+        answers, low, high = searcher.bisect(4 * MOST)
         assert answers[:MOST].count(None) + answers[:MOST].count(RefusalCode.BUDGET) == MOST
-        assert answers[MOST:] == [RefusalCode.ASKED] * (30 - MOST)
+        assert answers[MOST:] == [RefusalCode.ASKED] * (3 * MOST)
         assert math.isclose(high - low, 4.0 / 2**MOST)
         found.append(answers)
     assert found[0] == found[1]
@@ -147,7 +147,7 @@ def test_the_bound_holds_across_restarts_and_for_a_day(searcher: Searcher) -> No
     searcher.attack.bed.clock.now += DAY - 1
     assert searcher.ask(0.02) is RefusalCode.ASKED
     searcher.attack.bed.clock.now += 1
-    assert searcher.bisect(10)[0].count(RefusalCode.ASKED) == 2
+    assert searcher.bisect(MOST + 2)[0].count(RefusalCode.ASKED) == 2
 
 
 def test_a_study_that_was_answered_is_answered_again(searcher: Searcher) -> None:
@@ -199,7 +199,7 @@ def test_one_analysts_questions_take_nothing_from_another(searcher: Searcher, tm
         searcher.ask(3.0)
     assert searcher.ask(0.02) is RefusalCode.ASKED
     searcher.attack.bed.analyst = another_analyst(searcher, tmp_path / "rival")
-    assert searcher.bisect(10)[0].count(RefusalCode.ASKED) == 2
+    assert searcher.bisect(MOST + 2)[0].count(RefusalCode.ASKED) == 2
 
 
 def test_an_unlimited_budget_has_nothing_to_find(tmp_path: Path) -> None:

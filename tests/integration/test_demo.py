@@ -183,7 +183,7 @@ def test_a_third_party_repeats_the_verification_from_the_export_alone(
         shutil.copyfile(directory / "dossiers" / name, folder / name)
     for name, paper in found["dossiers"].items():
         shutil.copyfile(paper["export"], folder / f"{name}.jsonl")
-    for name, paper in list(found["dossiers"].items())[:2]:
+    for name, paper in list(found["dossiers"].items())[:1]:
         arguments = (f"{name}.jsonl", "--authority", "authority.pem", "--against", "coordinator.jsonl")
         code, body = verify(folder, *arguments, "--head", paper["head"])
         assert (code, body["site"], body["entries"], body["receipts"]) == (0, name, paper["entries"], paper["receipts"])

@@ -123,8 +123,9 @@ def test_one_site_in_the_place_of_another_is_a_difference_of_two(tmp_path: Path)
     assert scene.asked("abce") == {**refused("abc"), "e": "upload"}
 
 
-@pytest.mark.parametrize("first", ["none", "distributed"])
-@pytest.mark.parametrize("second", ["none", "distributed"])
+@pytest.mark.parametrize(
+    ("first", "second"), [("none", "distributed"), ("distributed", "none"), ("distributed", "distributed")]
+)
 def test_exact_and_strict_sums_are_held_to_one_another(scene: Scene, first: str, second: str) -> None:
     scene.begin(scene.study(first))
     scene.release(ABCD)

@@ -17,7 +17,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.storage import outage
 from veilsum_privacy.results.result import Result, saved_checkpoints
 
-FEW = ("fedcgs iterated", "fedsgd", "fedavg scaffold", "hfedatm")
+FEW = ("fedcgs iterated", "fedsgd", "fedavg scaffold")
 """One-shot after an alignment, iterated, with state at the sites, with members that differ."""
 
 Expected = Callable[[str], tuple[Result, int]]

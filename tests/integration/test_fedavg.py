@@ -43,7 +43,14 @@ def compiled(bed: TestBed, epsilon: float | None, **parameters: Any) -> Study:
 
 @pytest.mark.parametrize(
     ("epsilon", "objective"),
-    [(None, "none"), (None, "scaffold"), (None, "moon"), (20.0, "none"), (20.0, "dyn"), (20.0, "proto")],
+    [
+        pytest.param(None, "none", marks=pytest.mark.system),
+        (None, "scaffold"),
+        (None, "moon"),
+        (20.0, "none"),
+        (20.0, "dyn"),
+        (20.0, "proto"),
+    ],
 )
 def test_encrypted_rounds_are_the_plain_ones(bed: TestBed, epsilon: float | None, objective: str) -> None:
     """To the last grid unit, over rounds whose training depends on what each site kept of the round before."""

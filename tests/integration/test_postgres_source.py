@@ -325,6 +325,7 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
     assert list(compare_snapshots(bed.sites["b"])) == []
 
 
+@pytest.mark.sampled(3)  # each query in one of the ways
 @pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize(
     "text",

@@ -46,8 +46,18 @@ _FLOOR = "keeps a logarithm or a step finite: any small number does"
 _UNKNOWN = "of a record whose outcome is unknown, which adds nothing"
 _OUTCOMES = "privacy/veilsum_privacy/tasks/outcomes.py::Outcome"
 _LOSSES = "privacy/veilsum_privacy/training/losses.py"
+_CLUSTERED = "aggregation/veilsum_aggregation/clustered.py"
+_WEIGHTS = "the weights are the same for any number of degrees"
 
 HARMLESS: dict[str, str] = {
+    f"{_CLUSTERED}::SiteErrors.beyond: self.sites - 1 -> self.sites + 1": _WEIGHTS,
+    f"{_CLUSTERED}::SiteErrors.half_width: brentq(lambda distance: self.beyond(distance) - level, 0.0, longest, "
+    "xtol=1e-12 * longest, rtol=1e-12) -> "
+    "brentq(lambda distance: self.beyond(distance) - level, 0.0, longest, xtol=1e-12 * longest)": _BRACKET,
+    f"{_CLUSTERED}::SiteErrors.half_width: 1e-12 -> 2e-12": _BRACKET,
+    f"{_CLUSTERED}::SiteErrors.half_width: 1e-12 -> 2e-12 (2)": _BRACKET,
+    "privacy/veilsum_privacy/tasks/site_scores.py::SiteScoresParameters: 1.0 -> 2.0": "a mean is bounded for counts alone, "
+    "which state it",
     f"{_LOSSES}::Huber.gradient: np.clip(scores - outcomes, -self.bend, self.bend) "
     "-> np.clip(-self.bend, scores - outcomes, self.bend)": _MIDDLE,
     f"{_LOSSES}::Huber.values: error <= self.bend -> error < self.bend": "both forms have the same value there",

@@ -24,7 +24,7 @@ from simulation.world import History
 SECONDS = float(os.environ.get("VEILSUM_SIMULATION_SECONDS", "20"))
 """For each of two parts of the long run, which play side by side on two workers."""
 
-FEW_SECONDS = 5.0
+FEW_SECONDS = 3.0
 
 HISTORIES = int(os.environ.get("VEILSUM_SIMULATION_HISTORIES", "5000"))
 """At most so many in each part."""

@@ -1,22 +1,16 @@
-"""Where a ledger can lie, for tests that must hold everywhere."""
+"""Where a database can lie, for tests that must hold everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from support import postgres
+from support.fresh import fresh_server_database
 
-BACKENDS = ("memory", "file", "postgres")
-SHARED = ("file", "postgres")
-"""Those that several processes can open."""
+BACKENDS = ("file", "postgres")
 
 
-def new_place(backend: str, directory: Path) -> str:
-    """A place for a new database, as ``open_database`` takes it."""
-    makers: dict[str, Callable[[], str]] = {
-        "memory": lambda: ":memory:",
-        "file": lambda: str(directory / f"state-{len(list(directory.iterdir()))}.db"),
-        "postgres": lambda: postgres.server().new_database(),
-    }
-    return makers[backend]()
+def new_place(backend: str, directory: Path, *components: tuple[str, str]) -> str:
+    """A place for a new database, as ``open_database`` takes it; on a server the components' tables are in it already."""
+    if backend == "postgres":
+        return fresh_server_database(*components)
+    return str(directory / f"state-{len(list(directory.iterdir()))}.db")

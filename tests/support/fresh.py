@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from support.postgres import server
 from veilsum_node.database import Database, open_database
 
 LEDGER = ("veilsum_privacy.ledger.migrations", "ledger")
@@ -44,6 +45,21 @@ def _open(place: str | Path, *components: tuple[str, str]) -> Database:
     if "://" not in str(place) and (path := Path(place)).parent.is_dir() and not path.exists():
         path.write_bytes(_content(*components))
     return open_database(place)
+
+
+def fresh_server_database(*components: tuple[str, str]) -> str:
+    """The URL of a new database of this process's server that has the components' tables."""
+    return server().new_database(_template(*components))
+
+
+@cache
+def _template(*components: tuple[str, str]) -> str:
+    name = "_".join(("template", *(component for _, component in components)))
+    server().create(name)
+    with open_database(server().url(name)) as database:
+        for package, component in components:
+            database.migrate(package, component)
+    return name
 
 
 @cache

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psycopg
 
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 KEPT = 16
 """Databases that are there at a time: more than any one test needs, few enough to be removed at once in the end."""
 
@@ -82,14 +82,27 @@ class Server:
         """URL of a database."""
         return f"postgresql://veilsum@/{database}?host={self._directory}"
 
-    def new_database(self) -> str:
-        """Make an empty database; one that was made long before is given up for it. Returns its URL."""
+    def new_database(self, like: str = "template1") -> str:
+        """Make a copy of a database, by default an empty one; one that was made long before is given up for it.
+
+        Args:
+            like: a name; nobody is connected to it.
+
+        Returns:
+            Its URL.
+        """
         name = f"test{next(_NAMES)}"
-        self.execute(f"CREATE DATABASE {name}")
+        self.create(name, like)
         self._kept.append(name)
         if len(self._kept) > KEPT:
             self.execute(f"DROP DATABASE {self._kept.popleft()} WITH (FORCE)")
         return self.url(name)
+
+    def create(self, name: str, like: str = "template1") -> None:
+        """Make a database that stays, as a copy of another."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            how = "STRATEGY file_copy" if connection.info.server_version >= 150_000 else ""  # a third of the time of the other
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {like} {how}")  # type: ignore[call-overload]
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Run a statement as the server's owner."""

@@ -200,6 +200,8 @@ def test_at_the_exact_estimate_it_is_statsmodels_to_the_last_digits(family: str)
     model, unit = statsmodels_fit(family, pooled), 20.0 if family == "linear" else 1.0
     errors = np.sqrt(np.diag(clustered.covariances[1])) * unit
     assert errors == pytest.approx(model.bse * math.sqrt(6 / 5), rel=1e-6)
+    np.testing.assert_array_equal(clustered.covariances[0], fit.covariances[0])  # by the fit's noise alone
+    assert clustered.all_slopes() == fit.all_slopes()
     for place, value in enumerate(clustered.coefficients):
         figure = clustered.combination(np.eye(4)[place])
         assert isinstance(figure, Figure)

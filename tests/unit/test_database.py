@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import event, text
 
 from support import postgres
-from support.backends import SHARED, new_place
+from support.backends import BACKENDS, new_place
 from support.network import PATIENCE
 from veilsum_node import database as module
 from veilsum_node.database import SCHEMA_VERSION, Database, open_database, open_readonly
@@ -70,7 +70,7 @@ def test_an_exception_undoes_the_transaction() -> None:
         assert connection.exec_driver_sql("SELECT count(*) FROM t").scalar_one() == 0
 
 
-@pytest.mark.parametrize("backend", SHARED)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_reads_before_a_write_hold_until_the_commit(backend: str, tmp_path: Path) -> None:
     """Read-then-write from eight threads loses no update: the lock is taken at the beginning."""
     path = new_place(backend, tmp_path)
@@ -230,7 +230,7 @@ def test_a_deadlock_is_ended_with_a_typed_error(server: Database) -> None:
         other.rollback()
 
 
-@pytest.mark.parametrize("backend", SHARED)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_writer_does_not_wait_for_ever(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = new_place(backend, tmp_path)
     patient = open_database(place)
@@ -402,7 +402,7 @@ class _Writing:
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("backend", SHARED)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_reader_cannot_write(backend: str, tmp_path: Path) -> None:
     place = new_place(backend, tmp_path)
     owner = open_database(place)
@@ -446,7 +446,7 @@ def test_names_that_mean_something_in_a_url(tmp_path: Path, name: str) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("backend", SHARED)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_read_sees_one_state(backend: str, tmp_path: Path) -> None:
     place = new_place(backend, tmp_path)
     database = open_database(place)

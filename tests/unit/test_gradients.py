@@ -246,7 +246,7 @@ def test_a_record_gives_the_same_bits_in_any_company(key: str) -> None:
     """As a subject each record's vector is added by itself, so the total is a plain sum of vectors in their order."""
     architecture = build(key)
     arrays = values_of(architecture)
-    x, labels = records(architecture, {"linear": 70, "mlp": 70, "lenet5": 19}.get(key, 9))
+    x, labels = records(architecture, {"linear": 70, "mlp": 70, "lenet5": 19}.get(key, 6))
     groups = np.arange(len(x))
     for clip in (0.3, 100.0) if key != "resnet18" else (0.3,):
         alone = [

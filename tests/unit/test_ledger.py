@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sqlalchemy import Connection, text
 
 from support.backends import BACKENDS, new_place
+from support.fresh import LEDGER
 from support.ledgers import (
     COORDINATOR,
     OTHER_STUDY,
@@ -83,7 +84,7 @@ def see(ledger: Ledger, reservation: Reservation) -> int:
 
 @pytest.fixture(params=BACKENDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return new_place(request.param, tmp_path)
+    return new_place(request.param, tmp_path, LEDGER)
 
 
 @pytest.fixture
@@ -821,7 +822,7 @@ def test_a_checkpoint_states_what_is_still_true(ledger: Ledger) -> None:
 
 @pytest.fixture(params=BACKENDS)
 def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Trial:
-    return Trial(("north", "south", "east"), lambda _: new_place(request.param, tmp_path))
+    return Trial(("north", "south", "east"), lambda _: new_place(request.param, tmp_path, LEDGER))
 
 
 def test_a_charge_keeps_the_whole_cohorts_word(trial: Trial) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from support.backends import SHARED, new_place
+from support.backends import BACKENDS, new_place
+from support.fresh import LEDGER
 from support.ledgers import (
     COORDINATOR,
     OTHER_STUDY,
@@ -215,10 +216,10 @@ def test_a_ledger_of_the_first_entry_alone(tmp_path: Path) -> None:
     assert exported(ledger, tmp_path / "y.jsonl").entries(kind=Kind.BUDGET)[0].budget.epsilon is None
 
 
-@pytest.mark.parametrize("backend", SHARED)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_export_written_while_the_site_goes_on_is_one_state(backend: str, tmp_path: Path) -> None:
     """A charge and its receipts between two reads of an export would make it fail."""
-    trial = Trial(("north", "south"), lambda _: new_place(backend, tmp_path))
+    trial = Trial(("north", "south"), lambda _: new_place(backend, tmp_path, LEDGER))
     trial.play(1)
     reader = LedgerReader(trial.ledgers["north"].database)
     with reader.walk() as walk:

@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from support.backends import BACKENDS, new_place
+from support.fresh import LEDGER
 from support.ledgers import (
     COORDINATOR,
     OTHER_STUDY,
@@ -37,7 +38,7 @@ from veilsum_privacy.ledger.receipts import parse_countersignature, receipts_dig
 
 @pytest.fixture(params=BACKENDS)
 def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Trial:
-    return Trial(("north", "south", "east"), lambda _: new_place(request.param, tmp_path))
+    return Trial(("north", "south", "east"), lambda _: new_place(request.param, tmp_path, LEDGER))
 
 
 def test_a_round_in_the_mirror(trial: Trial) -> None:

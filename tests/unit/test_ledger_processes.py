@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from support.backends import SHARED, new_place
+from support.backends import BACKENDS, new_place
+from support.fresh import LEDGER
 from support.ledgers import credentials_of, make_reservation, open_ledger, set_budget
 from support.racing import racers
 from veilsum_node.database import open_database
@@ -23,16 +24,16 @@ from veilsum_privacy.accounting.accountant import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerReader
 
 DELTA = 1e-5
-ROUNDS = 40
+ROUNDS = 20
 
 
-@pytest.fixture(params=SHARED)
+@pytest.fixture(params=BACKENDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return new_place(request.param, tmp_path)
+    return new_place(request.param, tmp_path, LEDGER)
 
 
 def test_two_studies_racing_for_the_last_of_a_budget(place: str) -> None:
-    """Forty times: two processes, a budget for one release and a half, exactly one gets it."""
+    """Twenty times: two processes, a budget for one release and a half, exactly one gets it."""
     ledger = open_ledger(place)
     single = rdp_epsilon([make_reservation(multiplier=2.0).mechanism.event], DELTA)
     double = rdp_epsilon([make_reservation(multiplier=2.0).mechanism.event] * 2, DELTA)

@@ -127,14 +127,14 @@ def _tamper(whole: Copy, draw: Callable[[Any], Any]) -> None:
     """What anyone can do who can write to the file."""
     length = len(whole.rows)
     numbers = st.integers(1, length)
-    for _ in range(12):
+    for _ in range(8):
         number, ledger = draw(numbers), whole.again()
         column = draw(st.sampled_from(sorted(ledger.rows[0])))
         row = ledger.rows[number - 1]
         row[column] = another(draw, row[column])
         fails_at(ledger, number)
     covered = [number for number in range(1, length + 1) if whole.kept[number - 1]]
-    for _ in range(12):
+    for _ in range(8):
         number, ledger = draw(st.sampled_from(covered)), whole.again()
         items = ledger.kept[number - 1]
         item = draw(st.sampled_from(items))
@@ -237,7 +237,7 @@ def _truncate(trial: Trial, whole: Copy) -> None:
 
 @pytest.mark.parametrize("name", ["north", COORDINATOR])
 def test_a_database_and_its_export_get_the_same_verdict(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    """Every column of one entry of each kind, every column of a kept receipt, edited in the database itself."""
+    """Every column of an entry, in every other kind, and every column of a kept receipt, edited in the database itself."""
     steps = ["play", "shown", "refused", "key", "checkpoint", "recovered", "budget", "lost"]
     database = play(steps).readers[name].database
     directory = tmp_path_factory.mktemp("exports")
@@ -247,7 +247,11 @@ def test_a_database_and_its_export_get_the_same_verdict(tmp_path_factory: pytest
         kinds = dict(connection.execute(text("SELECT kind, min(seq) FROM ledger GROUP BY kind")).all())
     reader = LedgerReader(database)
     whole = reader.verify()
-    edits = [("ledger", column, f"seq = {number}") for number in kinds.values() for column in _columns(database, "ledger")]
+    edits = [
+        ("ledger", column, f"seq = {number}")
+        for offset, number in enumerate(kinds.values())
+        for column in _columns(database, "ledger")[offset % 2 :: 2]
+    ]
     edits += [("ledger_receipt", column, "entry = 4 OR entry = 2") for column in _columns(database, "ledger_receipt")]
     verdicts = set()
     for number, (table, column, where) in enumerate(edits):

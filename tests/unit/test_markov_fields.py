@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from veilsum.exports import export_result
-from veilsum.markov_fields import EVIDENCE, MarkovField, fit_field
+from veilsum.markov_fields import EVIDENCE, MarkovField, choose_pairs, fit_field
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_coordinator.parts.query_answers import NOISE, PAIRS, RECORDS, SCALE
 from veilsum_node.errors import ConfigurationError
@@ -64,12 +64,12 @@ def test_pairs_within_the_noise_are_taken_as_independent() -> None:
     std = 3.0 * PLAN.norm**0.5
     noise_alone = rng.normal(size=PLAN.size) * std
     noise_alone[PLAN.places[()]] = SUMS[PLAN.places[()]]
-    assert fit_field(PLAN, noise_alone, std).pairs == ()
+    assert choose_pairs(PLAN, noise_alone, std) == ()
     told = {pair: SUMS[PLAN.places[pair]] for pair in PLAN.sets[4:]}
     weakest = min(float(each @ each) / (len(each) + 2) for each in told.values())
     just_below, just_above = ((weakest / EVIDENCE) ** 0.5 * factor for factor in (0.99, 1.01))
-    assert len(fit_field(PLAN, SUMS, just_below).pairs) == 3
-    assert len(fit_field(PLAN, SUMS, just_above).pairs) == 2
+    assert len(choose_pairs(PLAN, SUMS, just_below)) == 3
+    assert len(choose_pairs(PLAN, SUMS, just_above)) == 2
 
 
 def result_of() -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,17 @@ def request_of(method: str, parameters: dict[str, Any], epsilon: float | None) -
 
 
 def trained(which: str, folder: Path) -> Result:
-    """The model of 4,000 records, released without noise."""
-    method, kind, parameters = MODELS[which]
-    study = agreed(request_of(method, {"outcome": OUTCOMES[kind], **parameters}, None), SITES)
-    result = METHODS[method].run(Watched(study, split_records(drawn(kind, 4000, 1)[0], SITES)))
+    """The model of 4,000 records, released without noise, in a folder."""
+    result = model_of(which)
     save_result(folder / which.replace(" ", "-"), result)
     return result
+
+
+@cache
+def model_of(which: str) -> Result:
+    method, kind, parameters = MODELS[which]
+    study = agreed(request_of(method, {"outcome": OUTCOMES[kind], **parameters}, None), SITES)
+    return METHODS[method].run(Watched(study, split_records(drawn(kind, 4000, 1)[0], SITES)))
 
 
 def evaluation(which: str, folder: Path, epsilon: float | None) -> StudyRequest:

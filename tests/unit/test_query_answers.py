@@ -132,7 +132,7 @@ def test_intervals_cover_and_plans_keep_their_word() -> None:
     study = compiled(1.0)
     widths: dict[str, list[float]] = {"mean": [], "count": [], "quantile": []}
     hits: list[bool] = []
-    for seed in range(40):
+    for seed in range(20):
         records, _ = records_of(4000, seed)
         summary = run(study, records, seed)
         mean = find(summary["compare"], sex="f")["mean"]

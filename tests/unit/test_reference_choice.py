@@ -12,9 +12,10 @@ from scipy import stats
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from support.studies import SITES, compiled, run, shifted_sites
+from veilsum_aggregation import reference_choice
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.heads import LinearHead
-from veilsum_aggregation.reference_choice import MOST_CELLS, held_out_errors, split, two_class_accuracy
+from veilsum_aggregation.reference_choice import held_out_errors, split, two_class_accuracy
 from veilsum_aggregation.two_way import SiteMoments, fit_two_way
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.reference_choice import choose_reference
@@ -61,20 +62,20 @@ def test_errors_are_those_of_fits_without_the_class() -> None:
 def test_sites_that_differ_are_told_from_sites_that_do_not(slope: float) -> None:
     """Always where they do; where they do not a shift that takes hardly anything out is as good at times."""
     picked = dict.fromkeys((0.0, 0.5), 0)
-    for seed, shift in itertools.product(range(20), picked):
+    for seed, shift in itertools.product(range(10), picked):
         errors = held_out_errors(moments_of(np.random.default_rng(seed), shift=shift, slope=slope * (shift > 0.0), sites=8))
         assert errors is not None
         picked[shift] += errors[1] < errors[0]
-    assert picked[0.5] == 20
-    assert picked[0.0] <= 12
+    assert picked[0.5] == 10
+    assert picked[0.0] <= 6
 
 
-def test_classes_that_no_other_site_has_tell_nothing() -> None:
+def test_classes_that_no_other_site_has_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     site = moments_of(np.random.default_rng(1), shift=0.5, slope=0.0, sites=2, classes=4)
     alone = SiteMoments(site.counts * [[1, 1, 0, 0], [0, 0, 1, 1]], site.means, site.within, site.degrees)
     assert held_out_errors(alone) is None
-    many = moments_of(np.random.default_rng(1), shift=0.5, slope=0.0, sites=60, classes=12)
-    assert MOST_CELLS < 60 * 12
+    monkeypatch.setattr(reference_choice, "MOST_CELLS", 40)
+    many = moments_of(np.random.default_rng(1), shift=0.5, slope=0.0, sites=8, classes=12)
     errors = held_out_errors(many)
     assert errors is not None
     assert errors[1] < errors[0]
@@ -175,7 +176,7 @@ def released(train: dict[str, tuple[Floats, NDArray[np.int64]]], std: float = 0.
 def test_two_classes_are_aligned_where_that_tells_them_better(kind: str, right: str, std: float) -> None:
     """In most draws, and what is chosen is what scikit-learn's discriminant does better on records that were not used."""
     chosen, gains = [], []
-    for seed in range(6):
+    for seed in range(4):
         train, test = two_classes(kind, seed)
         choice, why = choose_reference(released(train, std), tau=0.0, shrinkage="auto", rounds=10)
         assert set(why["estimated_accuracies"]) == {"none", "two-way", "slopes"}
@@ -187,7 +188,7 @@ def test_two_classes_are_aligned_where_that_tells_them_better(kind: str, right: 
             fitted = LinearDiscriminantAnalysis().fit(x, np.concatenate([y for _, y in train.values()]))
             accuracies.append(np.mean([fitted.score(own - moved * shifts[name], y) for name, (own, y) in test.items()]))
         gains.append(accuracies[1] - accuracies[0])
-    assert chosen.count(right) >= 5
+    assert chosen.count(right) >= 3
     assert (np.mean(gains) > 0.005) == (right == "aligned")
     assert (np.mean(gains) < -0.005) == (right == "none")
 

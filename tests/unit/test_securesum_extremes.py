@@ -11,7 +11,7 @@ from veilsum_privacy.securesum.contribution import open_sum
 CONTEXT = bytes(32)
 
 
-@pytest.mark.parametrize(("members", "size"), [(64, 300_000), (64, 1), (2, 300_000)])
+@pytest.mark.parametrize(("members", "size"), [(64, 60_000), (64, 1), (2, 300_000)])
 def test_masked_sums_are_exact_at_the_corners(members: int, size: int) -> None:
     """Two 24-bit lanes at 64 members: every value of every member counts, and the opened sum is numpy's."""
     bound = 2**16

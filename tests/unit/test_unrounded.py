@@ -66,6 +66,7 @@ def density(y: int, centre: Fraction | mpmath.mpf, variance: Fraction | int) -> 
     return mpmath.exp(-((y - z) ** 2) / (2 * v)) / mpmath.sqrt(2 * mpmath.pi * v)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", [Fraction(16), Fraction(70, 3)])
 @pytest.mark.parametrize(
     "centres",
@@ -114,19 +115,20 @@ def test_a_draw_is_a_rounding_of_the_continuous_mechanism(centre: Fraction) -> N
             assert abs(found / drawn[y] - 1) < mpmath.mpf(10) ** -30
 
 
-@pytest.mark.parametrize("order", [1.5, 2.0, 16.0, 64.0])
-@pytest.mark.parametrize("apart", [Fraction(1, 2), Fraction(1), Fraction(7, 3), Fraction(5)])
-def test_the_cost_is_the_real_sensitivitys(order: float, apart: Fraction) -> None:
+@pytest.mark.parametrize("apart", [Fraction(1, 2), Fraction(7, 3), Fraction(5)])
+def test_the_cost_is_the_real_sensitivitys(apart: Fraction) -> None:
     """Renyi divergences of sums of three shares, a real number apart: never above those of the Gaussian that is booked."""
     share, shares = Fraction(1600, 3), 3
     variance = shares * (share + ROUNDING_VARIANCE)
     with mpmath.workdps(100):
         reach = 40 * math.isqrt(math.ceil(variance)) + 400
         one, other = masses(Fraction(1, 3), variance, reach), masses(Fraction(1, 3) + apart, variance, reach)
-        moment = mpmath.fsum(one[y] ** order * other[y] ** (1 - order) for y in one)
-        found, d = mpmath.log(moment) / (order - 1), mpmath.mpf(apart.numerator) / apart.denominator
-        assert abs(found / (order * d**2 / (2 * mpmath.mpf(variance.numerator) / variance.denominator)) - 1) < 1e-40
-        assert found < order * d**2 / (2 * shares * mpmath.mpf(share.numerator) / share.denominator)
+        d = mpmath.mpf(apart.numerator) / apart.denominator
+        for order in (1.5, 2.0, 16.0, 64.0):
+            moment = mpmath.fsum(one[y] ** order * other[y] ** (1 - order) for y in one)
+            found = mpmath.log(moment) / (order - 1)
+            assert abs(found / (order * d**2 / (2 * mpmath.mpf(variance.numerator) / variance.denominator)) - 1) < 1e-40
+            assert found < order * d**2 / (2 * shares * mpmath.mpf(share.numerator) / share.denominator)
 
 
 def test_how_many_proposals_are_rejected_is_the_same_for_all_centres() -> None:
