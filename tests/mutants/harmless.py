@@ -375,7 +375,7 @@ HARMLESS: dict[str, str] = {
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
     f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
     f"{_SECURESUM}/contribution.py::_packed: 1 -> 2": _LENGTH,
-    f"{_SECURESUM}/contribution.py::open_sum: 1 -> 2 (4)": _LENGTH,
+    f"{_SECURESUM}/contribution.py::open_pieces: 1 -> 2 (4)": _LENGTH,
     (
         f"{_SECURESUM}/decryption.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"
     ): _COPY,

@@ -455,13 +455,13 @@ ENDING = """
 import sys, threading, time
 from pathlib import Path
 from veilsum_participant.data import csv_files, duck
-from veilsum_participant.query import Query
+from veilsum_participant.query import SourceQuery
 
 csv_files.BATCH = 1 << 16
 begun = threading.Event()
 
 def ask():
-    with duck.answers(Query("d", "SELECT * FROM t", files={"t": Path(sys.argv[1])})) as answers:
+    with duck.answers(SourceQuery("d", "SELECT * FROM t", files={"t": Path(sys.argv[1])})) as answers:
         for table in answers.batches(1000):
             begun.set()
     print("all of it")
