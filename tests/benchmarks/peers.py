@@ -45,6 +45,9 @@ HEADS = {10_000: (99, 100), 1_000_000: (999, 1000)}
 """Features and classes of Veilsum's model by the number of its values."""
 
 OWN = "veilsum, fedsgd"
+MORE = 16
+"""Sites of a further study of ours, for bytes alone: lanes get wider with sites, and two of them decrypt."""
+
 SECONDS = 1800.0
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
@@ -57,7 +60,8 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         python = _environment(environment)
         found["systems"][name] = [_try(python, rounds, start, values) for values in sizes]
         print(name, found["systems"][name], file=sys.stderr, flush=True)
-    found["systems"][OWN] = [_own(values) for values in sizes]
+    found["systems"][OWN] = [_own(values, CLIENTS) for values in sizes]
+    found["more"] = _own(sizes[-1], MORE)["bytes"]
     found["load"] = max(found["load"], os.getloadavg()[0])
     return found
 
@@ -70,12 +74,13 @@ def table(found: dict[str, Any]) -> str:
         cells = [item if isinstance(item, str) else f"{item['cpu_s']:.2f} | {item['bytes']:.1f}" for item in figures]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     pins = "; ".join(", ".join(names) for names in PINNED.values())
+    lines += ["", f"{OWN} with {MORE} sites, {found['sizes'][-1]:,} values: {found['more']:.1f} bytes"]
     return "\n".join([*lines, "", f"load average {found['load']:.1f} on {os.cpu_count()} processors; {pins}"])
 
 
-def _own(values: int) -> dict[str, float]:
-    own = steps.run(3, head=HEADS[values], members=CLIENTS, wire=True)
-    return {"cpu_s": own["cpu_s"], "bytes": own["wire_bytes"] / values / CLIENTS}
+def _own(values: int, sites: int) -> dict[str, float]:
+    own = steps.run(3, head=HEADS[values], members=sites, wire=True)
+    return {"cpu_s": own["cpu_s"], "bytes": own["wire_bytes"] / values / sites}
 
 
 def _try(python: Path, rounds: int, start: Callable[[_Stage], None], values: int) -> dict[str, float] | str:
