@@ -69,7 +69,7 @@ def whole_round(size: int) -> None:
     from sqlalchemy import Column, LargeBinary, MetaData, Table, create_engine, insert
 
     from veilsum_coordinator.protocol.accumulator import Accumulator
-    from veilsum_coordinator.service.coordination import _chunks
+    from veilsum_coordinator.service.objects import chunks
     from veilsum_coordinator.storage.messages import sum_pieces
     from veilsum_node.long_values import fill, room_for
     from veilsum_privacy.securesum.contribution import masked_sum, open_sum
@@ -98,7 +98,7 @@ def whole_round(size: int) -> None:
         total = accumulator.serialise()
         passed("handed over")
         for _ in range(2):
-            for _ in _chunks(sum_pieces(total)):
+            for _ in chunks(sum_pieces(total)):
                 pass
         passed("served to two")
         with wire.open("rb") as file:

@@ -184,7 +184,8 @@ class StudyMachine:
         if self.phase is not StudyPhase.ENROLLING or seat.refusal:
             raise HostileInput("Enrolment is over.")
         self.members.enrol(name, enrolment, lambda: self._journal.keep_enrolment(self.digest, name, enrolment))
-        self.tick()
+        if self.members.answered:
+            self.tick()
 
     def refuse(
         self,
@@ -271,7 +272,8 @@ class StudyMachine:
         if self.phase is StudyPhase.ENROLLING or (self.phase is StudyPhase.SEALING and not self.members.all_sealed()):
             raise HostileInput("A member cannot be ready before everyone has sealed.")
         seat.ready = True
-        self.tick()
+        if self.roster is not None and self.members.all_ready():  # a tick looks at every member
+            self.tick()
 
     def _tick_sealing(self, now: int) -> None:
         members, late = self.members, now >= self._deadline

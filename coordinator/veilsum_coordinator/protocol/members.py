@@ -179,7 +179,8 @@ class Members:
 
     def all_ready(self) -> bool:
         """Whether every live member opened its boxes."""
-        return all(self.seats[name].ready for name in self.live())
+        seats = self.seats
+        return all(seats[name].ready or not seats[name].active for name in self.fixed_roster().names)
 
     def seal(self, name: str, boxes: Sequence[Box], keep: Callable[[], None] = _nothing) -> None:
         """Take a member's boxes, complete or not at all; ``keep`` makes them durable before they count.
