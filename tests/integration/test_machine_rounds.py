@@ -453,7 +453,7 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
         cut = list(chunks(pieces))
         assert b"".join(cut) == total
         assert [len(chunk) for chunk in cut[:-1]] == [CHUNK_BYTES] * (len(cut) - 1)
-        assert 0 < len(chunks[-1]) <= CHUNK_BYTES
+        assert 0 < len(cut[-1]) <= CHUNK_BYTES
         [directive] = [item for item in hub.directives("a") if item.kind == pb.DIRECTIVE_KIND_DECRYPT]
         assert hub.enclose("a", directive).HasField("object") == (len(total) <= CHUNK_BYTES)
 
