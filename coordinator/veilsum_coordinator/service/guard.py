@@ -108,7 +108,7 @@ class Guard:
         try:
             return await work()
         except Exception as error:
-            await self._abort(context, error)
+            await self.abort(context, error)
             raise
 
     async def stream(self, context: Context, work: Callable[[], AsyncIterator[Result]]) -> AsyncIterator[Result]:
@@ -117,10 +117,11 @@ class Guard:
             async for item in work():
                 yield item
         except Exception as error:
-            await self._abort(context, error)
+            await self.abort(context, error)
             raise
 
-    async def _abort(self, context: Context, error: Exception) -> None:
+    async def abort(self, context: Context, error: Exception) -> None:
+        """End a call with the status of an error; raises."""
         if isinstance(error, grpc.aio.AbortError):
             return
         await asyncio.sleep(0)  # a caller that vanished in a stream looks like one that ended it, until this task is cancelled
@@ -219,12 +220,21 @@ class Intake(Interceptor):
         return wrapped
 
     def _wrap(self, handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None, deserializer: Any) -> Any:
+        async def single(request: Any, context: Context) -> Any:
+            """A request that is here whole: nobody can make it longer."""
+            try:
+                with self._admitted(context):
+                    return await behaviour(parse(request) if parse else request, context)
+            except Exception as error:
+                await self._guard.abort(context, error)
+                raise
+
         async def unary(request: Any, context: Context) -> Any:
             async def work() -> Any:
                 with self._admitted(context):
                     try:
                         async with asyncio.timeout(self._seconds) as limit:
-                            return await behaviour(parse(request) if parse else request, context)
+                            return await behaviour(request, context)
                     except TimeoutError as error:
                         if not limit.expired():
                             raise
@@ -249,7 +259,7 @@ class Intake(Interceptor):
             return grpc.unary_stream_rpc_method_handler(stream, deserializer, serializer)
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(unary, deserializer, serializer)
-        return grpc.unary_unary_rpc_method_handler(unary, deserializer, serializer)
+        return grpc.unary_unary_rpc_method_handler(single, deserializer, serializer)
 
     @contextmanager
     def _admitted(self, context: Context) -> Iterator[None]:

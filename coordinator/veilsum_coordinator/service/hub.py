@@ -57,11 +57,11 @@ class Session:
 
 
 class Hub:
-    """The coordinator's state. Every public method takes the lock; ``changed`` is notified after each change.
+    """The coordinator's state. Every public method takes the lock; ``changed`` is notified after a change for more than one.
 
     Attributes:
         changed: the lock.
-        changes: how many there were, so that who waits does not miss one between looking and waiting.
+        changes: how many of these there were, so that who waits does not miss one between looking and waiting.
         stopping: whether the process is about to end; what a study's method then meets is no fault of the study.
     """
 
@@ -400,9 +400,10 @@ class Hub:
                     log.look(name if same else None)
                 running = len(self._running)
                 self._keep_outcomes()
-                self.changes += 1
-                self.changed.notify_all()
                 concerned = name if same and len(self._running) == running else None
+                if concerned is None:  # a study's method waits for nothing that one of many members changes for itself
+                    self.changes += 1
+                    self.changed.notify_all()
                 for listener in self._listeners:
                     listener(concerned)
 
