@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import grpc
+from cryptography import x509
 from grpc import _common
+from sqlalchemy import event
 from sqlalchemy.util import LRUCache
 
 from veilsum_node.process.hardening import allow_files
@@ -32,6 +34,7 @@ from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.session import channel as wire
 from veilsum_participant.session import client as sessions
 from veilsum_participant.session.client import Client, open_site
+from veilsum_privacy.securesum.roster import Roster
 from veilsum_proto import federation_pb2 as pb
 
 SILENT = {
@@ -105,6 +108,16 @@ def _in_turn(work: Callable[..., Any]) -> Callable[..., Any]:
     return turn
 
 
+@lru_cache(maxsize=64)
+def _verified(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, hour: int) -> Roster:
+    return site.verify_roster(site.load_enrolments(data), site.parse_study(study), digest, authority, 3600 * hour)
+
+
+def _shared_roster(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, at: int) -> Roster:
+    """A verified roster, once an hour: a site's process has this memory and time to itself, here many share them."""
+    return _verified(data, study, digest, authority, -(-at // 3600))
+
+
 class Hosted(Client):
     """A participant's client that tells what it does, and may have a role.
 
@@ -113,7 +126,10 @@ class Hosted(Client):
 
     def __init__(self, config: ParticipantConfig, output: TextIO, role: str, stalled: frozenset[str]) -> None:
         opened = open_site(config, clock=lambda: int(time.time()), same_key=True)
-        opened.database.engine._compiled_cache = _STATEMENTS
+        engine = opened.database.engine
+        engine._compiled_cache = _STATEMENTS
+        engine.dispose()
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA cache_size = -256"))
         super().__init__(opened)
         self.record = Record(opened.name, output)
         opened.observer = self.record
@@ -207,8 +223,7 @@ def main() -> None:
     allow_files(8192)
     # So many looking at their deadlines, files and sockets every second would leave their process busy with little else.
     sessions.TICK_SECONDS, _common.MAXIMUM_WAIT_TIMEOUT = IDLE_SECONDS, IDLE_SECONDS
-    # A site's process has this memory to itself; here many share it.
-    site.verified_roster = membership.verified_roster = lru_cache(maxsize=4096)(site.verified_roster.__wrapped__)
+    site.verified_roster = membership.verified_roster = _shared_roster
     output = open(spec.events, "a", buffering=1)  # noqa: SIM115 - open as long as the process lives
     clients = [
         Hosted(
