@@ -222,6 +222,7 @@ def main() -> None:
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
     allow_files(8192)
     # So many looking at their deadlines, files and sockets every second would leave their process busy with little else.
+    sys.setswitchinterval(0.05)  # each of many waiting threads asks for its turn so often
     sessions.TICK_SECONDS, _common.MAXIMUM_WAIT_TIMEOUT = IDLE_SECONDS, IDLE_SECONDS
     site.verified_roster = membership.verified_roster = _shared_roster
     output = open(spec.events, "a", buffering=1)  # noqa: SIM115 - open as long as the process lives
