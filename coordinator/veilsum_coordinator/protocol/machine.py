@@ -279,9 +279,10 @@ class StudyMachine:
         members, late = self.members, now >= self._deadline
         before = members.live()
         members.drop([name for name in before if late or self._absent(name, now)])
-        if members.live() != before:  # the rest get the whole time; a member that did its part may be absent for ever
+        left = members.live()
+        if left != before:  # the rest get the whole time; a member that did its part may be absent for ever
             self._deadline = now + self._waits.seal
-        if len(members.live()) < self.study.privacy.min_cohort:
+        if len(left) < self.study.privacy.min_cohort:
             self.fail("too few members exchanged their keys")
             return
         members.replace_dealer()
