@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import cast
 
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
@@ -169,10 +170,10 @@ class Coordination(CoordinationServicer):
             self._hub.disconnect(name, serial)
 
     @guarded_stream
-    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[bytes]:
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         name = self._guard.caller(context, ROLES).name
         for message in await self._messages(name, request, _check_key(request.study)):
-            yield message
+            yield cast(pb.Chunk, message)  # serialised already, and sent as it is
 
     async def _messages(self, name: str, request: pb.FetchRequest, key: bytes) -> Iterable[bytes]:
         def fetch() -> Iterable[bytes]:
