@@ -286,6 +286,7 @@ _METHOD = select(STUDIES.c.study).where(STUDIES.c.digest == bindparam("digest"))
 _ATTEMPT = select(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.attempt == bindparam("attempt"))
 _CONTEXT = select(ATTEMPTS).where(ATTEMPTS.c.context == bindparam("context"))
 _OPEN_STUDIES = select(STUDIES).where(STUDIES.c.status.in_(TAKING_PART))
+_SIGNED_STUDIES = select(STUDIES.c.digest, STUDIES.c.study).where(STUDIES.c.status.in_(TAKING_PART))
 _CHANGE_STUDY = update(STUDIES).where(STUDIES.c.digest == bindparam("of_digest"))
 _ADD_ATTEMPT = insert(ATTEMPTS)
 _CHANGE_ATTEMPT = update(ATTEMPTS).where(
@@ -296,6 +297,7 @@ _IN_STATES = (
     .where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
     .order_by(ATTEMPTS.c.attempt)
 )
+_LATE = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.state.in_(OPEN), ATTEMPTS.c.deadline <= bindparam("now")).limit(1)
 _IN_STATES_OF_STUDY = _IN_STATES.where(ATTEMPTS.c.study == bindparam("study"))
 
 
@@ -325,6 +327,11 @@ def open_studies(connection: Connection) -> list[StudyRow]:
     return _all(StudyRow, connection.execute(_OPEN_STUDIES))
 
 
+def signed_studies(connection: Connection) -> list[tuple[bytes, bytes]]:
+    """Digest and signed bytes of the studies that hold keys: their rows hold whole rosters, and are looked at every second."""
+    return [(bytes(digest), bytes(study)) for digest, study in connection.execute(_SIGNED_STUDIES)]
+
+
 def change_study(connection: Connection, digest: bytes, **values: Any) -> None:
     """Update the study's row."""
     connection.execute(_CHANGE_STUDY, {"of_digest": digest, **values})
@@ -345,6 +352,11 @@ def attempts_in(connection: Connection, states: Sequence[AttemptState], study: b
     if study is None:
         return _all(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
     return _all(AttemptRow, connection.execute(_IN_STATES_OF_STUDY, {"states": states, "study": study}))
+
+
+def is_late(connection: Connection, now: int) -> bool:
+    """Whether an attempt whose reservation is open is past its deadline."""
+    return connection.execute(_LATE, {"now": now}).first() is not None
 
 
 def count_attempts(connection: Connection, study: bytes, states: Sequence[AttemptState], **equal: Any) -> int:

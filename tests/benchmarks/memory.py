@@ -61,7 +61,7 @@ def measure_round(*, quick: bool = False) -> dict[str, Any]:
 def whole_round(size: int) -> None:
     """Add, hand over and serve a sum, take its words, open them, store the release; print each step's peak in MiB."""
     from veilsum_coordinator.protocol.accumulator import Accumulator
-    from veilsum_coordinator.service.coordination import _chunks
+    from veilsum_coordinator.service.objects import chunks
     from veilsum_coordinator.storage.long_values import METADATA, RELEASE_PIECES, cut, write_pieces
     from veilsum_coordinator.storage.messages import sum_pieces
     from veilsum_node.database import open_database
@@ -91,7 +91,7 @@ def whole_round(size: int) -> None:
         total = accumulator.serialise()
         passed("handed over")
         for _ in range(2):
-            for _ in _chunks(sum_pieces(total)):
+            for _ in chunks(sum_pieces(total)):
                 pass
         passed("served to two")
         with wire.open("rb") as file:

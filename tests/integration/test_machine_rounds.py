@@ -17,8 +17,8 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
-from veilsum_coordinator.service.coordination import _chunks
 from veilsum_coordinator.service.hub import Hub
+from veilsum_coordinator.service.objects import chunks
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_coordinator.storage.messages import sum_pieces
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -450,10 +450,10 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
         assert total == pb.SumObject(ciphertexts=map(bytes, current.sum)).SerializeToString()
         pieces = hub.pieces("a", pb.OBJECT_KIND_SUM, ring.key, current.number, ring.attempt)
         assert all(any(piece is part for piece in pieces) for part in current.sum), "none is copied"
-        chunks = list(_chunks(pieces))
-        assert b"".join(chunks) == total
-        assert [len(chunk) for chunk in chunks[:-1]] == [CHUNK_BYTES] * (len(chunks) - 1)
-        assert 0 < len(chunks[-1]) <= CHUNK_BYTES
+        cut = list(chunks(pieces))
+        assert b"".join(cut) == total
+        assert [len(chunk) for chunk in cut[:-1]] == [CHUNK_BYTES] * (len(cut) - 1)
+        assert 0 < len(cut[-1]) <= CHUNK_BYTES
         [directive] = [item for item in hub.directives("a") if item.kind == pb.DIRECTIVE_KIND_DECRYPT]
         assert hub.enclose("a", directive).HasField("object") == (len(total) <= CHUNK_BYTES)
 
@@ -468,5 +468,5 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
 def test_chunks_of_pieces_are_those_of_the_whole(sizes: list[int]) -> None:
     parts = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
     whole = b"".join(parts)
-    assert list(_chunks(parts)) == [whole[at : at + CHUNK_BYTES] for at in range(0, max(len(whole), 1), CHUNK_BYTES)]
+    assert list(chunks(parts)) == [whole[at : at + CHUNK_BYTES] for at in range(0, max(len(whole), 1), CHUNK_BYTES)]
     assert b"".join(sum_pieces(parts)) == pb.SumObject(ciphertexts=parts).SerializeToString()

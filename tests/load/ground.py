@@ -28,7 +28,7 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 RECORDS, WIDTH = 8, 4
-WAITS = Waits(enrol=900, seal=900, contribute=900, consent=900, decrypt=900, grace=30)
+WAITS = Waits(enrol=3600, seal=3600, contribute=3600, consent=3600, decrypt=900, grace=30)
 
 
 class Ground(Parties):
@@ -119,6 +119,8 @@ class Ground(Parties):
         """Start the hosts; their participants connect with :meth:`connect`."""
         given = dict(roles or {})
         budgets = {"budgets": {DATASET: {"epsilon": "unlimited", "delta": 1e-5}}}
+        path = str(Path(__file__).parents[1])
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
         for index, share in enumerate(self._shares):
             configs = {name: self.config(name, self.address).model_dump(mode="json") | budgets for name in share}
             spec = Spec(
@@ -132,7 +134,7 @@ class Ground(Parties):
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
-                    env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+                    env=environment,
                 )
             self._hosts.append(child)
         for child in self._hosts:
@@ -208,7 +210,7 @@ class Ground(Parties):
         except grpc.RpcError:
             return -1
 
-    def await_sessions(self, count: int, seconds: float = 300.0) -> float:
+    def await_sessions(self, count: int, seconds: float = 900.0) -> float:
         """Wait until so many sessions are open; returns the time."""
         end = time.monotonic() + seconds
         while (found := self.connected()) < count:
@@ -237,7 +239,7 @@ class Ground(Parties):
                     raise
                 time.sleep(0.2)
 
-    def await_phase(self, key: bytes, *phases: str, seconds: float = 900.0) -> pb.StudyStatus:
+    def await_phase(self, key: bytes, *phases: str, seconds: float = 3600.0) -> pb.StudyStatus:
         """Wait until the study, or its last round, is in one of the phases."""
         end = time.monotonic() + seconds
         while True:
@@ -248,13 +250,13 @@ class Ground(Parties):
             assert time.monotonic() < end, f"the study is {shown.phase} {[item.phase for item in shown.rounds]}"
             time.sleep(min(1.0, len(self.names) / 100))  # what is shown costs the coordinator in proportion to the members
 
-    def finish(self, key: bytes, seconds: float = 900.0) -> pb.StudyStatus:
+    def finish(self, key: bytes, seconds: float = 3600.0) -> pb.StudyStatus:
         """Wait for the study's end; it must be a good one."""
         shown = self.await_phase(key, *OVER, seconds=seconds)
         assert shown.phase == "finished", (shown.phase, shown.reason)
         return shown
 
-    def settle(self, key: bytes, seconds: float = 60.0) -> None:
+    def settle(self, key: bytes, seconds: float = 300.0) -> None:
         """Wait until everyone has heard of a study's end, or the time is over."""
         shown = self.status(key)
         end = time.monotonic() + seconds

@@ -7,6 +7,7 @@ or ``dial``, ``open``, ``lost`` of a session.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
@@ -19,6 +20,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import grpc
+from cryptography import x509
+from grpc import _common
+from sqlalchemy import event
+from sqlalchemy.util import LRUCache
 
 from veilsum_node.process.hardening import allow_files
 from veilsum_participant import site
@@ -27,7 +32,9 @@ from veilsum_participant.observer import SiteObserver
 from veilsum_participant.protocol import membership
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.session import channel as wire
+from veilsum_participant.session import client as sessions
 from veilsum_participant.session.client import Client, open_site
+from veilsum_privacy.securesum.roster import Roster
 from veilsum_proto import federation_pb2 as pb
 
 SILENT = {
@@ -36,6 +43,9 @@ SILENT = {
     "never contributes": (pb.DIRECTIVE_KIND_CONTRIBUTE,),
 }
 """Roles that do not answer a directive of these kinds, nor any that comes after."""
+
+IDLE_SECONDS = 5.0
+"""How often a participant that waits looks around."""
 
 FLOODS = 12
 """Calls that a greedy participant keeps open at once, beside its honest ones."""
@@ -81,6 +91,9 @@ class Record(SiteObserver):
 
 _TURNS = threading.Semaphore(2)
 
+_STATEMENTS: Any = LRUCache(1000)
+"""Statements as all of a process's participants compile them: each would do so once in a process of its own."""
+
 
 def _in_turn(work: Callable[..., Any]) -> Callable[..., Any]:
     """Let few of a process's participants compute at a time; each of them has a machine of its own, in truth.
@@ -95,6 +108,16 @@ def _in_turn(work: Callable[..., Any]) -> Callable[..., Any]:
     return turn
 
 
+@lru_cache(maxsize=64)
+def _verified(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, hour: int) -> Roster:
+    return site.verify_roster(site.load_enrolments(data), site.parse_study(study), digest, authority, 3600 * hour)
+
+
+def _shared_roster(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, at: int) -> Roster:
+    """A verified roster, once an hour: a site's process has this memory and time to itself, here many share them."""
+    return _verified(data, study, digest, authority, -(-at // 3600))
+
+
 class Hosted(Client):
     """A participant's client that tells what it does, and may have a role.
 
@@ -102,7 +125,11 @@ class Hosted(Client):
     """
 
     def __init__(self, config: ParticipantConfig, output: TextIO, role: str, stalled: frozenset[str]) -> None:
-        opened = open_site(config, same_key=True)
+        opened = open_site(config, clock=lambda: int(time.time()), same_key=True)
+        engine = opened.database.engine
+        engine._compiled_cache = _STATEMENTS
+        engine.dispose()
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA cache_size = -256"))
         super().__init__(opened)
         self.record = Record(opened.name, output)
         opened.observer = self.record
@@ -194,8 +221,10 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr)
     spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
     allow_files(8192)
-    # A site's process has this memory to itself; here many share it.
-    site.verified_roster = membership.verified_roster = lru_cache(maxsize=4096)(site.verified_roster.__wrapped__)
+    # So many looking at their deadlines, files and sockets every second would leave their process busy with little else.
+    sys.setswitchinterval(0.05)  # each of many waiting threads asks for its turn so often
+    sessions.TICK_SECONDS, _common.MAXIMUM_WAIT_TIMEOUT = IDLE_SECONDS, IDLE_SECONDS
+    site.verified_roster = membership.verified_roster = _shared_roster
     output = open(spec.events, "a", buffering=1)  # noqa: SIM115 - open as long as the process lives
     clients = [
         Hosted(
@@ -206,6 +235,7 @@ def main() -> None:
         )
         for name, config in spec.participants.items()
     ]
+    gc.freeze()  # with many participants a full collection takes long, and comes often
     print("ready", flush=True)
     sys.stdin.readline()  # told to connect, all at once
     for client in clients:

@@ -97,8 +97,11 @@ def test_only_those_whom_changes_name_are_looked_at() -> None:
 
 def test_nobody_but_whom_a_change_names_is_asked_for_something_new(bed: TestBed, tmp_path: Path) -> None:
     hub, open_before, changes = bed.hub, dict[str, set[bytes]](), list[tuple[str | None, set[str]]]()
+    told = [hub.changes]
 
     def look(name: str | None) -> None:
+        assert (hub.changes > told[-1]) == (name is None), "a study's method is woken by what concerns more than one"
+        told.append(hub.changes)
         news = set()
         for each in NAMES:
             now = {item.SerializeToString(deterministic=True) for item in hub.directives(each)}
@@ -294,6 +297,33 @@ def test_what_all_members_fetch_is_put_together_once(bed: TestBed) -> None:
     for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
         assert len(fetched[kind]) == len(release.cohort)
         assert all(data is fetched[kind][0] for data in fetched[kind])
+
+
+def test_what_all_members_fetch_is_cut_into_messages_once(bed: TestBed) -> None:
+    hub, local = bed.hub, bed.local
+    key = local.submit(bed.compile(make_request(schema_of(2), min_cohort=2)), bed.analyst)
+    local.prepare(key)
+    first, second = (hub.messages(name, pb.OBJECT_KIND_ROSTER, key, 0, 0) for name in NAMES[:2])
+    assert first is second
+    sent = [pb.Chunk.FromString(message) for message in first]
+    whole = hub.fetch(NAMES[0], pb.OBJECT_KIND_ROSTER, key, 0, 0)
+    assert b"".join(chunk.data for chunk in sent) == whole
+    assert {chunk.total for chunk in sent} == {len(whole)}
+    hub.abort(key, "enough")
+    assert not hub._objects._cut  # of a study that is over nothing is held
+
+
+def test_who_has_nothing_to_give_up_takes_no_lock_to_look(bed: TestBed) -> None:
+    """Every site looks at its deadlines every second."""
+    local = bed.local
+    local.prepare(local.submit(bed.compile(make_request(schema_of(2))), bed.analyst))
+    for name, core in local.cores.items():
+
+        def written(_: object) -> None:
+            raise AssertionError("a write transaction was begun")
+
+        bed.sites[name].database.guard = written
+        core.expire()
 
 
 def test_what_is_made_of_something_else_is_put_together_anew() -> None:

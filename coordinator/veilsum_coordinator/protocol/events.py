@@ -50,7 +50,8 @@ class StudyLog:
         if self._phase.over:
             return
         study, digest = machine.study.name, machine.digest
-        self._look_at_members([seat for seat in machine.seats.values() if name in (None, seat.name)], study, digest)
+        seats = machine.seats.values() if name is None else filter(None, [machine.seats.get(name)])
+        self._look_at_members(seats, study, digest)
         for participant, code, number in machine.refusals[self._refusals :]:
             fields = about("refused", study=study, digest=digest, participant=participant, reason=code, round=number or None)
             LOG.warning("study %s: %s refused (%s)", study, participant, code, extra=fields)

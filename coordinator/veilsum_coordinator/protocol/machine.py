@@ -184,7 +184,8 @@ class StudyMachine:
         if self.phase is not StudyPhase.ENROLLING or seat.refusal:
             raise HostileInput("Enrolment is over.")
         self.members.enrol(name, enrolment, lambda: self._journal.keep_enrolment(self.digest, name, enrolment))
-        self.tick()
+        if self.members.answered:
+            self.tick()
 
     def refuse(
         self,
@@ -271,15 +272,17 @@ class StudyMachine:
         if self.phase is StudyPhase.ENROLLING or (self.phase is StudyPhase.SEALING and not self.members.all_sealed()):
             raise HostileInput("A member cannot be ready before everyone has sealed.")
         seat.ready = True
-        self.tick()
+        if self.roster is not None and self.members.all_ready():  # a tick looks at every member
+            self.tick()
 
     def _tick_sealing(self, now: int) -> None:
         members, late = self.members, now >= self._deadline
         before = members.live()
         members.drop([name for name in before if late or self._absent(name, now)])
-        if members.live() != before:  # the rest get the whole time; a member that did its part may be absent for ever
+        left = members.live()
+        if left != before:  # the rest get the whole time; a member that did its part may be absent for ever
             self._deadline = now + self._waits.seal
-        if len(members.live()) < self.study.privacy.min_cohort:
+        if len(left) < self.study.privacy.min_cohort:
             self.fail("too few members exchanged their keys")
             return
         members.replace_dealer()

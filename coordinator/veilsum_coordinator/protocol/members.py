@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 
 from cryptography import x509
 
@@ -98,6 +99,7 @@ class Members:
         self.names: tuple[str, ...] = ()
         self._study, self._digest, self._authority, self._clock = study, digest, authority, clock
         self._keys: set[bytes | str] = set()
+        self._unsealed = self._unready = 0  # where in the roster somebody was last found to owe boxes, or to open them
 
     def seat(self, name: str) -> MemberState:
         """The caller's seat.
@@ -174,12 +176,27 @@ class Members:
 
     def all_sealed(self) -> bool:
         """Whether every live member delivered its boxes."""
-        seats = self.seats  # asked for each member at each change, so it stops at the first that owes its boxes
-        return all(seats[name].boxes is not None or not seats[name].active for name in self.fixed_roster().names)
+        found = self._find_owing(self._unsealed, lambda seat: seat.boxes is None)
+        self._unsealed = found or 0
+        return found is None
 
     def all_ready(self) -> bool:
         """Whether every live member opened its boxes."""
-        return all(self.seats[name].ready for name in self.live())
+        found = self._find_owing(self._unready, lambda seat: not seat.ready)
+        self._unready = found or 0
+        return found is None
+
+    def _find_owing(self, start: int, owes: Callable[[MemberState], bool]) -> int | None:
+        """Place in the roster of a live member that owes something.
+
+        Asked for each member at each change, it begins where one was found last, and stops at the first.
+        """
+        names = self.fixed_roster().names
+        for place in chain(range(start, len(names)), range(start)):
+            seat = self.seats[names[place]]
+            if owes(seat) and seat.active:
+                return place
+        return None
 
     def seal(self, name: str, boxes: Sequence[Box], keep: Callable[[], None] = _nothing) -> None:
         """Take a member's boxes, complete or not at all; ``keep`` makes them durable before they count.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import cast
 
 from veilsum_coordinator.service.guard import Context, Guard, WrongVersion, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
@@ -13,11 +14,10 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
-from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import MAX_STATEMENT_BYTES, WORD_BYTES, SignedStatement, words_from_bytes
 from veilsum_privacy.securesum.roster import Enrolment
-from veilsum_proto import CHUNK_BYTES, PROTOCOL_VERSIONS, SOFTWARE
+from veilsum_proto import PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationServicer
 
@@ -87,7 +87,7 @@ class Coordination(CoordinationServicer):
         self._closing = False
         self._due, self._rested = False, 0.0
         self._lock, self._concerned, self._everyone = threading.Lock(), set[str](), False
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         hub.listen(self._changed)
 
     def close(self) -> None:
@@ -103,7 +103,10 @@ class Coordination(CoordinationServicer):
             self._concerned |= set() if name is None else {name}
             if not self._due and not self._loop.is_closed():
                 self._due = True
-                self._loop.call_soon_threadsafe(self._plan)
+                if threading.get_ident() == self._thread:  # as with most changes: nobody has to be woken
+                    self._plan()
+                else:
+                    self._loop.call_soon_threadsafe(self._plan)
 
     def _plan(self) -> None:
         self._loop.call_at(max(self._rested, self._loop.time()), self._look)
@@ -169,14 +172,12 @@ class Coordination(CoordinationServicer):
     @guarded_stream
     async def Fetch(self, request: pb.FetchRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         name = self._guard.caller(context, ROLES).name
-        pieces = await self._pieces(name, request, _check_key(request.study))
-        total = sum(map(len, pieces))
-        for data in _chunks(pieces):
-            yield pb.Chunk(data=data, total=total)
+        for message in await self._messages(name, request, _check_key(request.study)):
+            yield cast(pb.Chunk, message)  # serialised already, and sent as it is
 
-    async def _pieces(self, name: str, request: pb.FetchRequest, key: bytes) -> Pieces:
-        def fetch() -> Pieces:
-            return self._hub.pieces(name, request.kind, key, request.round, request.attempt)
+    async def _messages(self, name: str, request: pb.FetchRequest, key: bytes) -> Iterable[bytes]:
+        def fetch() -> Iterable[bytes]:
+            return self._hub.messages(name, request.kind, key, request.round, request.attempt)
 
         # the mirror alone is read from the database, which may be slow or away; the rest is in memory
         return await self._hub.journal.outage.call(fetch) if request.kind == pb.OBJECT_KIND_MIRRORED else fetch()
@@ -293,19 +294,6 @@ class Coordination(CoordinationServicer):
         name = self._guard.caller(context, ROLES).name
         self._guard.metrics.shared.take(name, read_report(request))
         return pb.Ack()
-
-
-def _chunks(pieces: Pieces) -> Iterator[bytes]:
-    """The pieces as one object, cut into chunks; an empty object is one empty chunk."""
-    chunk = bytearray()
-    for piece in pieces:
-        for start in range(0, len(piece), CHUNK_BYTES):
-            chunk += memoryview(piece)[start : start + CHUNK_BYTES]
-            if len(chunk) >= CHUNK_BYTES:
-                yield bytes(chunk[:CHUNK_BYTES])
-                del chunk[:CHUNK_BYTES]
-    if chunk or not any(pieces):
-        yield bytes(chunk)
 
 
 def _box(message: pb.SealedBox) -> Box:

@@ -108,7 +108,7 @@ class Guard:
         try:
             return await work()
         except Exception as error:
-            await self._abort(context, error)
+            await self.abort(context, error)
             raise
 
     async def stream(self, context: Context, work: Callable[[], AsyncIterator[Result]]) -> AsyncIterator[Result]:
@@ -117,10 +117,11 @@ class Guard:
             async for item in work():
                 yield item
         except Exception as error:
-            await self._abort(context, error)
+            await self.abort(context, error)
             raise
 
-    async def _abort(self, context: Context, error: Exception) -> None:
+    async def abort(self, context: Context, error: Exception) -> None:
+        """End a call with the status of an error; raises."""
         if isinstance(error, grpc.aio.AbortError):
             return
         await asyncio.sleep(0)  # a caller that vanished in a stream looks like one that ended it, until this task is cancelled
@@ -198,26 +199,42 @@ class Intake(Interceptor):
     def __init__(self, guard: Guard, package: str, max_peer_calls: int, seconds: float = CALL_SECONDS) -> None:
         self._guard, self._prefix, self._limit, self._seconds = guard, f"/{package}.", max_peer_calls, seconds
         self._open: Counter[bytes] = Counter()
+        self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         """Wrap the handler of one of the package's methods."""
+        method = handler_call_details.method
+        if (known := self._wrapped.get(method)) is not None:
+            return known
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith(self._prefix):
+        if handler is None or not method.startswith(self._prefix):
             return handler
         if handler.request_streaming:
-            return self._wrap(handler, handler.stream_unary, None, handler.request_deserializer)
-        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        return self._wrap(handler, behaviour, handler.request_deserializer, None)
+            wrapped = self._wrap(handler, handler.stream_unary, None, handler.request_deserializer)
+        else:
+            behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+            wrapped = self._wrap(handler, behaviour, handler.request_deserializer, None)
+        self._wrapped[method] = wrapped
+        return wrapped
 
     def _wrap(self, handler: Any, behaviour: Any, parse: Callable[[bytes], Any] | None, deserializer: Any) -> Any:
+        async def single(request: Any, context: Context) -> Any:
+            """A request that is here whole: nobody can make it longer."""
+            try:
+                with self._admitted(context):
+                    return await behaviour(parse(request) if parse else request, context)
+            except Exception as error:
+                await self._guard.abort(context, error)
+                raise
+
         async def unary(request: Any, context: Context) -> Any:
             async def work() -> Any:
                 with self._admitted(context):
                     try:
                         async with asyncio.timeout(self._seconds) as limit:
-                            return await behaviour(parse(request) if parse else request, context)
+                            return await behaviour(request, context)
                     except TimeoutError as error:
                         if not limit.expired():
                             raise
@@ -234,12 +251,15 @@ class Intake(Interceptor):
             async for item in self._guard.stream(context, work):
                 yield item
 
-        serializer = handler.response_serializer
+        def serializer(message: Any) -> bytes:
+            """What was serialised once for many is sent as it is."""
+            return message if isinstance(message, bytes) else handler.response_serializer(message)
+
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(stream, deserializer, serializer)
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(unary, deserializer, serializer)
-        return grpc.unary_unary_rpc_method_handler(unary, deserializer, serializer)
+        return grpc.unary_unary_rpc_method_handler(single, deserializer, serializer)
 
     @contextmanager
     def _admitted(self, context: Context) -> Iterator[None]:

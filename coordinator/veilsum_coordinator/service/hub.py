@@ -18,7 +18,7 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.observer import StudyObserver
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_coordinator.service.objects import ENCLOSED, Objects, mirrored_object
+from veilsum_coordinator.service.objects import ENCLOSED, Objects, chunk_messages, mirrored_object
 from veilsum_coordinator.service.status import StudyEntry, shown_status, study_status
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.messages import roster_object
@@ -58,11 +58,11 @@ class Session:
 
 
 class Hub:
-    """The coordinator's state. Every public method takes the lock; ``changed`` is notified after each change.
+    """The coordinator's state. Every public method takes the lock; ``changed`` is notified after a change for more than one.
 
     Attributes:
         changed: the lock.
-        changes: how many there were, so that who waits does not miss one between looking and waiting.
+        changes: how many of these there were, so that who waits does not miss one between looking and waiting.
         stopping: whether the process is about to end; what a study's method then meets is no fault of the study.
     """
 
@@ -195,6 +195,17 @@ class Hub:
             return [mirrored_object(self.journal.mirror, name, number)]
         with self.changed:
             return self._objects.pieces(self._entry(key), name, kind, number, attempt)
+
+    def messages(self, name: str, kind: pb.ObjectKind.ValueType, key: bytes, number: int, attempt: int) -> Iterable[bytes]:
+        """The same as serialised messages of a stream.
+
+        Raises:
+            HostileInput: there is none for this caller.
+        """
+        if kind == pb.OBJECT_KIND_MIRRORED:
+            return chunk_messages([mirrored_object(self.journal.mirror, name, number)])
+        with self.changed:
+            return self._objects.messages(self._entry(key), name, kind, number, attempt)
 
     def enclose(self, name: str, directive: pb.Directive) -> pb.Directive:
         """A directive with what its answer needs, if that is small enough to come along: it saves the participant a call."""
@@ -390,9 +401,10 @@ class Hub:
                     log.look(name if same else None)
                 running = len(self._running)
                 self._keep_outcomes()
-                self.changes += 1
-                self.changed.notify_all()
                 concerned = name if same and len(self._running) == running else None
+                if concerned is None:  # a study's method waits for nothing that one of many members changes for itself
+                    self.changes += 1
+                    self.changed.notify_all()
                 for listener in self._listeners:
                     listener(concerned)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
@@ -12,6 +12,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.context import Pieces
+from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
 ENCLOSED = {
@@ -27,6 +28,7 @@ class Objects:
 
     def __init__(self) -> None:
         self._shown: dict[tuple[bytes, int], tuple[object, bytes]] = {}  # as last sent
+        self._cut: dict[tuple[bytes, int], tuple[object, list[bytes]]] = {}  # the same in messages
 
     def pieces(self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int) -> Pieces:
         """An object of a study in pieces, of which the large ones are not copied.
@@ -56,6 +58,22 @@ class Objects:
                 return sum_pieces(current.sum)
         raise HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
 
+    def messages(
+        self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int
+    ) -> Iterable[bytes]:
+        """An object of a study as the serialised messages of a stream; what is the same for all members is cut once.
+
+        Raises:
+            HostileInput: there is none for this caller.
+        """
+        pieces, place = self.pieces(entry, name, kind, number, attempt), (entry.machine.digest, kind)
+        if place not in self._shown:
+            return chunk_messages(pieces)
+        known = self._cut.get(place)
+        if known is None or known[0] is not pieces[0]:
+            known = self._cut[place] = pieces[0], list(chunk_messages(pieces))
+        return known[1]
+
     def once(self, key: bytes, kind: int, source: object, make: Callable[[], bytes], *, keep: bool) -> bytes:
         """What all members fetch of a study, put together for the first of them; ``source`` is what it is made of."""
         known = self._shown.get((key, kind))
@@ -69,10 +87,31 @@ class Objects:
         """Let go of a study's objects."""
         for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
             self._shown.pop((key, kind), None)
+            self._cut.pop((key, kind), None)
 
     def clear(self) -> None:
         """Let go of all, as what was signed may have been signed anew."""
         self._shown.clear()
+        self._cut.clear()
+
+
+def chunk_messages(pieces: Pieces) -> Iterator[bytes]:
+    """An object's pieces as the serialised messages of a stream."""
+    total = sum(map(len, pieces))
+    return (pb.Chunk(data=data, total=total).SerializeToString() for data in chunks(pieces))
+
+
+def chunks(pieces: Pieces) -> Iterator[bytes]:
+    """The pieces as one object, cut into chunks; an empty object is one empty chunk."""
+    chunk = bytearray()
+    for piece in pieces:
+        for start in range(0, len(piece), CHUNK_BYTES):
+            chunk += memoryview(piece)[start : start + CHUNK_BYTES]
+            if len(chunk) >= CHUNK_BYTES:
+                yield bytes(chunk[:CHUNK_BYTES])
+                del chunk[:CHUNK_BYTES]
+    if chunk or not any(pieces):
+        yield bytes(chunk)
 
 
 def mirrored_object(mirror: Mirror, name: str, after: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import time
@@ -303,7 +304,8 @@ def serve(config: CoordinatorConfig) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        await CoordinatorServer(config).run(stop)
+        # what was imported and loaded until here stays: a full collection need not look at it every time
+        await CoordinatorServer(config).run(stop, on_ready=lambda _: gc.freeze())
 
     if given := set_variables():
         LOG.info("the environment sets %s", ", ".join(given))

@@ -55,6 +55,8 @@ FENCE = Table(
     Column("since", BigInteger, nullable=False),
 )
 
+_HOLDER = select(FENCE.c.token, FENCE.c.holder)  # made once: every write transaction asks
+
 _ADVICE = (
     "Stop the other coordinator first, or do not start this one. If its machine is gone, the database soon ends its session;"
     " pg_terminate_backend with the session named here ends it at once."
@@ -154,7 +156,7 @@ class Fence:
         Raises:
             FencedError: another coordinator has begun an epoch.
         """
-        row = connection.execute(select(FENCE.c.token, FENCE.c.holder)).first()
+        row = connection.execute(_HOLDER).first()
         if row is None or row.token != self._token:
             self._lose("no holder on record" if row is None else row.holder)
             raise self.error()

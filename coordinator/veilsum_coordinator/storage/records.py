@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     delete,
     insert,
     select,
@@ -221,13 +222,23 @@ class KeptStudy:
     numbers: dict[str, int]
 
 
+# Statements of every member are made once: to put one together takes longer than the database takes to carry it out.
+_OF_MEMBER = (MEMBERS.c.study == bindparam("of_study"), MEMBERS.c.name == bindparam("of_name"))
+_ENROLMENT = select(MEMBERS.c.enrolment).where(*_OF_MEMBER)
+_DROP_MEMBER = delete(MEMBERS).where(*_OF_MEMBER)
+_ADD_MEMBER = insert(MEMBERS)
+_KEEP_BOXES = update(MEMBERS).where(*_OF_MEMBER)
+
+
 def write_enrolment(connection: Connection, study: bytes, name: str, enrolment: Enrolment) -> None:
     """Keep a member's enrolment; one that came before, without an answer, gives way."""
-    here, data = (MEMBERS.c.study == study, MEMBERS.c.name == name), enrolment_message(enrolment).SerializeToString()
-    if connection.scalar(select(MEMBERS.c.enrolment).where(*here)) == data:  # by a try that ended late: nothing to wait for
+    here, data = {"of_study": study, "of_name": name}, enrolment_message(enrolment).SerializeToString()
+    known = connection.scalar(_ENROLMENT, here)
+    if known == data:  # by a try that ended late: nothing to wait for
         return
-    connection.execute(delete(MEMBERS).where(*here))
-    connection.execute(insert(MEMBERS).values(study=study, name=name, enrolment=data))
+    if known is not None:
+        connection.execute(_DROP_MEMBER, here)
+    connection.execute(_ADD_MEMBER, {"study": study, "name": name, "enrolment": data})
 
 
 def boxes_data(boxes: Sequence[Box]) -> bytes:
@@ -237,7 +248,7 @@ def boxes_data(boxes: Sequence[Box]) -> bytes:
 
 def write_boxes(connection: Connection, study: bytes, name: str, data: bytes) -> None:
     """Keep what a member sealed, in place of what it sealed before."""
-    connection.execute(update(MEMBERS).where(MEMBERS.c.study == study, MEMBERS.c.name == name).values(boxes=data))
+    connection.execute(_KEEP_BOXES, {"of_study": study, "of_name": name, "boxes": data})
 
 
 def write_progress(

@@ -193,20 +193,29 @@ def verify_certificate(data: bytes, ca: x509.Certificate, at: int, role: Role | 
         HostileInput: any other step fails.
     """
     identity = _verified(data, ca, role)
-    spans = (
-        (f"authority {federation_name(ca)}", _seconds(ca.not_valid_before_utc), _seconds(ca.not_valid_after_utc)),
-        (f"{identity.role} {identity.name}", identity.not_before, identity.not_after),
-    )
-    for whose, begin, end in spans:
-        if at < begin:
-            raise HostileInput(
-                f"The certificate of {whose} is not valid yet: it begins on {moment(begin)}.", "Check this machine's clock."
-            )
-        if at > end:
-            raise CertificateExpired(
-                f"The certificate of {whose} has expired: it ended on {moment(end)}.", "Have the authority sign it again."
-            )
+    begin, end = _span(ca)
+    _check_time(at, begin, end, ca)
+    _check_time(at, identity.not_before, identity.not_after, identity)
     return identity
+
+
+@lru_cache(maxsize=32)
+def _span(ca: x509.Certificate) -> tuple[int, int]:
+    """First and last second of an authority's certificate; remembered, for every certificate is held against it."""
+    return _seconds(ca.not_valid_before_utc), _seconds(ca.not_valid_after_utc)
+
+
+def _check_time(at: int, begin: int, end: int, of: x509.Certificate | Identity) -> None:
+    if begin <= at <= end:
+        return
+    whose = f"{of.role} {of.name}" if isinstance(of, Identity) else f"authority {federation_name(of)}"
+    if at < begin:
+        raise HostileInput(
+            f"The certificate of {whose} is not valid yet: it begins on {moment(begin)}.", "Check this machine's clock."
+        )
+    raise CertificateExpired(
+        f"The certificate of {whose} has expired: it ended on {moment(end)}.", "Have the authority sign it again."
+    )
 
 
 def issued(certificate: bytes, authority: x509.Certificate, role: Role) -> Identity:

@@ -191,6 +191,9 @@ class Contributions:
         """Give up attempts past their deadline, and those whose payload was never finished by an earlier process."""
         site = self._site
         now = site.steady()
+        with site.database.reading() as connection:  # every second, and hardly ever for anything: it takes no lock
+            if not store.is_late(connection, now):
+                return
         with site.database.transaction() as connection:
             for row in store.attempts_in(connection, store.OPEN):
                 if now >= row.deadline:

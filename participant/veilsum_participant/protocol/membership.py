@@ -200,14 +200,16 @@ class Membership:
     def expire(self) -> None:
         """Leave studies whose time is over, and drop those that waited for too long."""
         now = self._site.clock()
-        with self._site.database.transaction() as connection:
-            rows = store.open_studies(connection)
-            for waiting in store.pending(connection):
-                if now >= parse_study(waiting.study).expires:
-                    store.drop_pending(connection, waiting.digest)
-        for row in rows:
-            if now >= parse_study(row.study).expires:
-                self.leave(row.digest, StudyState.ENDED)
+        with self._site.database.reading() as connection:
+            held, waiting = store.signed_studies(connection), store.pending(connection)
+        over = [row.digest for row in waiting if now >= parse_study(row.study).expires]
+        if over:
+            with self._site.database.transaction() as connection:
+                for digest in over:
+                    store.drop_pending(connection, digest)
+        for digest, study in held:
+            if now >= parse_study(study).expires:
+                self.leave(digest, StudyState.ENDED)
 
     def _mix(self, key: bytes, roster: Roster, own: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> dict[str, bytes]:
         if not set(theirs) <= set(own):

@@ -237,7 +237,7 @@ class Client:
     def _serve(self, inbox: queue.Queue[pb.Directive | Exception | None], workers: Workers, channel: GrpcChannel) -> None:
         due = time.monotonic()
         while not self._stopping.is_set():
-            if (left := due - time.monotonic()) <= 0:  # not with every directive: it takes the database's lock
+            if (left := due - time.monotonic()) <= 0:  # not with every directive: it reads the database
                 self._expire()
                 self._act_on_decisions(workers)
                 self._certificate.look()

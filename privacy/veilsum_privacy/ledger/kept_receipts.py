@@ -136,10 +136,13 @@ _KNOWN = select(certificate_table.c.fingerprint).where(
 
 def keep_receipts(connection: Connection, entry: int, checked: Sequence[CheckedReceipt]) -> None:
     """Keep verified receipts as those that an entry covers, and their signers' certificates."""
-    known = set(connection.scalars(_KNOWN, {"fingerprints": [_fingerprint(item) for item in checked]}))
-    for item in checked:
-        if _fingerprint(item) not in known:
-            keep_certificate(connection, item.signer.certificate)
+    fingerprints = [certificate_fingerprint(item.signer.certificate) for item in checked]
+    certificates = {name: item.signer.certificate.hex() for name, item in zip(fingerprints, checked, strict=True)}
+    for name in connection.scalars(_KNOWN, {"fingerprints": fingerprints}):
+        del certificates[name]
+    if certificates:
+        new = [{"fingerprint": name, "certificate": certificate} for name, certificate in certificates.items()]
+        connection.execute(_KEEP_CERTIFICATE, new)
     connection.execute(
         _KEEP,
         [
@@ -149,9 +152,9 @@ def keep_receipts(connection: Connection, entry: int, checked: Sequence[CheckedR
                 **receipt_columns(item.receipt),
                 "body": item.signed.body.decode(),
                 "signature": item.signed.signature.hex(),
-                "certificate": _fingerprint(item),
+                "certificate": fingerprint,
             }
-            for position, item in enumerate(checked)
+            for position, (item, fingerprint) in enumerate(zip(checked, fingerprints, strict=True))
         ],
     )
 
@@ -175,10 +178,6 @@ def keep_certificate(connection: Connection, certificate: bytes) -> str:
     if connection.scalar(_KNOWN, {"fingerprints": [fingerprint]}) is None:
         connection.execute(_KEEP_CERTIFICATE, {"fingerprint": fingerprint, "certificate": certificate.hex()})
     return fingerprint
-
-
-def _fingerprint(item: CheckedReceipt) -> str:
-    return certificate_fingerprint(item.signer.certificate)
 
 
 def certificate_fingerprint(certificate: bytes) -> str:
