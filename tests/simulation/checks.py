@@ -255,7 +255,7 @@ class Checks:
             adder = ToyAdder(RING, toy_slots(ciphertexts[0]), len(cohort))
             for ciphertext in ciphertexts:
                 adder.add(ciphertext)
-            parts.append(adder.to_bytes())
+            parts.append(bytes(adder.view()))
         return b"".join(parts)
 
     # -- at the end --------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def toy_slots(data: bytes) -> int:
 class ToyAdder:
     """In the place of :class:`veilsum_privacy.securesum.bfv.Adder`."""
 
-    def __init__(self, ring: BfvParameters, slots: int, summands: int) -> None:
+    def __init__(self, ring: BfvParameters, slots: int, summands: int, place: memoryview | None = None) -> None:
         self.parameters, self._total = ring, (0, np.zeros(slots, dtype=np.uint64))
 
     def add(self, data: bytes) -> None:
@@ -79,9 +79,9 @@ class ToyAdder:
         modulus = np.uint64(self.parameters.plain_modulus)
         self._total = self._total[0] + count, (self._total[1] + slots) % modulus
 
-    def to_bytes(self) -> bytes:
+    def view(self) -> memoryview:
         """The bytes of the sum."""
-        return _frame(*self._total)
+        return memoryview(_frame(*self._total))
 
 
 class ToyKey:

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "alertmanager" / "webh
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[tuple[str, int]]:
-    listener = runpy.run_path(str(SCRIPT))["Listener"]
+    listener = runpy.run_path(str(SCRIPT))["NotificationHandler"]
     with HTTPServer(("127.0.0.1", 0), listener) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -89,8 +89,8 @@ def test_a_signal_to_us_stops_all(tmp_path: Path, number: signal.Signals) -> Non
 def test_if_we_are_killed_the_kernel_ends_them(tmp_path: Path) -> None:
     text = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from local.processes import Command, Processes\n"
-        f"processes = Processes().__enter__()\n"
+        "from local.processes import Command, LocalProcesses\n"
+        f"processes = LocalProcesses().__enter__()\n"
         f"command = Command((sys.executable, '-c', {SLEEPER!r}))\n"
         f"print(processes.start('plain', command, Path({str(tmp_path / 'log')!r}), 5).pid, flush=True)\n"
         "time.sleep(600)\n"

@@ -153,7 +153,8 @@ class Stage:
             found: list[Any] = []
             try:
                 while len(found) < 100:
-                    found.append(await asyncio.wait_for(anext(answer), 0.02 if call.method in ("Work", "Watch") else 10))
+                    message = await asyncio.wait_for(anext(answer), 0.02 if call.method in ("Work", "Watch") else 10)
+                    found.append(pb.Chunk.FromString(message) if isinstance(message, bytes) else message)
             except (StopAsyncIteration, TimeoutError):
                 pass
             await answer.aclose()
