@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.federation import make_data, make_request, schema_of
+from support.federation import make_request, make_wide_data, wide_schema
 from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
 from veilsum_privacy.ledger import Kind, LedgerReader
+from veilsum_privacy.securesum.agreed import AgreedStudy
 
 pytestmark = pytest.mark.system  # a clean stop in the middle of a study is in test_killed_coordinator.py by default
 
@@ -26,8 +27,7 @@ BEFORE_UPLOAD = 20_000
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    data = make_data(NAMES, width=3)
-    with running_processes(tmp_path_factory.mktemp("federation"), data, waits=WAITS) as processes:
+    with running_processes(tmp_path_factory.mktemp("federation"), make_wide_data(NAMES), waits=WAITS) as processes:
         yield processes
 
 
@@ -44,14 +44,15 @@ def log_of(network: Processes, name: str = "") -> str:
 
 def enrolling(network: Processes) -> bytes:
     network.participants["b"].pause()
-    key = network.submit(network.compile(make_request(schema_of(3), epsilon=None)))
+    key = network.submit(network.compile(make_request(wide_schema(), epsilon=None)))
     network.await_status(key, lambda shown: len(shown.enrolled) == 2, "two enrolments")
     return key
 
 
 def contributing(network: Processes) -> bytes:
     network.proxies["c"].limit(BEFORE_UPLOAD)
-    study = network.compile(make_request(schema_of(3), epsilon=None))
+    study = network.compile(make_request(wide_schema(), epsilon=None))
+    assert AgreedStudy(study).task("statistics").plan(3, 3).encoding.upload_bytes > 1.2 * BEFORE_UPLOAD
     key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, "the third participant in its upload")
     network.await_contributions(2)
@@ -109,7 +110,7 @@ def test_a_participant_is_stopped(network: Processes, phase: Callable[[Processes
 
 
 def test_a_participant_is_stopped_and_started_in_the_middle_of_rounds(network: Processes) -> None:
-    request = make_request(schema_of(3), "fedsgd", epsilon=None)
+    request = make_request(wide_schema(), "fedsgd", epsilon=None)
     key = network.submit(network.compile(request.model_copy(update={"parameters": {"centre": False, "steps": 6}})))
     for released in (1, 3):
         network.await_status(key, lambda shown: shown.released >= released, "some releases")  # noqa: B023
