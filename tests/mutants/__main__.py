@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +71,6 @@ def judge(judges: tuple[str, ...], chosen: dict[str, list[Mutant]], workers: int
     print(f"{total} mutants of {', '.join(chosen)}: tests take {workshop.reach.whole:.0f} s", flush=True)
     wanted = {mutant.name for mutants in chosen.values() for mutant in mutants}
 
-    def left() -> Iterator[tuple[ast.Module, Mutant]]:
-        for path in chosen:  # a tree of its own for each
-            source = (ROOT / path).read_text()
-            for index, mutant in enumerate(find_mutants(path, source)[1]):
-                if mutant.name in wanted:
-                    tree, every = find_mutants(path, source)
-                    yield tree, every[index]
-
     def note(mutant: Mutant, verdict: Verdict) -> None:
         told: dict[str, Any] = {"name": mutant.name, "line": mutant.line, "kind": mutant.kind, **vars(verdict)}
         told["of"] = digest(mutant.path, () if verdict.found else judges)
@@ -89,30 +81,12 @@ def judge(judges: tuple[str, ...], chosen: dict[str, list[Mutant]], workers: int
             known = "harmless" if mutant.name in HARMLESS else "SURVIVED"
             print(f"{known} {mutant.path}:{mutant.line} in {mutant.place}: {mutant.before} -> {mutant.after}", flush=True)
 
-    def work(warm: bool) -> None:
-        trials: list[Trial] = []
-        queue = left()
-        while True:
-            while len(trials) < workers and (item := next(queue, None)):
-                if trial := workshop.start(*item):
-                    trials.append(trial)
-            if not trials:
-                return
-            for trial in list(trials):
-                if verdict := trial.verdict():
-                    trials.remove(trial)
-                    if verdict.found == "test":
-                        workshop.found(trial.mutant, verdict.by)
-                    if verdict.found or not warm or not workshop.reaches_imports(trial.mutant):
-                        note(trial.mutant, verdict)
-            time.sleep(0.005)
-
     sys.stdout.flush()
     if not (child := os.fork()):
         code = 1
         try:
             workshop.warm()
-            work(warm=True)
+            work(workshop, left(chosen, wanted), workers, note, warm=True)
             code = 0
         except BaseException:  # noqa: BLE001  # nothing may go on in a fork
             traceback.print_exc()
@@ -122,7 +96,43 @@ def judge(judges: tuple[str, ...], chosen: dict[str, list[Mutant]], workers: int
     if os.waitpid(child, 0)[1]:
         raise SystemExit("The process that judges faults within functions ended; its words stand above.")
     wanted -= set(read(out, dict.fromkeys(chosen, judges)))
-    work(warm=False)
+    work(workshop, left(chosen, wanted), workers, note, warm=False)
+
+
+def left(chosen: dict[str, list[Mutant]], wanted: set[str]) -> Iterator[tuple[ast.Module, Mutant]]:
+    """Mutants that are still wanted when their turn comes, each in a tree of its own."""
+    for path in chosen:
+        source = (ROOT / path).read_text()
+        for index, mutant in enumerate(find_mutants(path, source)[1]):
+            if mutant.name in wanted:
+                tree, every = find_mutants(path, source)
+                yield tree, every[index]
+
+
+def work(
+    workshop: Workshop,
+    queue: Iterator[tuple[ast.Module, Mutant]],
+    workers: int,
+    note: Callable[[Mutant, Verdict], None],
+    *,
+    warm: bool,
+) -> None:
+    """Try mutants, some at a time, and note what came of each; where all was imported before, not what may be its doing."""
+    trials: list[Trial] = []
+    while True:
+        while len(trials) < workers and (item := next(queue, None)):
+            if trial := workshop.start(*item):
+                trials.append(trial)
+        if not trials:
+            return
+        for trial in list(trials):
+            if verdict := trial.verdict():
+                trials.remove(trial)
+                if verdict.found == "test":
+                    workshop.found(trial.mutant, verdict.by)
+                if verdict.found or not warm or not workshop.reaches_imports(trial.mutant):
+                    note(trial.mutant, verdict)
+        time.sleep(0.005)
 
 
 def report(results: list[dict[str, Any]]) -> int:

@@ -202,22 +202,10 @@ def _expressions(node: ast.expr) -> Iterator[tuple[str, ast.AST]]:
                 yield "operand dropped", rest[0] if len(rest) == 1 else ast.BoolOp(op, rest)
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert(), operand=operand):
             yield "sign dropped", operand
-        case ast.Constant(value=bool(value)):
-            yield "constant", ast.Constant(not value)
-        case ast.Constant(value=int(value)):
-            yield "constant", ast.Constant(value + 1)
-            if value > 0:
-                yield "constant", ast.Constant(value - 1)
-        case ast.Constant(value=float(value)):
-            yield "constant", ast.Constant(2 * value or 1.0)
-        case ast.Dict(keys=keys, values=values) if len(values) > 1:
-            for index in range(len(values)):
-                kept = [place for place in range(len(values)) if place != index]
-                yield "element dropped", ast.Dict([keys[place] for place in kept], [values[place] for place in kept])
-        case ast.List(elts=elements) | ast.Set(elts=elements) if len(elements) > 1:
-            for index in range(len(elements)):
-                rest = [*elements[:index], *elements[index + 1 :]]
-                yield "element dropped", ast.List(rest, ast.Load()) if isinstance(node, ast.List) else ast.Set(rest)
+        case ast.Constant(value=bool() | int() | float() as value):
+            yield from (("constant", ast.Constant(other)) for other in _other_values(value))
+        case ast.Dict() | ast.List() | ast.Set():
+            yield from _without_one(node)
         case ast.Slice(lower=lower, upper=upper, step=step):
             if lower is not None:
                 yield "bound dropped", ast.Slice(None, upper, step)
@@ -225,6 +213,25 @@ def _expressions(node: ast.expr) -> Iterator[tuple[str, ast.AST]]:
                 yield "bound dropped", ast.Slice(lower, None, step)
         case ast.Call():
             yield from _calls(node)
+
+
+def _other_values(value: bool | int | float) -> list[bool | int | float]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value - 1] if value > 0 else [value + 1]
+    return [2 * value or 1.0]
+
+
+def _without_one(node: ast.Dict | ast.List | ast.Set) -> Iterator[tuple[str, ast.AST]]:
+    """A display of two elements or more, each time without one of them."""
+    elements = node.values if isinstance(node, ast.Dict) else node.elts
+    for dropped in range(len(elements) if len(elements) > 1 else 0):
+        rest = [*elements[:dropped], *elements[dropped + 1 :]]
+        if isinstance(node, ast.Dict):
+            yield "element dropped", ast.Dict([*node.keys[:dropped], *node.keys[dropped + 1 :]], rest)
+        else:
+            yield "element dropped", ast.List(rest, ast.Load()) if isinstance(node, ast.List) else ast.Set(rest)
 
 
 def _calls(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
