@@ -24,6 +24,9 @@ SECONDS = 10.0
 POINTS = 400
 """Points that a curve has at most: about a panel's width."""
 
+NOT_A_NUMBER = ("veilsum_directory_expiry_timestamp_seconds",)
+"""Metrics that are NaN at a site which has no use for what they measure; other curves of NaN are taken for no data."""
+
 _SPECIAL = re.compile(r"[.*+?^${}()|\[\]]")
 
 
@@ -66,7 +69,7 @@ class Answer:
     Attributes:
         board, panel: titles.
         expr: as it was sent.
-        series: how many series have at least one number.
+        series: how many series have at least one number, or may be without.
         fault: why Prometheus refused it; empty if it did not.
     """
 
@@ -146,7 +149,8 @@ def _ask(prometheus: Prometheus, board: str, panel: str, expr: str, window: Wind
     except ValueError as error:
         return Answer(board, panel, expr, 0, str(error))
     series = [item.get("values") or [item["value"]] for item in data["result"]]
-    return Answer(board, panel, expr, sum(any(value != "NaN" for _, value in points) for points in series))
+    ignored = None if any(metric in expr for metric in NOT_A_NUMBER) else "NaN"
+    return Answer(board, panel, expr, sum(any(value != ignored for _, value in points) for points in series))
 
 
 def _variables(board: Mapping[str, Any]) -> list[dict[str, Any]]:

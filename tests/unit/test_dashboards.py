@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from grafana.build import DASHBOARDS, DATASOURCE, TAG, texts
-from grafana.check import CheckError, Prometheus, Window, any_of, check, label_values, read_boards
+from grafana.check import NOT_A_NUMBER, CheckError, Prometheus, Window, any_of, check, label_values, read_boards
 from support.federation import make_bed
 from support.tools import need_tool
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
@@ -295,11 +295,13 @@ def test_all_values_or_each_of_them() -> None:
 
 
 def test_what_is_empty_or_refused_is_told() -> None:
-    answers = check([board_of("m", "empty", "bad")], Canned({}), Window(0, 60, 1))
+    by_design = f"empty {NOT_A_NUMBER[0]}"
+    answers = check([board_of("m", "empty", "bad", by_design)], Canned({}), Window(0, 60, 1))
     assert [(answer.expr, answer.series, answer.fault) for answer in answers] == [
         ("m", 1, ""),
         ("empty", 0, ""),
         ("bad", 0, "bad_data: parse error"),
+        (by_design, 1, ""),
     ]
 
 
