@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an optional extra: pip install 'veilsum[ray]'"),
 ]
 
-STARTS = 5
+STARTS = 10
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def ray() -> Iterator[Engine]:
 
 
 def started() -> RayEngine:
-    """A cluster; Ray gives its own start 30 s, which a busy machine may miss, and is then asked again."""
+    """A cluster; Ray gives its agents 15 s to start, which a busy machine may miss, and is then asked again."""
     import ray
 
     for _ in range(STARTS - 1):

@@ -58,8 +58,11 @@ class RayEngine:
             try:
                 ray.init(address=address or "local", **options)
             except Exception as error:
-                where = "be started here" if address is None else f"be reached at {address}"
-                raise StateError(f"A Ray cluster cannot {where}: {type(error).__name__}.", "Check --address.") from error
+                where, advice = f"be reached at {address}", "Check --address."
+                if address is None:
+                    where = "be started here"
+                    advice = "Try again: a busy machine may miss the 15 s that Ray gives its parts. Its logs are in /tmp/ray."
+                raise StateError(f"A Ray cluster cannot {where}: {type(error).__name__}.", advice) from error
         self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         # Ray retries what its own faults end; what the function raises is its answer and is not tried again.
         self._remote = ray.remote(num_cpus=1, max_retries=RETRIES)(_answer)
