@@ -325,7 +325,7 @@ class Processes(Parties):
         """
         self.heal()
         for name in self.names:
-            wait_for(lambda name=name: self._is_over(name, key), f"the end of the study at {name}")  # type: ignore[misc]
+            self.await_over(name, key)
             entries = self.entries(name, key)
             assert count(entries, Kind.CHARGE) == (name in charged), name
             assert count(entries, Kind.RELEASE_SEEN) == (name in released), name
@@ -337,9 +337,14 @@ class Processes(Parties):
             row = self.study_row(name, key) or {}
             assert not any(row.get(secret) for secret in ("box_key", "secret_key", "tag_key", "seeds")), name
 
-    def _is_over(self, name: str, key: bytes) -> bool:
-        row = self.study_row(name, key)
-        return row is None or row["status"] in ("ended", "left")
+    def await_over(self, name: str, key: bytes) -> None:
+        """Wait until the study is over at a participant."""
+
+        def over() -> bool:
+            row = self.study_row(name, key)
+            return row is None or row["status"] in ("ended", "left")
+
+        wait_for(over, f"the end of the study at {name}")
 
     @property
     def _journal(self) -> Path:
