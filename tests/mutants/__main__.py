@@ -86,7 +86,7 @@ def judge(judges: tuple[str, ...], chosen: dict[str, list[Mutant]], workers: int
         code = 1
         try:
             workshop.warm()
-            work(workshop, left(chosen, wanted), workers, note, warm=True)
+            work(workshop, remaining(chosen, wanted), workers, note, warm=True)
             code = 0
         except BaseException:  # noqa: BLE001  # nothing may go on in a fork
             traceback.print_exc()
@@ -96,10 +96,10 @@ def judge(judges: tuple[str, ...], chosen: dict[str, list[Mutant]], workers: int
     if os.waitpid(child, 0)[1]:
         raise SystemExit("The process that judges faults within functions ended; its words stand above.")
     wanted -= set(read(out, dict.fromkeys(chosen, judges)))
-    work(workshop, left(chosen, wanted), workers, note, warm=False)
+    work(workshop, remaining(chosen, wanted), workers, note, warm=False)
 
 
-def left(chosen: dict[str, list[Mutant]], wanted: set[str]) -> Iterator[tuple[ast.Module, Mutant]]:
+def remaining(chosen: dict[str, list[Mutant]], wanted: set[str]) -> Iterator[tuple[ast.Module, Mutant]]:
     """Mutants that are still wanted when their turn comes, each in a tree of its own."""
     for path in chosen:
         source = (ROOT / path).read_text()
