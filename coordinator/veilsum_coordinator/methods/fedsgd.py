@@ -217,7 +217,7 @@ class FedSGD(Method):
             return *moment_plans(moments, inputs, parameters.missing, share=wanted), steps
         if not own_mean:
             return (steps,)
-        counted = parameters.class_weights in RARITY
+        counted = isinstance(parameters.class_weights, str) and parameters.class_weights in RARITY
         return centre_plan(inputs, parameters.missing, parameters.clip, share, classes=counted), steps
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
