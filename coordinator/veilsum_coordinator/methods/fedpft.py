@@ -28,7 +28,7 @@ from veilsum_coordinator.parts.alignment import (
     alignment_plans,
     resolve_alignment,
 )
-from veilsum_coordinator.parts.application import LINEAR, linear_arrays, study_application, study_arrays
+from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
@@ -150,9 +150,7 @@ class FedPFT(Method):
             return Result(self.name, summary)
         summary["samples"] = len(drawn[0])
         head = softmax_head(*drawn, parameters.ridge, names)
-        arrays = {**study_arrays(federation, aligned), **linear_arrays(head)}
-        applied = study_application(federation, parameters.missing, aligned, LINEAR, head.classes)
-        return Result(self.name, summary, arrays, applied)
+        return linear_result(federation, summary, parameters.missing, head, aligned)
 
     def _drawn(
         self, federation: Federation, parameters: FedPFTParameters, broadcast: Mapping[str, Floats]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -73,10 +74,14 @@ class Beginning(NamedTuple):
     Attributes:
         scores: (k,) of the best constant prediction.
         curvature: of the loss there, an average over records.
+        centre: (d,) means of the features, without the outcome's columns.
+        spread: squared norm that scaled features have on average once these are off, at most.
     """
 
     scores: Floats
     curvature: float
+    centre: Floats
+    spread: float
 
 
 def beginning(outcome: Outcome, schema: DatasetSchema, means: Floats) -> Beginning:
@@ -100,11 +105,11 @@ def beginning(outcome: Outcome, schema: DatasetSchema, means: Floats) -> Beginni
         expected = np.repeat([at_risk, max(events, 1e-3)], loss.scores)
     else:
         expected = np.array([scaled if outcome.loss != "poisson" else max(value / half, 1e-3)])
-    return Beginning(loss.constant(expected), loss.curvature(expected))
+    centre = means[outcome.places(schema)]
+    return Beginning(loss.constant(expected), loss.curvature(expected), centre, _spread(outcome.features(schema), centre))
 
 
-def spread(schema: DatasetSchema, centre: Floats) -> float:
-    """Squared norm that scaled features have on average once their means (d,) are off, at most."""
+def _spread(schema: DatasetSchema, centre: Floats) -> float:
     found, first = 0.0, 0
     for column in schema.columns:
         own = centre[first : first + column.width]
@@ -222,18 +227,28 @@ def predictor_bounds(
     return low, high
 
 
-def bound_rows(
-    outcome: Outcome, schema: DatasetSchema, architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats
-) -> Iterator[dict[str, Any]]:
-    """What :func:`score_rows` says of a model that is no formula: its bounds alone; none where it predicts nothing.
+def score_summary(
+    outcome: Outcome,
+    schema: DatasetSchema,
+    architecture: Architecture,
+    arrays: Mapping[str, Floats],
+    head: Mapping[str, Floats],
+    centre: Floats,
+) -> dict[str, Any]:
+    """What a result says of its model's prediction: what it is of; and as a row its formula, or bounds where there is none.
+
+    There is no row of a model that predicts the same for every record.
 
     Args:
         outcome, schema: of the study.
         architecture, arrays: of the model, on features less the centre.
+        head: ``weights`` and ``bias`` of a linear model on features as they are.
         centre: (d,) released means of the features.
     """
-    try:
-        low, high = predictor_bounds(outcome, schema, architecture, arrays, means=centre, centred=True)
-    except Misuse:
-        return
-    yield {"low": low, "high": high}
+    linear = architecture.name == "linear"
+    rows = list(score_rows(outcome, schema, (head["weights"], head["bias"]), centre)) if linear else []
+    if not rows:
+        with suppress(Misuse):
+            low, high = predictor_bounds(outcome, schema, architecture, arrays, means=centre, centred=True)
+            rows = [{"low": low, "high": high}]
+    return {PREDICTION: predicts(outcome), SCORE: rows}
