@@ -308,20 +308,16 @@ class ReleasedBefore:
 
 def release_before(federation: Federation, parameters: FedSGDParameters) -> ReleasedBefore:
     """Run the rounds that come before the steps: of moments, or else of means where a centre is asked for."""
-    study, outcome = federation.study, parameters.outcome
-    if parameters.moments is not None:
-        moments = align_moments(federation, parameters.moments)
-        weights = weights_of_classes(parameters.class_weights, study.data.classes, None)
-        return ReleasedBefore(moments, aligned_centre(moments, study) if parameters.centre else None, weights)
-    if not parameters.centre:
-        return ReleasedBefore(weights=weights_of_classes(parameters.class_weights, study.data.classes, None))
+    study, outcome, asked = federation.study, parameters.outcome, parameters.class_weights
+    if parameters.moments is not None or not parameters.centre:
+        moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
+        centre = aligned_centre(moments, study) if parameters.centre and moments is not None else None
+        return ReleasedBefore(moments, centre, weights_of_classes(asked, study.data.classes, None))
     means = federation.sum(MEANS)
-    centre, records = released_centre(means, study), float(means.values["count"].sum())
-    if outcome is not None:
-        begin = beginning(outcome, study.data, centre)
-        return ReleasedBefore(centre=begin.centre, beginning=begin, records=records)
-    weights = weights_of_classes(parameters.class_weights, study.data.classes, means)
-    return ReleasedBefore(centre=centre, weights=weights, records=records)
+    centre, weights = released_centre(means, study), weights_of_classes(asked, study.data.classes, means)
+    begin = None if outcome is None else beginning(outcome, study.data, centre)
+    own = centre if begin is None else begin.centre
+    return ReleasedBefore(None, own, weights, begin, float(means.values["count"].sum()))
 
 
 @dataclass(frozen=True)

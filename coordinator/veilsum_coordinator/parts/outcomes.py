@@ -118,7 +118,7 @@ def _spread(schema: DatasetSchema, centre: Floats) -> float:
     return found
 
 
-def score_rows(
+def _score_rows(
     outcome: Outcome, schema: DatasetSchema, head: tuple[Floats, Floats], centre: Floats
 ) -> Iterator[dict[str, Any]]:
     """A linear model's prediction as a derived number with bounds, for federated evaluations; none of more scores than one.
@@ -240,7 +240,7 @@ def score_summary(
         centre: (d,) released means of the features.
     """
     linear = architecture.name == "linear"
-    rows = list(score_rows(outcome, schema, (head["weights"], head["bias"]), centre)) if linear else []
+    rows = list(_score_rows(outcome, schema, (head["weights"], head["bias"]), centre)) if linear else []
     if not rows:
         with suppress(Misuse):
             low, high = predictor_bounds(outcome, schema, architecture, arrays, means=centre, centred=True)
