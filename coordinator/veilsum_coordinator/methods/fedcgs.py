@@ -24,6 +24,7 @@ from veilsum_coordinator.parts.alignment import (
     AlignmentParameters,
     align,
     alignment_plans,
+    plans_in_front,
     resolve_alignment,
     task_alignment,
 )
@@ -157,10 +158,8 @@ class FedCGS(Method):
             )
         if parameters.generation is not None:
             use = FeatureUse.of(inputs, clip, missing, alignment)
-            if alignment is None:
-                return generation_plans(parameters.generation, use)
-            before = alignment_plans(alignment, inputs, clip, missing, share=alignment.share)
-            return *before, *generation_plans(parameters.generation, use, share=1.0 - alignment.share)
+            before, left = plans_in_front(alignment, inputs, clip, missing)
+            return *before, *generation_plans(parameters.generation, use, share=left)
         if alignment is None:
             task = class_moments(inputs, clip, missing, split=parameters.split)
             if not parameters.centre:

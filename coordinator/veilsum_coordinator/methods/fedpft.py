@@ -25,7 +25,7 @@ from veilsum_coordinator.parts.alignment import (
     NOTHING_ALIGNED,
     AlignmentParameters,
     align,
-    alignment_plans,
+    plans_in_front,
     resolve_alignment,
 )
 from veilsum_coordinator.parts.application import linear_result
@@ -104,13 +104,7 @@ class FedPFT(Method):
         if not isinstance(parameters, FedPFTParameters) or parameters.clip is None:
             raise ConfigurationError("The method fedpft needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method fedpft")
-        before: tuple[TaskPlan, ...] = ()
-        left = 1.0
-        if parameters.alignment is not None:
-            before = alignment_plans(
-                parameters.alignment, inputs, parameters.clip, parameters.missing, share=parameters.alignment.share
-            )
-            left -= parameters.alignment.share
+        before, left = plans_in_front(parameters.alignment, inputs, parameters.clip, parameters.missing)
         use = FeatureUse.of(inputs, parameters.clip, parameters.missing, parameters.alignment)
         if parameters.generation is not None:
             if parameters.components > 1:

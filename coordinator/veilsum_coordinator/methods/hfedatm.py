@@ -10,7 +10,7 @@ post-processing and cost nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.filters import convolutions
+from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regmean import Merged, merge_stations
 from veilsum_coordinator.methods.fedavg import local_expectations
 from veilsum_coordinator.parts.application import study_result
@@ -228,7 +229,8 @@ class HFedATM(Method):
             shown = [{name: averaged.arrays[name] for name in shown[0]}] * len(stations)
         for station, model in zip(stations, shown, strict=True) if p.merge.regmean else ():
             release = federation.sum(GRAMS, to_broadcast(model), members=station.members)
-            grams.append({layer: symmetric(release.values, layer) for layer in layers})
+            values = release.values
+            grams.append({each: symmetric(values[DIAGONAL + each], values[PRODUCTS + each]) for each in layers})
             for layer in layers:
                 noise.setdefault(layer, []).append(_noise(federation.study, release, layer))
         return merge_stations(
@@ -243,15 +245,6 @@ class HFedATM(Method):
             noise_std=noise,
             turned=common,
         )
-
-
-def symmetric(values: Mapping[str, Floats], layer: str) -> Floats:
-    """A layer's Gram (m, m) from the blocks of the task "grams"."""
-    diagonal, products = values[DIAGONAL + layer], values[PRODUCTS + layer]
-    gram = np.diag(diagonal / 2.0)
-    gram[np.triu_indices(len(diagonal), 1)] = products
-    result: Floats = gram + gram.T
-    return result
 
 
 def epsilons(study: Study) -> dict[str, float | None]:

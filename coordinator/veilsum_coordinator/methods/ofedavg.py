@@ -21,7 +21,7 @@ from veilsum_coordinator.parts.alignment import (
     Aligned,
     AlignmentParameters,
     align,
-    alignment_plans,
+    plans_in_front,
     resolve_alignment,
     task_alignment,
 )
@@ -135,11 +135,7 @@ class OFedAvg(Method):
             raise ConfigurationError("The method o-fedavg needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method o-fedavg")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
-        before: tuple[TaskPlan, ...] = ()
-        left = 1.0
-        if alignment is not None:
-            before = alignment_plans(alignment, inputs, clip, missing, share=alignment.share)
-            left -= alignment.share
+        before, left = plans_in_front(alignment, inputs, clip, missing)
         if parameters.generation is not None:
             if parameters.disclosure == "per-site":
                 raise ConfigurationError(

@@ -183,11 +183,8 @@ class _CorrelationReader(QueryReader):
     encoding: CorrelationEncoding
 
     def rows(self) -> Iterator[Row]:
-        names, diagonal, cross = self.encoding.query.over, self.block("diagonal"), self.block("cross")
-        matrix = np.diag(diagonal)
-        upper = np.triu_indices(len(diagonal), 1)
-        matrix[upper] = cross
-        matrix.T[upper] = cross
+        names, diagonal = self.encoding.query.over, self.block("diagonal")
+        matrix = symmetric(diagonal, self.block("cross"))
         for i in range(len(names)):
             for j in range(i + 1, len(names)):
                 found = correlations.correlation(matrix, i, j, self.std("diagonal"), self.std("cross"))
