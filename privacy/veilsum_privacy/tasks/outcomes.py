@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -91,8 +91,9 @@ class Outcome(Frozen):
 
     def places(self, schema: DatasetSchema) -> NDArray[np.intp]:
         """Which of the schema's features are features here."""
-        kept = [range(at.start, at.stop) for column, at in schema.places() if column.name not in self.columns]
-        return np.array(list(chain(*kept)), dtype=np.intp)
+        own = (at for column, at in schema.places() if column.name not in self.columns)
+        kept = [place for at in own for place in range(at.start, at.stop)]
+        return np.array(kept, dtype=np.intp)
 
     def number(self, schema: DatasetSchema) -> NumberColumn:
         """The numeric column."""
