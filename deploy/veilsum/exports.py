@@ -20,7 +20,8 @@ from typing import Any
 from veilsum.markov_fields import fit_field
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_coordinator.parts.query_answers import NOISE, PAIRS, RECORDS, SCALE
+from veilsum_coordinator.parts.query_answers import RECORDS
+from veilsum_coordinator.parts.query_readers import NOISE, PAIRS, SCALE
 from veilsum_node.errors import ConfigurationError, Unavailable
 from veilsum_privacy.results.result import Result
 

@@ -19,7 +19,7 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_coordinator.storage import outage
-from veilsum_coordinator.storage.journal import RELEASES
+from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import RefusalCode, StateError, Unavailable
 from veilsum_privacy.securesum.boxes import BoxKey

@@ -22,9 +22,9 @@ from veilsum.local.federation import results_directory
 from veilsum_coordinator.parts import long_arrays
 from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.runner import RoundLostError
-from veilsum_coordinator.storage import journal, long_values, outage
-from veilsum_coordinator.storage.journal import RELEASES
+from veilsum_coordinator.storage import journal, long_values, outage, releases
 from veilsum_coordinator.storage.long_values import RELEASE_PIECES, SUM_PIECES, cut
+from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.results.result import load_result
@@ -38,9 +38,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 3 integers in the journal, of 4 values in a method, whose state lies in files."""
-    for module in (journal, long_arrays):
+    for module in (journal, releases, long_arrays):
         monkeypatch.setattr(module, "LONG", 1)
-    for module in (journal, long_values):
+    for module in (releases, long_values):
         monkeypatch.setattr(module, "PIECE_VALUES", 3)
     for module in (long_arrays, runner):
         monkeypatch.setattr(module, "PIECE", 4)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.studies import SCHEMA, compiled
+from support.studies import SCHEMA, Watched, compiled, shifted_sites
+from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
 from veilsum_coordinator.parts.class_weights import RARITY, rarity_weights, stated_weights
 from veilsum_coordinator.parts.federation import Release
@@ -41,6 +42,12 @@ def test_of_a_table_only_proportions_count() -> None:
     study = compiled("fedavg", {"class_weights": table})
     told = study.task("local-training").parameters["class_weights"]
     assert [float.fromhex(value) for value in told] == pytest.approx(expected)
+    study = compiled("fedsgd", {"class_weights": table, "steps": 1}, epsilon=2.0)
+    assert "classes" not in study.task("means").parameters  # a table needs no frequencies
+    sites = Watched(study, shifted_sites())
+    shown = METHODS["fedsgd"].run(sites).summary["class_weights"]
+    assert shown == pytest.approx(dict(zip(names, expected, strict=True)))
+    np.testing.assert_allclose(sites.broadcasts[-1][CLASS_WEIGHTS], expected)
 
 
 def test_rare_classes_weigh_more_by_default_where_a_centre_counts_them() -> None:

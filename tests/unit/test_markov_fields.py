@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from veilsum.exports import export_result
 from veilsum.markov_fields import EVIDENCE, MarkovField, choose_pairs, fit_field
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_coordinator.parts.query_answers import NOISE, PAIRS, RECORDS, SCALE
+from veilsum_coordinator.parts.query_answers import RECORDS
+from veilsum_coordinator.parts.query_readers import NOISE, PAIRS, SCALE
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.results.result import Result
 

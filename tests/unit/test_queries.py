@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.studies import complete
-from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand, weigh
+from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand
+from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.mechanism.clipping import site_sum
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn

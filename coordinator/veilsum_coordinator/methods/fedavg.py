@@ -9,14 +9,14 @@ FedProto, FedSR, FedIIR; FedOPT and FedNova; FedAVOT.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from veilsum_coordinator.parts.application import outcome_application, study_application, study_arrays
+from veilsum_coordinator.parts.application import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.class_weights import stated_weights
 from veilsum_coordinator.parts.expectations import Z95, Expectation
@@ -133,23 +133,8 @@ class FedAvg(Method):
             "moments": moments,
             "records": parameters.records or training_records(moments, inputs.records),
         }
-        if parameters.participation is not None and OBJECTIVES[parameters.objective.name].whole_cohort:
-            raise ConfigurationError(
-                f'fedavg with objective "{parameters.objective.name}" corrects towards the unweighted mean of all'
-                " sites, so it cannot be combined with a participation table.",
-                'Leave [parameters.participation] out, or use the objective "none", "prox", "moon" or "ntd".',
-            )
-        if parameters.participation is not None and parameters.weighting == "records":
-            raise ConfigurationError(
-                'fedavg with a participation table cannot use weighting = "records".',
-                "State the sites' importance in the table.",
-            )
-        if moments is not None and parameters.participation is not None and parameters.participation.mode != "natural":
-            raise ConfigurationError(
-                "fedavg with alignment by moments needs one cohort for the whole study, as does every study whose sites keep"
-                " a statistic: no two sums may differ by one site.",
-                'Leave out [parameters.moments], or set mode = "natural".',
-            )
+        if parameters.participation is not None:
+            check_participation(parameters, parameters.participation)
         return parameters.model_copy(update=filled)
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
@@ -203,19 +188,15 @@ class FedAvg(Method):
         parameters = FedAvgParameters.model_validate(study.parameters)
         outcome = parameters.outcome
         moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
-        reference, able = ({}, None) if moments is None else (moments.broadcast, set(moments.cohort))
+        reference, able = ({}, None) if moments is None else (moments.broadcast, moments.cohort)
         rounds = LocalRounds(federation, parameters)
         who = None if parameters.participation is None else Participation(parameters.participation, study.participants)
         rng = np.random.default_rng((parameters.seed, 0x61766F74))
         averaged = math.ceil((parameters.average or 0.0) * parameters.rounds)
         mean = {name: np.zeros_like(values) for name, values in rounds.trained.items()}
         for number in range(1, parameters.rounds + 1):
-            if who is None:
-                rounds.round(reference, able)
-            else:
-                members, weights = who.draw(rng)
-                aligned = able if members is None or able is None else able.intersection(members)
-                rounds.round({**reference, **weights}, members if able is None else aligned)
+            drawn, weights = (None, {}) if who is None else who.draw(rng)
+            rounds.round({**reference, **weights}, _in_both(able, drawn))
             if number > parameters.rounds - averaged:
                 mean = {name: mean[name] + values / averaged for name, values in rounds.trained.items()}
         final = mean if averaged else rounds.trained
@@ -238,8 +219,39 @@ class FedAvg(Method):
         if outcome is not None:
             applied = outcome_application(study.data, outcome, missing=parameters.missing, head=head)
             return Result(self.name, summary, arrays, applied)
-        applied = study_application(federation, parameters.missing, moments, head, study.data.classes)
-        return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)
+        return study_result(federation, summary, parameters.missing, head, arrays, study.data.classes, moments)
+
+
+def _in_both(one: Collection[str] | None, other: Collection[str] | None) -> Collection[str] | None:
+    """Who is in both; None stands for everyone."""
+    if one is None or other is None:
+        return other if one is None else one
+    return set(one).intersection(other)
+
+
+def check_participation(parameters: FedAvgParameters, participation: ParticipationParameters) -> None:
+    """Insist that nothing was asked for that goes with no table of who takes part.
+
+    Raises:
+        ConfigurationError: it was.
+    """
+    if OBJECTIVES[parameters.objective.name].whole_cohort:
+        raise ConfigurationError(
+            f'fedavg with objective "{parameters.objective.name}" corrects towards the unweighted mean of all'
+            " sites, so it cannot be combined with a participation table.",
+            'Leave [parameters.participation] out, or use the objective "none", "prox", "moon" or "ntd".',
+        )
+    if parameters.weighting == "records":
+        raise ConfigurationError(
+            'fedavg with a participation table cannot use weighting = "records".',
+            "State the sites' importance in the table.",
+        )
+    if parameters.moments is not None and participation.mode != "natural":
+        raise ConfigurationError(
+            "fedavg with alignment by moments needs one cohort for the whole study, as does every study whose sites keep"
+            " a statistic: no two sums may differ by one site.",
+            'Leave out [parameters.moments], or set mode = "natural".',
+        )
 
 
 def outcome_rates(

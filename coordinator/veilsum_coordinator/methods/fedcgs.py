@@ -24,15 +24,16 @@ from veilsum_coordinator.parts.alignment import (
     AlignmentParameters,
     align,
     alignment_plans,
+    plans_in_front,
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.parts.application import application, linear_arrays, linear_form, study_application, study_arrays
+from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
-from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.class_tables import COLUMNS, class_tables, columns_plan, released_means
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations
+from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generated import NO_CLASS, NO_HEAD
 from veilsum_coordinator.parts.generation import GEOMETRY, FeatureUse, GenerationParameters, generation_plans, run_generation
@@ -56,8 +57,6 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study
 from veilsum_privacy.tasks.features import CENTRE
-
-__all__ = ["FedCGS", "FedCGSParameters", "application", "default_clip", "discriminant"]
 
 Floats = NDArray[np.float64]
 
@@ -159,10 +158,8 @@ class FedCGS(Method):
             )
         if parameters.generation is not None:
             use = FeatureUse.of(inputs, clip, missing, alignment)
-            if alignment is None:
-                return generation_plans(parameters.generation, use)
-            before = alignment_plans(alignment, inputs, clip, missing, share=alignment.share)
-            return *before, *generation_plans(parameters.generation, use, share=1.0 - alignment.share)
+            before, left = plans_in_front(alignment, inputs, clip, missing)
+            return *before, *generation_plans(parameters.generation, use, share=left)
         if alignment is None:
             task = class_moments(inputs, clip, missing, split=parameters.split)
             if not parameters.centre:
@@ -205,19 +202,11 @@ class FedCGS(Method):
     def run(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FedCGSParameters.model_validate(study.parameters)
-        aligned: Aligned | None = None
-        summary: dict[str, Any] = {}
-        if parameters.alignment is not None:
-            aligned = align(federation, parameters.alignment)
-            summary["alignment"] = dict(aligned.summary)
+        aligned = None if parameters.alignment is None else align(federation, parameters.alignment)
+        summary: dict[str, Any] = {} if aligned is None else {"alignment": dict(aligned.summary)}
         if parameters.generation is not None:
             return self._generated(federation, parameters, aligned, summary)
-        centre, described = None, dict[str, Any]()
-        if parameters.centre and parameters.describe:
-            columns = federation.sum(COLUMNS)
-            centre, described = released_means(columns, study), class_tables(columns, study)
-        elif parameters.centre:
-            centre = released_centre(federation.sum(MEANS), study)
+        centre, described = self._centre(federation, parameters)
         release = self._moments(federation, parameters, aligned, centre)
         counts, std = release.values["counts"], release.noise_std["counts"]
         known = [index for index, number in enumerate(counts) if not moments.within_noise(float(number), std)]
@@ -243,7 +232,16 @@ class FedCGS(Method):
             head = replace(head, centre=centre, clip=parameters.clip)
         elif centre is not None:
             head = replace(head, bias=head.bias - head.weights @ centre)
-        return self._result(federation, parameters, summary, head, aligned)
+        return linear_result(federation, summary, parameters.missing, head, aligned)
+
+    def _centre(self, federation: Federation, parameters: FedCGSParameters) -> tuple[Floats | None, dict[str, Any]]:
+        """What is taken off the features, None for nothing; and what its release tells of the columns."""
+        if not parameters.centre:
+            return None, {}
+        if not parameters.describe:
+            return released_centre(federation.sum(MEANS), federation.study), {}
+        columns = federation.sum(COLUMNS)
+        return released_means(columns, federation.study), class_tables(columns, federation.study)
 
     def _moments(
         self, federation: Federation, parameters: FedCGSParameters, aligned: Aligned | None, centre: Floats | None
@@ -280,19 +278,7 @@ class FedCGS(Method):
         priors = generation.geometry.counts[known] if parameters.priors == "released" else np.ones(len(known))
         classes = tuple(names[index] for index in known)
         head = lda_head(sums / counts[:, None], _regular(within), priors, classes)
-        return self._result(federation, parameters, summary, head, aligned)
-
-    def _result(
-        self,
-        federation: Federation,
-        parameters: FedCGSParameters,
-        summary: dict[str, Any],
-        head: LinearHead,
-        aligned: Aligned | None,
-    ) -> Result:
-        arrays = {**study_arrays(federation, aligned), **linear_arrays(head)}
-        applied = study_application(federation, parameters.missing, aligned, linear_form(head), head.classes)
-        return Result(self.name, summary, arrays=arrays, application=applied)
+        return linear_result(federation, summary, parameters.missing, head, aligned)
 
 
 def discriminant(

@@ -25,10 +25,10 @@ from veilsum_coordinator.parts.alignment import (
     NOTHING_ALIGNED,
     AlignmentParameters,
     align,
-    alignment_plans,
+    plans_in_front,
     resolve_alignment,
 )
-from veilsum_coordinator.parts.application import LINEAR, linear_arrays, study_application, study_arrays
+from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
@@ -104,13 +104,7 @@ class FedPFT(Method):
         if not isinstance(parameters, FedPFTParameters) or parameters.clip is None:
             raise ConfigurationError("The method fedpft needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method fedpft")
-        before: tuple[TaskPlan, ...] = ()
-        left = 1.0
-        if parameters.alignment is not None:
-            before = alignment_plans(
-                parameters.alignment, inputs, parameters.clip, parameters.missing, share=parameters.alignment.share
-            )
-            left -= parameters.alignment.share
+        before, left = plans_in_front(parameters.alignment, inputs, parameters.clip, parameters.missing)
         use = FeatureUse.of(inputs, parameters.clip, parameters.missing, parameters.alignment)
         if parameters.generation is not None:
             if parameters.components > 1:
@@ -150,9 +144,7 @@ class FedPFT(Method):
             return Result(self.name, summary)
         summary["samples"] = len(drawn[0])
         head = softmax_head(*drawn, parameters.ridge, names)
-        arrays = {**study_arrays(federation, aligned), **linear_arrays(head)}
-        applied = study_application(federation, parameters.missing, aligned, LINEAR, head.classes)
-        return Result(self.name, summary, arrays, applied)
+        return linear_result(federation, summary, parameters.missing, head, aligned)
 
     def _drawn(
         self, federation: Federation, parameters: FedPFTParameters, broadcast: Mapping[str, Floats]

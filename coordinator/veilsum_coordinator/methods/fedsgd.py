@@ -9,18 +9,20 @@ in place of noise at every site. How many steps there are, and so what all of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
-from veilsum_coordinator.parts.application import outcome_application, study_application, study_arrays
+from veilsum_coordinator.parts.application import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.centring import MEANS, centre_plan, released_centre
+from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.class_weights import RARITY, resolved_class_weights, weights_of_classes
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.long_arrays import LongArrays, cut
 from veilsum_coordinator.parts.moment_alignment import (
@@ -37,17 +39,7 @@ from veilsum_coordinator.parts.moment_alignment import (
 )
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
-from veilsum_coordinator.parts.outcomes import (
-    PREDICTION,
-    SCORE,
-    beginning,
-    bound_rows,
-    predicts,
-    refuse_for_outcomes,
-    resolved_outcome,
-    score_rows,
-    spread,
-)
+from veilsum_coordinator.parts.outcomes import Beginning, beginning, refuse_for_outcomes, resolved_outcome, score_summary
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_coordinator.parts.training_defaults import (
     OUTCOME_TRAVEL,
@@ -68,7 +60,7 @@ from veilsum_privacy.tasks.gradient import GradientParameters
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
-from veilsum_privacy.training.models import ModelSpec, build_architecture
+from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
 
 Floats = NDArray[np.float64]
@@ -141,46 +133,29 @@ class FedSGD(Method):
         if parameters.outcome is None:
             need_label(inputs, "the method fedsgd", ", or name an outcome in [parameters.outcome]")
         outcome, inputs, scores = resolved_outcome(parameters.outcome, inputs, "fedsgd")
-        clip = parameters.clip or feature_clip(inputs)
-        centre = parameters.centre
         if outcome is not None:
             asked = {
                 "moments": parameters.moments is not None,
                 "class_weights": parameters.class_weights not in (None, "none"),
-                "centre = false": centre is False,
+                "centre = false": parameters.centre is False,
             }
             refuse_for_outcomes(asked, "fedsgd")
-        model = parameters.model or default_model(inputs, clip, centred=centre is not False)
-        convex = model.name == "linear"
-        if centre and model.name not in ("linear", "mlp"):
+        clip = parameters.clip or feature_clip(inputs)
+        model = parameters.model or default_model(inputs, clip, centred=parameters.centre is not False)
+        convex, absorbs = model.name == "linear", model.name in ("linear", "mlp")
+        if parameters.centre and not absorbs:
             raise ConfigurationError(
                 "fedsgd's centre is for the models linear and mlp, whose first layer can absorb it.", "Leave it out."
             )
-        optimiser, travel = parameters.optimiser, parameters.travel
-        if optimiser.learning_rate is not None and travel is not None:
-            raise ConfigurationError(
-                "fedsgd takes either a learning rate or a travel, which determines it.", "Leave one of them out."
-            )
-        if outcome is not None and optimiser == OptimiserParameters(momentum=optimiser.momentum):
-            travel = (travel or OUTCOME_TRAVEL) if inputs.private else None
-        elif optimiser.learning_rate is None and (optimiser.name != "sgd" or not inputs.private):
-            if travel is not None:
-                raise ConfigurationError(
-                    "fedsgd's travel is only for the optimiser sgd in a study with noise.", "Leave it out."
-                )
-            rate = default_rate(optimiser, convex=convex)
-            optimiser = optimiser.model_copy(update={"learning_rate": rate})
-        elif optimiser.learning_rate is None:
-            travel = travel or default_travel(scores, convex=convex)
+        optimiser, travel = resolved_descent(parameters, inputs, scores, convex=convex)
         model = resolved_model(model, inputs.width, scores, "fedsgd, parameters.model")
         moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
-        centred = model.name in ("linear", "mlp") if centre is None else centre
+        centred = absorbs if parameters.centre is None else parameters.centre
+        counted = centred and moments is None and outcome is None
         filled = {
             "moments": moments,
             "centre": centred,
-            "class_weights": resolved_class_weights(
-                parameters.class_weights, inputs, counted=centred and moments is None and outcome is None
-            ),
+            "class_weights": resolved_class_weights(parameters.class_weights, inputs, counted=counted),
             "outcome": outcome,
             "travel": travel,
             "clip": clip,
@@ -217,7 +192,7 @@ class FedSGD(Method):
             return *moment_plans(moments, inputs, parameters.missing, share=wanted), steps
         if not own_mean:
             return (steps,)
-        counted = parameters.class_weights in RARITY
+        counted = isinstance(parameters.class_weights, str) and parameters.class_weights in RARITY
         return centre_plan(inputs, parameters.missing, parameters.clip, share, classes=counted), steps
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
@@ -233,106 +208,235 @@ class FedSGD(Method):
     def run(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FedSGDParameters.model_validate(study.parameters)
-        width = study.data.width if study.encoder is None else study.encoder.width
-        outcome, scores = parameters.outcome, len(study.data.classes)
-        if outcome is not None:
-            width, scores = outcome.features(study.data).width, outcome.build(study.data).scores
-        architecture = build_architecture(parameters.model or ModelSpec(name="linear"), width, scores)
-        model, shapes = architecture.initial(parameters.seed), architecture.shapes()
-        private = study.privacy.noise != "none"
-        noise = released_noise(study, GRADIENT, study.sites)[MODEL + next(iter(shapes))]
-        if parameters.travel is None:
-            rule, expected = parameters.optimiser, float(parameters.sampling_rate) * float(parameters.records or 1)
-        else:  # the unit of a step's sum is its noise
-            rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - parameters.optimiser.momentum)
-            rule, expected = parameters.optimiser.model_copy(update={"learning_rate": rate}), noise
-        steps = AgreedStudy(study).task(GRADIENT)
-        moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
-        members = None if moments is None else moments.cohort
-        centre: Floats | None = None
-        means: Release | None = None
-        if parameters.centre:
-            if moments is None:
-                means = federation.sum(MEANS)
-                centre = released_centre(means, study)
-            else:
-                centre = aligned_centre(moments, study)
-        if outcome is not None and centre is not None and isinstance(architecture, Perceptron):
-            begin = beginning(outcome, study.data, centre)
-            model["head.weight"] = np.zeros(shapes["head.weight"])
-            model["head.bias"] = begin.scores / architecture.layers()[-1].constant
-            centre = centre[outcome.places(study.data)]
-            if parameters.optimiser.learning_rate is None:
-                total = float(means.values["count"].sum()) if means is not None else 1.0
-                count = total * float(parameters.sampling_rate) if private else 1.0
-                stable = stable_rate(architecture, begin.curvature, spread(outcome.features(study.data), centre), count)
-                rate = stable * (1.0 - parameters.optimiser.momentum) * (expected if private else 1.0)
-                if rule.learning_rate is not None:
-                    rate = min(rate, rule.learning_rate)
-                rule = rule.model_copy(update={"learning_rate": rate})
-        optimiser = ServerOptimiser(rule, shapes)
-        weights = weights_of_classes(parameters.class_weights, study.data.classes, means)
-        common = {**({} if centre is None else {CENTRE: centre}), **({} if moments is None else moments.broadcast)}
-        if weights is not None:
-            common[CLASS_WEIGHTS] = weights
-        averaged = math.ceil(parameters.average * parameters.steps)
-        kept = LongArrays.of(model, np.float32 if steps.single else np.float64)  # as everyone receives it
-        mean, exact = LongArrays(shapes if averaged else {}), LongArrays({} if averaged else shapes)
-        del model
-        sizes: list[float] = []
-        for step in range(1, parameters.steps + 1):
-            release = federation.sum(GRADIENT, {**to_broadcast(kept.arrays()), **common}, members=members)
-            # A step without some participants is of fewer records.
-            divisor = expected * (1.0 if parameters.travel else len(release.cohort) / study.sites)
-            if not private:
-                divisor = max(1.0, float(release.values["count"][0]))
-            due = parameters.checkpoint_every and step % parameters.checkpoint_every == 0 and step < parameters.steps
+        architecture, last = trained_architecture(study, parameters), parameters.steps
+        before = release_before(federation, parameters)
+        scale = StepScale.of(study, parameters, architecture, before)
+        dtype = np.float32 if AgreedStudy(study).task(GRADIENT).single else np.float64
+        model = SteppedModel(parameters, scale.rule, first_model(architecture, parameters.seed, before.beginning), dtype)
+        for step in range(1, last + 1):
+            release = federation.sum(GRADIENT, {**to_broadcast(model.shown()), **before.broadcast}, members=before.members)
+            due = checkpoint_due(parameters.checkpoint_every, step, last)
+            exact = model.step(release, scale.divisor(release), keep=due)
             if due:
-                exact = LongArrays(shapes)
-            squares: list[float] = []
-            for name, shape in shapes.items():
-                total = 0.0
-                for part in cut(math.prod(shape)):  # models are large: nothing else here is as long as one
-                    before = kept.read(name, part)  # the step is taken from where the gradients are
-                    gradient = release.part(MODEL + name, part) / divisor
-                    if parameters.decay:
-                        gradient += parameters.decay * before
-                    total += float(np.sum(gradient**2))
-                    after = before - optimiser.change(name, part, gradient)
-                    kept.write(name, part, after)
-                    if step > parameters.steps - averaged:
-                        mean.write(name, part, mean.read(name, part) + after / averaged)
-                    if due or (step == parameters.steps and not averaged):
-                        exact.write(name, part, after)
-                squares.append(total)
-            sizes.append(math.sqrt(sum(squares)))
-            if due:
-                federation.checkpoint({**to_broadcast(exact.arrays()), **common}, {"step": step, "steps": parameters.steps})
-        final = mean.arrays() if averaged else exact.arrays()
+                federation.checkpoint({**to_broadcast(exact), **before.broadcast}, {"step": step, "steps": last})
+        final = model.final()
         summary: dict[str, Any] = {
             "model": architecture.name,
             "values": architecture.size,
-            "steps": parameters.steps,
-            "averaged": averaged,
-            "gradient_norm": _shown(sizes),
-            "noise_norm": noise * math.sqrt(architecture.size) / expected,
+            "steps": last,
+            "averaged": model.averaged,
+            "gradient_norm": _shown(model.gradients),
+            "noise_norm": scale.noise * math.sqrt(architecture.size) / scale.unit,
         }
-        if weights is not None:
-            summary["class_weights"] = dict(zip(study.data.classes, weights.tolist(), strict=True))
-        if moments is not None:
-            summary["moments"], summary["epsilon"] = dict(moments.summary), epsilon_parts(study, [GRADIENT])
-        head, arrays = network_head(architecture, final, centre)
-        if outcome is not None:
-            applied = outcome_application(study.data, outcome, missing=parameters.missing, head=head)
-            if centre is not None:
-                summary[PREDICTION] = predicts(outcome)
-                rows: list[dict[str, Any]] = []
-                if architecture.name == "linear":
-                    rows = list(score_rows(outcome, study.data, (arrays["weights"], arrays["bias"]), centre))
-                summary[SCORE] = rows or list(bound_rows(outcome, study.data, architecture, final, centre))
+        if before.weights is not None:
+            summary["class_weights"] = dict(zip(study.data.classes, before.weights.tolist(), strict=True))
+        if before.moments is not None:
+            summary["moments"], summary["epsilon"] = dict(before.moments.summary), epsilon_parts(study, [GRADIENT])
+        head, arrays = network_head(architecture, final, before.centre)
+        if parameters.outcome is not None:
+            if before.centre is not None:
+                summary |= score_summary(parameters.outcome, study.data, architecture, final, arrays, before.centre)
+            applied = outcome_application(study.data, parameters.outcome, missing=parameters.missing, head=head)
             return Result(self.name, summary, arrays, applied)
-        applied = study_application(federation, parameters.missing, moments, head, study.data.classes)
-        return Result(self.name, summary, {**study_arrays(federation, moments), **arrays}, applied)
+        return study_result(federation, summary, parameters.missing, head, arrays, study.data.classes, before.moments)
+
+
+def resolved_descent(
+    parameters: FedSGDParameters, inputs: Inputs, scores: int, *, convex: bool
+) -> tuple[OptimiserParameters, float | None]:
+    """The optimiser, with a learning rate unless something else sets it; and the travel where that does.
+
+    Of plain descent on an outcome the released means set it, and with noise the travel as well.
+
+    Raises:
+        ConfigurationError: a travel beside a learning rate, or where there is nothing that it could set.
+    """
+    optimiser, travel = parameters.optimiser, parameters.travel
+    if optimiser.learning_rate is not None:
+        if travel is not None:
+            raise ConfigurationError(
+                "fedsgd takes either a learning rate or a travel, which determines it.", "Leave one of them out."
+            )
+        return optimiser, None
+    if parameters.outcome is not None and optimiser == OptimiserParameters(momentum=optimiser.momentum):
+        return optimiser, (travel or OUTCOME_TRAVEL) if inputs.private else None
+    if optimiser.name == "sgd" and inputs.private:
+        return optimiser, travel or default_travel(scores, convex=convex)
+    if travel is not None:
+        raise ConfigurationError("fedsgd's travel is only for the optimiser sgd in a study with noise.", "Leave it out.")
+    return optimiser.model_copy(update={"learning_rate": default_rate(optimiser, convex=convex)}), None
+
+
+def trained_architecture(study: Study, parameters: FedSGDParameters) -> Architecture:
+    """What is trained, of the study's features, or of those that are no part of the outcome."""
+    spec, outcome = parameters.model or ModelSpec(name="linear"), parameters.outcome
+    if outcome is None:
+        return build_architecture(spec, study.width, len(study.data.classes))
+    return build_architecture(spec, outcome.features(study.data).width, outcome.build(study.data).scores)
+
+
+@dataclass(frozen=True)
+class ReleasedBefore:
+    """What is released before the first step, and what follows from it.
+
+    Attributes:
+        moments: that features are aligned by; None for none.
+        centre: (d,) what is taken off the features that the model sees; None for none.
+        weights: (K,) of classes; None where all count alike.
+        beginning: where training on an outcome begins; None for classes.
+        records: of all sites by the released means; 0 without these.
+    """
+
+    moments: MomentReference | None = None
+    centre: Floats | None = None
+    weights: Floats | None = None
+    beginning: Beginning | None = None
+    records: float = 0.0
+
+    @property
+    def broadcast(self) -> dict[str, Floats]:
+        """What every step broadcasts beside the model."""
+        found = {} if self.centre is None else {CENTRE: self.centre}
+        found |= {} if self.moments is None else self.moments.broadcast
+        return found if self.weights is None else {**found, CLASS_WEIGHTS: self.weights}
+
+    @property
+    def members(self) -> tuple[str, ...] | None:
+        """Who can take part in a step; None for everyone."""
+        return None if self.moments is None else self.moments.cohort
+
+
+def release_before(federation: Federation, parameters: FedSGDParameters) -> ReleasedBefore:
+    """Run the rounds that come before the steps: of moments, or else of means where a centre is asked for."""
+    study, outcome, asked = federation.study, parameters.outcome, parameters.class_weights
+    if parameters.moments is not None or not parameters.centre:
+        moments = None if parameters.moments is None else align_moments(federation, parameters.moments)
+        centre = aligned_centre(moments, study) if parameters.centre and moments is not None else None
+        return ReleasedBefore(moments, centre, weights_of_classes(asked, study.data.classes, None))
+    means = federation.sum(MEANS)
+    centre, weights = released_centre(means, study), weights_of_classes(asked, study.data.classes, means)
+    begin = None if outcome is None else beginning(outcome, study.data, centre)
+    own = centre if begin is None else begin.centre
+    return ReleasedBefore(None, own, weights, begin, float(means.values["count"].sum()))
+
+
+@dataclass(frozen=True)
+class StepScale:
+    """How a step's sum becomes a step.
+
+    Attributes:
+        rule: the optimiser, with a learning rate for sums divided by the unit.
+        unit: how many records are expected in a sum over all sites; or the noise of its values, where travel sets the rate.
+        noise: standard deviation of the noise of one value of a sum.
+        counted: whether sums count their records, which are then what they are divided by: without noise.
+        sites: of the study; None where the unit is the noise, of which there is as much without some of them.
+    """
+
+    rule: OptimiserParameters
+    unit: float
+    noise: float
+    counted: bool
+    sites: int | None
+
+    @classmethod
+    def of(cls, study: Study, parameters: FedSGDParameters, architecture: Architecture, before: ReleasedBefore) -> StepScale:
+        """That of a study, once it is known what was released before the steps."""
+        optimiser, sampled = parameters.optimiser, float(parameters.sampling_rate)
+        rate, momentum, private = optimiser.learning_rate, optimiser.momentum, study.privacy.noise != "none"
+        noise = released_noise(study, GRADIENT, study.sites)[MODEL + next(iter(architecture.shapes()))]
+        unit = noise if parameters.travel is not None else sampled * float(parameters.records or 1)
+        if parameters.travel is not None:
+            rate = parameters.travel / math.sqrt(parameters.steps * architecture.size) * (1.0 - momentum)
+        begin = before.beginning
+        if begin is not None and optimiser.learning_rate is None and isinstance(architecture, Perceptron):
+            stable = stable_rate(architecture, begin.curvature, begin.spread, before.records * sampled if private else 1.0)
+            stable = stable * (1.0 - momentum) * (unit if private else 1.0)
+            rate = stable if rate is None else min(rate, stable)
+        rule = optimiser.model_copy(update={"learning_rate": rate})
+        return cls(rule, unit, noise, not private, study.sites if parameters.travel is None else None)
+
+    def divisor(self, release: Release) -> float:
+        """What a step's sum is divided by."""
+        if self.counted:
+            return max(1.0, float(release.values["count"][0]))
+        if self.sites is None:
+            return self.unit
+        return self.unit * (len(release.cohort) / self.sites)  # a step without some participants is of fewer records
+
+
+def first_model(architecture: Architecture, seed: int, begin: Beginning | None) -> dict[str, Floats]:
+    """First values by name; of an outcome those of the best constant prediction."""
+    model = architecture.initial(seed)
+    if begin is not None and isinstance(architecture, Perceptron):
+        model["head.weight"] = np.zeros(architecture.shapes()["head.weight"])
+        model["head.bias"] = begin.scores / architecture.layers()[-1].constant
+    return model
+
+
+class SteppedModel:
+    """The model from step to step, and the mean of its last ones.
+
+    Models are large: everything goes part by part, and nothing here is as long as one.
+
+    Args:
+        parameters: resolved.
+        rule: the optimiser, with a learning rate.
+        first: values to begin with, by name.
+        dtype: in which everyone receives the model.
+
+    Attributes:
+        averaged: how many steps, the last ones, the result is the mean of; 0 stands for the last one as it is.
+        gradients: L2 norm of each step's.
+    """
+
+    def __init__(
+        self, parameters: FedSGDParameters, rule: OptimiserParameters, first: Mapping[str, Floats], dtype: DTypeLike
+    ) -> None:
+        self.averaged = math.ceil(parameters.average * parameters.steps)
+        self.gradients: list[float] = []
+        self._decay, self._steps = parameters.decay, parameters.steps
+        self._shapes = {name: array.shape for name, array in first.items()}
+        self._shown, self._mean = LongArrays.of(first, dtype), LongArrays(self._shapes)
+        self._optimiser = ServerOptimiser(rule, self._shapes)
+
+    def shown(self) -> dict[str, NDArray[Any]]:
+        """The model as everyone receives it, by name."""
+        return self._shown.arrays()
+
+    def final(self) -> dict[str, Floats]:
+        """The result after the last step, by name."""
+        return self._mean.arrays()
+
+    def step(self, release: Release, divisor: float, *, keep: bool) -> dict[str, Floats]:
+        """Take one step, from where the gradients are: from the model as it was shown.
+
+        Args:
+            release: the sum of gradients.
+            divisor: of the sum.
+            keep: whether the model is wanted as it is then, before it is rounded.
+
+        Returns:
+            That model by name; nothing if it is not wanted.
+        """
+        number, averaged = len(self.gradients) + 1, max(1, self.averaged)
+        exact, squares = LongArrays(self._shapes if keep else {}), list[float]()
+        for name, shape in self._shapes.items():
+            square = 0.0
+            for part in cut(math.prod(shape)):
+                before = self._shown.read(name, part)
+                gradient = release.part(MODEL + name, part) / divisor
+                if self._decay:
+                    gradient += self._decay * before
+                square += float(np.sum(gradient**2))
+                after = before - self._optimiser.change(name, part, gradient)
+                self._shown.write(name, part, after)
+                if number > self._steps - averaged:
+                    self._mean.write(name, part, self._mean.read(name, part) + after / averaged)
+                if keep:
+                    exact.write(name, part, after)
+            squares.append(square)
+        self.gradients.append(math.sqrt(sum(squares)))
+        return exact.arrays()
 
 
 def aligned_centre(moments: MomentReference, study: Study) -> Floats:
@@ -340,10 +444,9 @@ def aligned_centre(moments: MomentReference, study: Study) -> Floats:
 
     Indicators of categories have no moments, and nothing is taken off them.
     """
-    width = study.data.width if study.encoder is None else study.encoder.width
     use = moments.application["moments"]
-    columns = columns_of_moments(study.data, None if study.encoder is None else width, use["channels"])
-    centre = np.zeros(width)
+    columns = columns_of_moments(study.data, None if study.encoder is None else study.width, use["channels"])
+    centre = np.zeros(study.width)
     mean = moments.moments.mean * float(use["bound"])
     centre[columns] = np.repeat(mean, len(columns) // len(mean))
     return centre

@@ -243,19 +243,15 @@ def leaf_sums(release: Release) -> LeafSums:
 
 def split_columns(schema: DatasetSchema) -> list[SplitColumn]:
     """The columns as trees split them, in order."""
-    found, feature = [], 0
-    for column in schema.columns:
-        found.append(SplitColumn(feature, column.width if isinstance(column, CategoryColumn) else 0))
-        feature += column.width
-    return found
+    return [
+        SplitColumn(place.start, column.width if isinstance(column, CategoryColumn) else 0)
+        for column, place in schema.places()
+    ]
 
 
 def importance(schema: DatasetSchema, gains: Floats) -> list[dict[str, Any]]:
     """Each column's share of what all splits lowered the loss by, the largest first; none below what noise explains."""
-    by_column, feature = {}, 0
-    for column in schema.columns:
-        by_column[column.name] = max(0.0, float(gains[feature : feature + column.width].sum()))
-        feature += column.width
+    by_column = {column.name: max(0.0, float(gains[place].sum())) for column, place in schema.places()}
     total = math.fsum(by_column.values())
     rows = sorted(by_column.items(), key=lambda item: -item[1])
     return [{"column": name, "share_of_gain": gain / total if total > 0 else 0.0} for name, gain in rows]

@@ -13,7 +13,7 @@ Two controls stand beside it: the same counts without deviations, and, at sites,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.geometry import directions
-from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.application import study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation, block_expectations
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -189,15 +189,15 @@ class GGEUR(Method):
         rng = np.random.default_rng(parameters.seed)
         layers, classes = mlp_head(features, labels, names, parameters.hidden, parameters.descent, rng)
         extra = {} if repeat else {"similarity": generation.similarities()}
-        return _finished(federation, parameters, mlp_arrays(layers), classes, summary, extra)
+        head, arrays = mlp_arrays(layers)
+        return study_result(federation, summary, parameters.missing, head, {**arrays, **extra}, classes)
 
     def _at_sites(self, federation: Federation, parameters: GGEURParameters) -> Result:
         study = federation.study
         k = len(study.data.classes)
-        width = study.data.width if study.encoder is None else study.encoder.width
         summary: dict[str, Any] = {}
         extra: dict[str, Floats] = {}
-        broadcast: dict[str, Floats] = {made.DIRECTIONS: np.zeros((k, width, width))}
+        broadcast: dict[str, Floats] = {made.DIRECTIONS: np.zeros((k, study.width, study.width))}
         if parameters.control == "geometry":
             geometry = released_geometry(federation.sum(GEOMETRY))
             broadcast[made.DIRECTIONS] = directions(geometry, parameters.scale)
@@ -210,8 +210,8 @@ class GGEUR(Method):
         for _ in range(parameters.rounds):
             rounds.round(broadcast)
         summary |= {"objective": parameters.objective.name, "server": parameters.server.name, **rounds.summary()}
-        head = network_head(rounds.task.objective.architecture, rounds.trained)
-        return _finished(federation, parameters, head, study.data.classes, summary, extra)
+        head, arrays = network_head(rounds.task.objective.architecture, rounds.trained)
+        return study_result(federation, summary, parameters.missing, head, {**arrays, **extra}, study.data.classes)
 
 
 def _site_generation(parameters: GGEURParameters) -> made.Generation | None:
@@ -252,15 +252,3 @@ def _described(generation: GeneratedFeatures, names: Sequence[str]) -> dict[str,
             }
         )
     return {"classes": rows, "largest_similarity": min(5, geometry.means.shape[1])}
-
-
-def _finished(
-    federation: Federation,
-    parameters: GGEURParameters,
-    head: tuple[Mapping[str, Any], Mapping[str, Floats]],
-    classes: Sequence[str],
-    summary: Mapping[str, Any],
-    arrays: Mapping[str, Floats],
-) -> Result:
-    applied = study_application(federation, parameters.missing, None, head[0], classes)
-    return Result(GGEUR.name, summary, {**study_arrays(federation), **head[1], **arrays}, applied)

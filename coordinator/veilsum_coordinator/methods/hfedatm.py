@@ -10,7 +10,7 @@ post-processing and cost nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.filters import convolutions
+from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regmean import Merged, merge_stations
 from veilsum_coordinator.methods.fedavg import local_expectations
-from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.application import study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.local_rounds import LOCAL, TrainingParameters, resolved_training, training_plan
@@ -176,7 +178,7 @@ class HFedATM(Method):
                 if block.startswith(DIAGONAL):
                     layer = block.removeprefix(DIAGONAL)
                     what, basis = f"mean square of an input of {layer}", "inputs that use the whole of gram_clip evenly"
-                    architecture = build_architecture(p.model, _width(study), len(study.data.classes))
+                    architecture = build_architecture(p.model, study.width, len(study.data.classes))
                     size = float(p.gram_clip) ** 2 / checked_sizes(architecture, [layer])[layer]
                     found.append(Expectation(GRAMS, what, size, Z95 * std / own, basis=basis))
         return found
@@ -197,7 +199,7 @@ class HFedATM(Method):
             merged = self._merge(federation, p, stations)
             adopt(stations, merged.arrays)
             merges.append({"round": number, "moved": merged.moved, "ridges": merged.ridges})
-            if p.checkpoint_every and number % p.checkpoint_every == 0 and not last:
+            if checkpoint_due(p.checkpoint_every, number, p.rounds):
                 federation.checkpoint(to_broadcast(stations[0].rounds.trained), {"round": number, "rounds": p.rounds})
         objective = stations[0].rounds.task.objective
         summary: dict[str, Any] = {
@@ -212,8 +214,7 @@ class HFedATM(Method):
             "epsilon": epsilons(study),
         }
         head, arrays = network_head(objective.architecture, stations[0].rounds.trained)
-        applied = study_application(federation, p.missing, None, head, study.data.classes)
-        return Result(self.name, summary, {**study_arrays(federation), **arrays}, applied)
+        return study_result(federation, summary, p.missing, head, arrays, study.data.classes)
 
     def _merge(self, federation: Federation, p: HFedATMParameters, stations: Sequence[Station]) -> Merged:
         """One model of the stations' models, after a release of Grams at each of them where RegMean asks for it."""
@@ -228,7 +229,8 @@ class HFedATM(Method):
             shown = [{name: averaged.arrays[name] for name in shown[0]}] * len(stations)
         for station, model in zip(stations, shown, strict=True) if p.merge.regmean else ():
             release = federation.sum(GRAMS, to_broadcast(model), members=station.members)
-            grams.append({layer: symmetric(release.values, layer) for layer in layers})
+            values = release.values
+            grams.append({each: symmetric(values[DIAGONAL + each], values[PRODUCTS + each]) for each in layers})
             for layer in layers:
                 noise.setdefault(layer, []).append(_noise(federation.study, release, layer))
         return merge_stations(
@@ -243,15 +245,6 @@ class HFedATM(Method):
             noise_std=noise,
             turned=common,
         )
-
-
-def symmetric(values: Mapping[str, Floats], layer: str) -> Floats:
-    """A layer's Gram (m, m) from the blocks of the task "grams"."""
-    diagonal, products = values[DIAGONAL + layer], values[PRODUCTS + layer]
-    gram = np.diag(diagonal / 2.0)
-    gram[np.triu_indices(len(diagonal), 1)] = products
-    result: Floats = gram + gram.T
-    return result
 
 
 def epsilons(study: Study) -> dict[str, float | None]:
@@ -270,7 +263,3 @@ def _noise(study: Study, release: Release, layer: str) -> float:
     agreed = AgreedStudy(study).task(GRAMS)
     unit = 0.0 if agreed.declaration.unrounded else agreed.block_std(1.0)[DIAGONAL + layer]
     return math.hypot(release.noise_std[DIAGONAL + layer], unit * math.sqrt(len(release.cohort) / 12.0))
-
-
-def _width(study: Study) -> int:
-    return study.data.width if study.encoder is None else study.encoder.width

@@ -21,11 +21,11 @@ from veilsum_coordinator.parts.alignment import (
     Aligned,
     AlignmentParameters,
     align,
-    alignment_plans,
+    plans_in_front,
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.parts.application import LINEAR, linear_arrays, study_application, study_arrays
+from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
@@ -135,11 +135,7 @@ class OFedAvg(Method):
             raise ConfigurationError("The method o-fedavg needs its own parameters, with defaults resolved.")
         need_label(inputs, "the method o-fedavg")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
-        before: tuple[TaskPlan, ...] = ()
-        left = 1.0
-        if alignment is not None:
-            before = alignment_plans(alignment, inputs, clip, missing, share=alignment.share)
-            left -= alignment.share
+        before, left = plans_in_front(alignment, inputs, clip, missing)
         if parameters.generation is not None:
             if parameters.disclosure == "per-site":
                 raise ConfigurationError(
@@ -193,14 +189,11 @@ class OFedAvg(Method):
 
     def run(self, federation: Federation) -> Result:
         parameters = OFedAvgParameters.model_validate(federation.study.parameters)
-        aligned: Aligned | None = None
-        summary: dict[str, Any] = {}
-        if parameters.alignment is not None:
-            aligned = align(federation, parameters.alignment)
-            summary["alignment"] = dict(aligned.summary)
-            if not aligned.ready:
-                summary["not_estimable"] = "there is no alignment to fit heads after; nothing else was released"
-                return Result(self.name, summary)
+        aligned = None if parameters.alignment is None else align(federation, parameters.alignment)
+        summary: dict[str, Any] = {} if aligned is None else {"alignment": dict(aligned.summary)}
+        if aligned is not None and not aligned.ready:
+            summary["not_estimable"] = "there is no alignment to fit heads after; nothing else was released"
+            return Result(self.name, summary)
         if parameters.generation is not None:
             return self._generated(federation, parameters, parameters.generation, aligned, summary)
         release = federation.sum(HEADS, {} if aligned is None else aligned.broadcast)
@@ -218,10 +211,7 @@ class OFedAvg(Method):
                 else "no site has a usable record"
             )
             return Result(self.name, summary)
-        arrays = {**study_arrays(federation, aligned), **linear_arrays(head), **each}
-        return Result(
-            self.name, summary, arrays, study_application(federation, parameters.missing, aligned, LINEAR, head.classes)
-        )
+        return linear_result(federation, summary, parameters.missing, head, aligned, each)
 
     def _generated(
         self,
@@ -242,10 +232,7 @@ class OFedAvg(Method):
         summary["samples"] = len(features)
         # Of features of unit variance, whose squared norm is their number.
         head = softmax_head(features, labels, RIDGE * features.shape[1], names)
-        arrays = {**study_arrays(federation, aligned), **linear_arrays(head)}
-        return Result(
-            self.name, summary, arrays, study_application(federation, parameters.missing, aligned, LINEAR, head.classes)
-        )
+        return linear_result(federation, summary, parameters.missing, head, aligned)
 
 
 def _heads(release: Release, classes: tuple[str, ...], disclosure: Disclosure) -> tuple[LinearHead, dict[str, Floats]]:

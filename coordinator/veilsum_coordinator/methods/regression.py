@@ -28,6 +28,7 @@ from veilsum_coordinator.parts.coefficients import coefficients, ratio, score_ro
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.expected_answers import expected_answers, expected_regression
 from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.figure_rows import shown, test_row
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
     ends_request,
@@ -36,16 +37,9 @@ from veilsum_coordinator.parts.proportional_hazards import (
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_answers import READERS, LinearReader, shown, test_row
-from veilsum_coordinator.parts.query_requests import (
-    DeriveRequest,
-    EdgeRange,
-    Names,
-    QueryRequest,
-    check_persons,
-    expand,
-    weigh,
-)
+from veilsum_coordinator.parts.query_readers import READERS, LinearReader
+from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, check_persons, expand
+from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real

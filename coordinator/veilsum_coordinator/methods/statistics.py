@@ -15,7 +15,8 @@ from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_answers import expected_answers
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.query_answers import TABLES, answers
-from veilsum_coordinator.parts.query_requests import DeriveRequest, QueryRequest, check_persons, expand, overview, weigh
+from veilsum_coordinator.parts.query_requests import DeriveRequest, QueryRequest, check_persons, expand, overview
+from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen

@@ -180,6 +180,15 @@ def alignment_plans(
     return kept, *step_plans(_kind(parameters), inputs, clip, LABEL, parameters.rounds or 1)
 
 
+def plans_in_front(
+    parameters: AlignmentParameters | None, inputs: Inputs, clip: float, missing: Missing
+) -> tuple[tuple[TaskPlan, ...], float]:
+    """The alignment's releases in front of a method's own, none without one; and the share of the budget left for these."""
+    if parameters is None:
+        return (), 1.0
+    return alignment_plans(parameters, inputs, clip, missing, share=parameters.share), 1.0 - parameters.share
+
+
 def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
     """Run the alignment's rounds; ``parameters`` are resolved.
 

@@ -16,6 +16,7 @@ from veilsum_coordinator.parts.alignment import Aligned
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_alignment import MomentReference
 from veilsum_coordinator.parts.moment_plans import Missing
+from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Encoder, Program, Projection
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn, NumberColumn
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
@@ -144,11 +145,37 @@ def study_arrays(federation: Federation, aligned: Aligned | MomentReference | No
     return {**encoder, **({} if aligned is None else aligned.arrays)}
 
 
-def linear_arrays(head: LinearHead) -> dict[str, Floats]:
-    """The arrays of a linear head, by the names in :func:`linear_form`."""
-    return {"weights": head.weights, "bias": head.bias, **({} if head.centre is None else {"centre": head.centre})}
+def study_result(
+    federation: Federation,
+    summary: Mapping[str, Any],
+    missing: Missing,
+    head: Mapping[str, Any],
+    arrays: Mapping[str, Floats],
+    classes: Sequence[str],
+    aligned: Aligned | MomentReference | None = None,
+) -> Result:
+    """A result of this study that is applied to tell classes.
+
+    Args:
+        summary: of the result.
+        missing, head, classes: as of :func:`application`.
+        arrays: of the head, and any others.
+        aligned: as of :func:`study_application`.
+    """
+    applied = study_application(federation, missing, aligned, head, classes)
+    return Result(federation.study.method, summary, {**study_arrays(federation, aligned), **arrays}, applied)
 
 
-def linear_form(head: LinearHead) -> dict[str, Any]:
-    """A linear head as an application says it."""
-    return dict(LINEAR) if head.clip is None else {**LINEAR, "centre": "centre", "clip": head.clip}
+def linear_result(
+    federation: Federation,
+    summary: Mapping[str, Any],
+    missing: Missing,
+    head: LinearHead,
+    aligned: Aligned | None = None,
+    arrays: Mapping[str, Floats] | None = None,
+) -> Result:
+    """The same of a linear head; ``arrays`` are any others."""
+    form, own = dict[str, Any](LINEAR), {"weights": head.weights, "bias": head.bias}
+    if head.centre is not None:
+        form, own = {**form, "centre": "centre", "clip": head.clip}, {**own, "centre": head.centre}
+    return study_result(federation, summary, missing, form, {**own, **(arrays or {})}, head.classes, aligned)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.application import study_result
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_node.errors import VeilsumError
@@ -18,6 +18,11 @@ from veilsum_privacy.training.arrays import from_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 
 Floats = NDArray[np.float64]
+
+
+def checkpoint_due(every: int, number: int, last: int) -> bool:
+    """Whether a model is kept after so many of ``last`` rounds; none after the last one, which is the result."""
+    return every > 0 and number % every == 0 and number < last
 
 
 def checkpoint_result(federation: Federation, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> Result:
@@ -39,12 +44,10 @@ def checkpoint_result(federation: Federation, arrays: Mapping[str, Floats], summ
     aligned = any(task.parameters.get("alignment") is not None for task in study.tasks)
     if not isinstance(told, Mapping) or missing not in ("skip", "centre") or aligned:
         return plain
-    width = study.data.width if study.encoder is None else study.encoder.width
     try:
-        architecture = build_architecture(ModelSpec.model_validate(told), width, len(study.data.classes))
+        architecture = build_architecture(ModelSpec.model_validate(told), study.width, len(study.data.classes))
         model = from_broadcast(arrays, architecture.shapes())
     except (VeilsumError, ValueError):  # the method keeps something else than the model that it was asked for
         return plain
     head, named = network_head(architecture, model, centre)
-    applied = study_application(federation, missing, None, head, study.data.classes)
-    return Result(study.method, summary, {**study_arrays(federation), **arrays, **named}, applied)
+    return study_result(federation, summary, missing, head, {**arrays, **named}, study.data.classes)

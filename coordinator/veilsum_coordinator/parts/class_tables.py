@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.query_answers import READERS
-from veilsum_coordinator.parts.query_requests import QueryRequest, expand, weigh
+from veilsum_coordinator.parts.query_readers import READERS
+from veilsum_coordinator.parts.query_requests import QueryRequest, expand
+from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn
 from veilsum_privacy.study.study import Study

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.query_answers import READERS, TABLES, Row, encodings_of
+from veilsum_coordinator.parts.figure_rows import Row
+from veilsum_coordinator.parts.query_answers import TABLES, encodings_of
+from veilsum_coordinator.parts.query_readers import READERS
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.queries.conditions import NumberDomain

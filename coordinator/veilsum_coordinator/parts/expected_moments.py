@@ -61,7 +61,7 @@ class Noised:
     @property
     def width(self) -> int:
         """Number of features."""
-        return self.study.data.width if self.study.encoder is None else self.study.encoder.width
+        return self.study.width
 
     @property
     def classes(self) -> int:

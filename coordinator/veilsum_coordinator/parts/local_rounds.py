@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.objective_parts import server_part
@@ -289,9 +290,9 @@ class LocalRounds:
         before, gradient = flatten(self.model, shapes), unflatten(-update, shapes)
         self.model = self._optimiser.step(self.model, gradient)
         self.changes.append(float(np.linalg.norm(flatten(self.model, shapes) - before)))
-        every = self._parameters.checkpoint_every
-        if every and number % every == 0 and number < self._parameters.rounds:
-            self._federation.checkpoint(to_broadcast(self.trained), {"round": number, "rounds": self._parameters.rounds})
+        rounds = self._parameters.rounds
+        if checkpoint_due(self._parameters.checkpoint_every, number, rounds):
+            self._federation.checkpoint(to_broadcast(self.trained), {"round": number, "rounds": rounds})
         return self.changes[-1]
 
     @property

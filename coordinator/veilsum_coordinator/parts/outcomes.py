@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -73,25 +74,27 @@ class Beginning(NamedTuple):
     Attributes:
         scores: (k,) of the best constant prediction.
         curvature: of the loss there, an average over records.
+        centre: (d,) means of the features, without the outcome's columns.
+        spread: squared norm that scaled features have on average once these are off, at most.
     """
 
     scores: Floats
     curvature: float
+    centre: Floats
+    spread: float
 
 
 def beginning(outcome: Outcome, schema: DatasetSchema, means: Floats) -> Beginning:
     """The constant prediction that released means (d,) of all columns suggest, the outcome's among them."""
-    number, first = outcome.number(schema), 0
-    scaled, events = 0.0, 0.0
-    for column in schema.columns:
-        own = means[first : first + column.width]
+    number, scaled, events = outcome.number(schema), 0.0, 0.0
+    for column, place in schema.places():
+        own = means[place]
         if column.name == outcome.column:
             scaled = float(own[0])
         elif column.name == outcome.event and not isinstance(column, NumberColumn):
             shares = np.clip(own, 0.0, 1.0)
             counted = [share for share, level in zip(shares, column.categories, strict=True) if level not in outcome.censored]
             events = float(np.sum(counted)) / max(float(shares.sum()), 1e-3)
-        first += column.width
     half = number.high / 2.0 - number.low / 2.0
     value = max(number.low + (scaled + 1.0) * half, 0.0)
     loss = outcome.build(schema)
@@ -100,23 +103,22 @@ def beginning(outcome: Outcome, schema: DatasetSchema, means: Floats) -> Beginni
         expected = np.repeat([at_risk, max(events, 1e-3)], loss.scores)
     else:
         expected = np.array([scaled if outcome.loss != "poisson" else max(value / half, 1e-3)])
-    return Beginning(loss.constant(expected), loss.curvature(expected))
+    centre = means[outcome.places(schema)]
+    return Beginning(loss.constant(expected), loss.curvature(expected), centre, _spread(outcome.features(schema), centre))
 
 
-def spread(schema: DatasetSchema, centre: Floats) -> float:
-    """Squared norm that scaled features have on average once their means (d,) are off, at most."""
-    found, first = 0.0, 0
-    for column in schema.columns:
-        own = centre[first : first + column.width]
+def _spread(schema: DatasetSchema, centre: Floats) -> float:
+    found = 0.0
+    for column, place in schema.places():
+        own = centre[place]
         number = isinstance(column, NumberColumn)
         found += float(
             np.sum(np.maximum(1.0 - own**2, 0.0) if number else np.clip(own, 0.0, 1.0) * (1.0 - np.clip(own, 0.0, 1.0)))
         )
-        first += column.width
     return found
 
 
-def score_rows(
+def _score_rows(
     outcome: Outcome, schema: DatasetSchema, head: tuple[Floats, Floats], centre: Floats
 ) -> Iterator[dict[str, Any]]:
     """A linear model's prediction as a derived number with bounds, for federated evaluations; none of more scores than one.
@@ -137,21 +139,19 @@ def score_rows(
     factor, shift = (half, number.low + half) if outcome.loss in ("squared", "huber") else (1.0, 0.0)
     shift += math.log(half) if outcome.loss == "poisson" else 0.0
     slopes, constant = weights[0] * factor, float(bias[0]) * factor + shift
-    middle, variance, first, terms = float(slopes @ centre) + constant, 0.0, 0, list[tuple[float, str]]()
-    for column in outcome.features(schema).columns:
+    middle, variance, terms = float(slopes @ centre) + constant, 0.0, list[tuple[float, str]]()
+    for column, place in outcome.features(schema).places():
         quoted = column.name if column.name.isidentifier() else '"' + column.name.replace('"', '""') + '"'
-        place = slice(first, first + column.width)
         if isinstance(column, NumberColumn):
-            radius = column.high / 2.0 - column.low / 2.0
-            terms.append((float(slopes[first]) / radius, quoted))
-            constant -= float(slopes[first]) * (column.low / radius + 1.0)
-            variance += float(slopes[first]) ** 2 * max(1.0 - float(centre[first]) ** 2, 0.0) / 3.0
+            radius, slope = column.high / 2.0 - column.low / 2.0, float(slopes[place.start])
+            terms.append((slope / radius, quoted))
+            constant -= slope * (column.low / radius + 1.0)
+            variance += slope**2 * max(1.0 - float(centre[place.start]) ** 2, 0.0) / 3.0
         else:
             shares, own = np.clip(centre[place], 0.0, 1.0), slopes[place]
             levels = [level.replace("'", "''") for level in column.categories]
-            terms += [(float(slope), f"({quoted} = '{level}')") for slope, level in zip(own, levels, strict=True)]
+            terms += [(float(each), f"({quoted} = '{level}')") for each, level in zip(own, levels, strict=True)]
             variance += float(own**2 @ (shares * (1.0 - shares)))
-        first += column.width
     text = f"{constant:.6g}" + "".join(f" {'-' if slope < 0 else '+'} {abs(slope):.6g} * {what}" for slope, what in terms)
     reach = 3.0 * math.sqrt(variance)
     if len(text) <= MAX_LENGTH and reach > 0.0:
@@ -195,9 +195,9 @@ def predictor_bounds(
     """
     from veilsum_privacy.training.predict import scores
 
-    rng, columns, first = np.random.default_rng(0), list[Floats](), 0
-    for column in outcome.features(schema).columns:
-        own = None if means is None else means[first : first + column.width]
+    rng, columns = np.random.default_rng(0), list[Floats]()
+    for column, place in outcome.features(schema).places():
+        own = None if means is None else means[place]
         if isinstance(column, NumberColumn):
             mean = 0.0 if own is None else min(max(float(own[0]), -0.99), 0.99)
             columns.append(2.0 * rng.beta(1.0 + mean, 1.0 - mean, (MADE_UP, 1)) - 1.0)
@@ -205,7 +205,6 @@ def predictor_bounds(
             shares = np.ones(column.width) if own is None else np.clip(own, 1e-3, 1.0)
             level = rng.choice(column.width, MADE_UP, p=shares / shares.sum())
             columns.append((level[:, None] == np.arange(column.width)).astype(np.float64))
-        first += column.width
     x = np.hstack(columns)
     if centred and means is not None:
         x = x - means
@@ -222,18 +221,28 @@ def predictor_bounds(
     return low, high
 
 
-def bound_rows(
-    outcome: Outcome, schema: DatasetSchema, architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats
-) -> Iterator[dict[str, Any]]:
-    """What :func:`score_rows` says of a model that is no formula: its bounds alone; none where it predicts nothing.
+def score_summary(
+    outcome: Outcome,
+    schema: DatasetSchema,
+    architecture: Architecture,
+    arrays: Mapping[str, Floats],
+    head: Mapping[str, Floats],
+    centre: Floats,
+) -> dict[str, Any]:
+    """What a result says of its model's prediction: what it is of; and as a row its formula, or bounds where there is none.
+
+    There is no row of a model that predicts the same for every record.
 
     Args:
         outcome, schema: of the study.
         architecture, arrays: of the model, on features less the centre.
+        head: ``weights`` and ``bias`` of a linear model on features as they are.
         centre: (d,) released means of the features.
     """
-    try:
-        low, high = predictor_bounds(outcome, schema, architecture, arrays, means=centre, centred=True)
-    except Misuse:
-        return
-    yield {"low": low, "high": high}
+    linear = architecture.name == "linear"
+    rows = list(_score_rows(outcome, schema, (head["weights"], head["bias"]), centre)) if linear else []
+    if not rows:
+        with suppress(Misuse):
+            low, high = predictor_bounds(outcome, schema, architecture, arrays, means=centre, centred=True)
+            rows = [{"low": low, "high": high}]
+    return {PREDICTION: predicts(outcome), SCORE: rows}

@@ -28,10 +28,11 @@ from veilsum_aggregation.prediction_quality import (
 )
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.expectations import SPREAD, Expectation, released_noise
+from veilsum_coordinator.parts.figure_rows import shown
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.proportional_hazards import all_times
-from veilsum_coordinator.parts.query_answers import shown
-from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand, weigh
+from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand
+from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.securesum.agreed import AgreedStudy

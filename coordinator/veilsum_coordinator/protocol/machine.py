@@ -206,43 +206,39 @@ class StudyMachine:
         Raises:
             HostileInput: of an attempt that is not the present one or that the caller has no part in.
         """
-        seat = self.members.seat(name)
-        current = self.round
-        present = current is not None and (number, attempt) == (current.number, current.assignment.attempt)
-        if number and (current is None or not present or name not in current.cohort):
+        seat, current = self.members.seat(name), self.round
+        if number and (current is None or (number, attempt) != current.present or name not in current.cohort):
             raise HostileInput("The refusal is for a different attempt than the current one.", "Wait for the next directive.")
         self._observer.refused({code, *more})
         for every in (code, *more):
             if (entry := (name, every.value, number)) not in self.refusals:
                 self.refusals.append(entry)
-        if current is not None and present:
-            if answers not in (pb.DIRECTIVE_KIND_UNSPECIFIED, round_directive(current.phase)):
-                return  # the echo of a directive that was answered, or given up on, before
-            if current.phase is RoundPhase.CONTRIBUTING:
-                if current.asked:  # its sum is complete and on its way to be consented to
-                    return
-                seat.excuses += 1
-                if code not in TRANSIENT or seat.excuses > MAX_EXCUSES:
-                    seat.refusal = code.value
-                self._retry(current, AttemptReason.REFUSED)
-                self._save()
-                return
-            if current.phase is RoundPhase.CONSENTING:
-                if name in current.consents:  # the echo of a directive that was answered before the consent came
-                    return
-                seat.refusal = code.value
-                self._lose(current, f"{name} refused its consent ({code.value})")
-                return
-            if current.phase is RoundPhase.DECRYPTING:
-                current.unable.add(name)
-                if code not in TRANSIENT:
-                    seat.refusal = code.value
-                self._check_decryptors(current)
-                self._save()
-                return
-        if number == 0 and not (self.phase is StudyPhase.RUNNING and seat.ready and code in TRANSIENT):
+        if number and current is not None:
+            if answers in (pb.DIRECTIVE_KIND_UNSPECIFIED, round_directive(current.phase)):
+                self._refuse_attempt(current, name, code)
+            # else it is the echo of a directive that was answered, or given up on, before
+        elif not (self.phase is StudyPhase.RUNNING and seat.ready and code in TRANSIENT):
             seat.refusal = code.value
             self.tick()
+
+    def _refuse_attempt(self, current: Round, name: str, code: RefusalCode) -> None:
+        """Take a member's refusal of what the present attempt asks of it."""
+        seat = self.seats[name]
+        if current.phase is RoundPhase.CONTRIBUTING and not current.asked:  # else its sum is complete, on its way to consents
+            seat.excuses += 1
+            if code not in TRANSIENT or seat.excuses > MAX_EXCUSES:
+                seat.refusal = code.value
+            self._retry(current, AttemptReason.REFUSED)
+            self._save()
+        elif current.phase is RoundPhase.CONSENTING and name not in current.consents:  # else an echo from before its consent
+            seat.refusal = code.value
+            self._lose(current, f"{name} refused its consent ({code.value})")
+        elif current.phase is RoundPhase.DECRYPTING:
+            current.unable.add(name)
+            if code not in TRANSIENT:
+                seat.refusal = code.value
+            self._check_decryptors(current)
+            self._save()
 
     def _close_enrolment(self) -> None:
         count, needed = self.members.close(), self.study.privacy.min_cohort

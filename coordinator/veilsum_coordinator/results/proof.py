@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from sqlalchemy import Connection, select
 
-from veilsum_coordinator.storage.journal import STUDIES, SqlJournal, read_release
+from veilsum_coordinator.storage.journal import STUDIES, SqlJournal
 from veilsum_coordinator.storage.messages import parse_roster
 from veilsum_coordinator.storage.records import RELEASES, SUMS, KeptProof, read_consents, read_receipts
+from veilsum_coordinator.storage.releases import read_release
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_of

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -29,7 +27,6 @@ from sqlalchemy import (
     Table,
     Text,
     delete,
-    func,
     insert,
     or_,
     select,
@@ -38,17 +35,12 @@ from sqlalchemy import (
 
 from veilsum_coordinator.storage.long_values import (
     LONG,
-    PIECE_VALUES,
-    RELEASE_PIECES,
     SUM_PIECES,
-    cut,
     drop_pieces,
-    read_pieces,
     write_pieces,
 )
 from veilsum_coordinator.storage.outage import CALL_SECONDS, Outage
 from veilsum_coordinator.storage.records import (
-    RELEASES,
     ROUNDS,
     SUMS,
     KeptProof,
@@ -62,18 +54,17 @@ from veilsum_coordinator.storage.records import (
     write_enrolment,
     write_progress,
 )
+from veilsum_coordinator.storage.releases import Integers, read_digest, read_releases, read_values, write_release
 from veilsum_node.database import Database
 from veilsum_node.errors import Damage, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Credentials
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.results.proof_files import begin_release_digest
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import Enrolment
 
 Result = TypeVar("Result")
-Integers = NDArray[np.int64]
 
 METADATA = MetaData()
 
@@ -318,13 +309,14 @@ class SqlJournal:
 
     def find_release(self, study: bytes, number: int) -> bytes:
         """The digest of a round's release; waits for a server that is away, so never call it with a lock held."""
-        query = select(RELEASES.c.digest).where(RELEASES.c.study == study, RELEASES.c.round == number)
 
-        def work() -> bytes:
+        def work() -> bytes | None:
             with self.database.reading() as connection:
-                return bytes(connection.execute(query).scalar_one())
+                return read_digest(connection, study, number)
 
-        return self.outage.wait(work)
+        if (digest := self.outage.wait(work)) is None:
+            raise StateError(f"Round {number} has no release.", "Run veilsum ledger verify.")
+        return digest
 
     def release_values(self, study: bytes, number: int, start: int, stop: int) -> Integers:
         """Some of the integers of a round's release, (stop - start,) int64.
@@ -365,34 +357,17 @@ class SqlJournal:
         """
 
         def work(connection: Connection) -> bytes:
-            here = (RELEASES.c.study == study, RELEASES.c.round == number)
-            stored = connection.scalar(select(RELEASES.c.digest).where(*here))
+            stored = read_digest(connection, study, number)
             if stored is None and connection.scalar(select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
                 raise StateError("The study is over; its last sum is not released.")
-            state, long, whole = begin_release_digest(study, number, attempt, 8 * size), 8 * size >= LONG, b""
-            for place, piece in enumerate(cut(opened())):
-                data = piece.tobytes()
-                state.update(data)
-                if stored is None and long:
-                    write_pieces(connection, RELEASE_PIECES, study, number, [data], place)
-                whole = b"" if long else whole + data
-            key = state.digest()
-            if stored is None:
-                connection.execute(
-                    insert(RELEASES).values(
-                        study=study,
-                        round=number,
-                        attempt=attempt,
-                        label=label,
-                        cohort=json.dumps(list(cohort)),
-                        values=whole,
-                        digest=key,
-                        time=time,
-                        proof=proof.to_text(),
-                    )
-                )
-            elif stored != key:
-                raise StateError("A different release of this round is already stored.", "Run veilsum ledger verify.")
+            row = {
+                "attempt": attempt,
+                "label": label,
+                "cohort": json.dumps(list(cohort)),
+                "time": time,
+                "proof": proof.to_text(),
+            }
+            key = write_release(connection, study, number, row, size, opened(), stored)
             drop_pieces(connection, SUM_PIECES, study, number)
             connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
             connection.execute(
@@ -434,33 +409,3 @@ class SqlJournal:
             with self._idle:
                 self._writing -= 1
                 self._idle.notify_all()
-
-
-def read_releases(database: Database, study: bytes) -> list[dict[str, Any]]:
-    """A study's releases in order, with all their values."""
-    with database.reading() as connection:
-        query = select(RELEASES).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
-        rows = [dict(row) for row in connection.execute(query).mappings()]
-        return [{**row, "values": read_release(connection, study, row["round"], row["values"])} for row in rows]
-
-
-def read_release(connection: Connection, study: bytes, number: int, values: bytes) -> bytes:
-    """All values of a release, little-endian int64; ``values``: of its row, which holds those of a short one."""
-    if values:
-        return bytes(values)
-    table = RELEASE_PIECES
-    query = select(table.c.data).where(table.c.study == study, table.c.round == number).order_by(table.c.place)
-    return b"".join(connection.execute(query).scalars())
-
-
-def read_values(connection: Connection, study: bytes, number: int, start: int, stop: int) -> Integers:
-    """Some of the integers of a release, (stop - start,) int64."""
-    here = (RELEASES.c.study == study, RELEASES.c.round == number)
-    if connection.execute(select(func.length(RELEASES.c["values"])).where(*here)).scalar_one():
-        row = connection.execute(select(RELEASES.c["values"]).where(*here)).scalar_one()
-        return np.frombuffer(row, dtype="<i8")[start:stop].astype(np.int64)
-    first, last = start // PIECE_VALUES, -(-stop // PIECE_VALUES)
-    pieces = read_pieces(connection, RELEASE_PIECES, study, number, range(first, last))
-    parts = [np.frombuffer(piece, dtype="<i8") for piece in pieces]
-    begin = start - first * PIECE_VALUES
-    return np.concatenate(parts)[begin : begin + stop - start].astype(np.int64, copy=False)

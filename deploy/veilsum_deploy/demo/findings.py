@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from veilsum_coordinator.service.runner import read_release
-from veilsum_coordinator.storage.journal import read_releases
+from veilsum_coordinator.storage.releases import read_releases
 from veilsum_deploy.demo.directory import BUDGET, DELTA
 from veilsum_deploy.demo.run import Finished, Trial, spending
 from veilsum_deploy.evaluation import accuracy, exact_head, pool, result_head

@@ -72,14 +72,11 @@ def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCou
     counts = LocalCounts(used=rows, excess=max(0, rows - schema.max_records), broken=len(table.broken))
     features = np.zeros((rows, schema.width))
     present = np.zeros((rows, schema.width), dtype=np.bool_)
-    offset = 0
-    for column in schema.columns:
-        place = slice(offset, offset + column.width)
+    for column, place in schema.places():
         if isinstance(column, NumberColumn):
             features[:, place], present[:, place] = _numbers(table.columns, column, schema, counts)
         else:
             features[:, place], present[:, place] = _indicators(table.columns[column.name], column, schema, counts)
-        offset += column.width
     labels = None
     if schema.label is not None:
         name = schema.label.column

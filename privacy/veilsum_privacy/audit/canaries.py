@@ -85,15 +85,8 @@ def choose(units: Sequence[Records], vector: Callable[[Records], Floats], most: 
 
 def _patterns(schema: DatasetSchema, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
     """Features of records: all at bounds, at random, one number at a bound, or one category after the other."""
-    numbers: list[int] = []
-    categories: list[tuple[int, int]] = []
-    offset = 0
-    for column in schema.columns:
-        if isinstance(column, CategoryColumn):
-            categories.append((offset, column.width))
-        else:
-            numbers.append(offset)
-        offset += column.width
+    categories = [(at.start, column.width) for column, at in schema.places() if isinstance(column, CategoryColumn)]
+    numbers = [at.start for column, at in schema.places() if not isinstance(column, CategoryColumn)]
 
     def pattern(values: NDArray[np.float64] | float, level: Callable[[int], int]) -> NDArray[np.float64]:
         features = np.zeros(schema.width)

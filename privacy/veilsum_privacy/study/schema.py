@@ -6,6 +6,7 @@ Features are scaled to [-1, 1] by these bounds. This module describes; reading f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import date
 from typing import Annotated, Any, Literal, Self
 
@@ -186,6 +187,13 @@ class DatasetSchema(Frozen):
             width = sum(column.width for column in self.columns)
             self.__dict__["_width"] = self.columns, width
         return int(width)
+
+    def places(self) -> Iterator[tuple[Column, slice]]:
+        """Each column, and where its features lie among all of them."""
+        first = 0
+        for column in self.columns:
+            yield column, slice(first, first + column.width)
+            first += column.width
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -217,6 +217,11 @@ class Study(Frozen):
         """How many participants the study names: the blocks of a vector that is disclosed per site."""
         return len(self.participants)
 
+    @property
+    def width(self) -> int:
+        """Number of features that tasks are given: the encoder's, or the schema's own."""
+        return self.data.width if self.encoder is None else self.encoder.width
+
     def task(self, label: str) -> TaskDeclaration:
         """Return the declared task with this label.
 

@@ -360,7 +360,7 @@ class Task(ABC, Generic[P]):
             raise HostileInput(f"{what} has steps or a resolution; these are of tasks that train at the site.")
 
     def _check_features(self, what: str, features: FeatureParameters, study: Study) -> None:
-        width, alignment = study.data.width if study.encoder is None else study.encoder.width, features.alignment
+        width, alignment = study.width, features.alignment
         if features.width is None and (study.encoder is not None or (alignment is not None and alignment.moments is None)):
             raise HostileInput(f"{what} must state the width of the features that an encoder or an alignment makes.")
         if features.width not in (None, width):

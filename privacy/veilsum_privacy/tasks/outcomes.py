@@ -91,11 +91,8 @@ class Outcome(Frozen):
 
     def places(self, schema: DatasetSchema) -> NDArray[np.intp]:
         """Which of the schema's features are features here."""
-        kept, first = list[int](), 0
-        for column in schema.columns:
-            if column.name not in self.columns:
-                kept += range(first, first + column.width)
-            first += column.width
+        own = (at for column, at in schema.places() if column.name not in self.columns)
+        kept = [place for at in own for place in range(at.start, at.stop)]
         return np.array(kept, dtype=np.intp)
 
     def number(self, schema: DatasetSchema) -> NumberColumn:

@@ -134,13 +134,9 @@ def columns_of_moments(schema: DatasetSchema, width: int | None, channels: int |
     if width is not None:
         columns = np.arange(width, dtype=np.intp)
     else:
-        numbers, offset = [], 0
-        for column in schema.columns:
-            if isinstance(column, NumberColumn):
-                numbers.append(offset)
-            offset += column.width
+        numbers = [at.start for column, at in schema.places() if isinstance(column, NumberColumn)]
         columns = np.array(numbers, dtype=np.intp)
-        if channels is not None and len(columns) != offset:
+        if channels is not None and len(columns) != schema.width:
             raise Misuse("Channels are of features that are numbers; the schema has categories as well.")
     if not len(columns):
         raise Misuse("Moments need numbers; the schema has categories only.")

@@ -125,10 +125,8 @@ class Columns:
         self._places: dict[str, slice] = {}
         self.domains: dict[str, Domain] = {}
         self.imputed: set[str] = set()
-        offset = 0
-        for column in schema.columns:
-            self._places[column.name] = slice(offset, offset + column.width)
-            offset += column.width
+        for column, place in schema.places():
+            self._places[column.name] = place
             if column.impute is not None:
                 self.imputed.add(column.name)
             self.domains[column.name] = (

@@ -1,0 +1,85 @@
+"""The integer scale of each query of a release: its part of the budget, weighed by what one record can fulfil together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.queries.encoding import Encoding
+from veilsum_privacy.tasks.queries.encodings import build_encodings
+from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence
+from veilsum_privacy.tasks.tables import TablesParameters
+
+LANE = 2**23
+"""What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
+
+LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "linear": 16, "effect": 256, "synthetic": 500}
+"""Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
+
+ROUNDED = ("mean", "compare", "correlation", "linear", "effect")
+"""Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
+
+MOST_SCALE = 256
+"""More brings no more than a part in a thousand."""
+
+
+def weigh(
+    queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, *, largest: int, fine: float = 1.0
+) -> TablesParameters:
+    """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
+
+    Up to some 10,000 records a lane has 24 bits; beyond that means need finer steps than it holds, and it grows.
+
+    Args:
+        queries, derived, columns: of the study.
+        largest: most records of the whole federation, by which a sum should fit a lane of 24 bits.
+        fine: how much finer the steps are to which values are rounded, where they should not show even in sums of few values.
+
+    Raises:
+        HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
+    """
+    encodings = build_encodings(queries, columns)
+    for encoding in encodings:
+        _check_possible(encoding, columns)
+    incidence = find_incidence(encodings, columns)
+    reference = [query.model_copy(update={"scale": 4096}) for query in queries]
+    unit = [encoding.norm() / 4096.0**2 for encoding in build_encodings(reference, columns)]
+    costs = [encoding.figures() * encoding.query.importance for encoding in encodings]
+    weights = np.sqrt(balance(incidence, unit, costs))
+    steps = fine * math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
+    scales = [max(LEAST_SCALE.get(query.kind, 8), steps if query.kind in ROUNDED else 0.0) for query in queries]
+    least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
+    wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
+    best: tuple[float, TablesParameters] | None = None
+    for size in np.unique(np.rint(np.linspace(max(least, 0.8 * wanted), max(least, wanted), 12))):
+        scaled = [
+            query.model_copy(update={"scale": max(1, round(size * weight))})
+            for query, weight in zip(queries, weights, strict=True)
+        ]
+        parameters = _parameters(scaled, derived, columns, incidence)
+        loss = sum(cost / query.scale**2 for cost, query in zip(costs, scaled, strict=True)) * parameters.sensitivity**2
+        if best is None or loss < best[0]:
+            best = loss, parameters
+    if best is None:
+        raise HostileInput("No query is asked.")
+    return best[1]
+
+
+def _parameters(
+    queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence
+) -> TablesParameters:
+    norms = [encoding.norm() for encoding in build_encodings(queries, columns)]
+    squared = incidence.largest_integer(norms)
+    return TablesParameters(
+        queries=tuple(queries), derived=tuple(derived), sensitivity=math.isqrt(squared - 1) + 1 if squared else 1
+    )
+
+
+def _check_possible(encoding: Encoding, columns: Columns) -> None:
+    """Refuse a condition that no record can meet."""
+    if encoding.condition is not None and not find_incidence([encoding], columns).patterns.any():
+        raise HostileInput(f"{encoding.what}: no record can meet {encoding.query.where!r}.", "Correct `where`.")

@@ -1,0 +1,92 @@
+"""Releases in the journal: a row each, and of a long one its values in pieces beside it.
+
+Functions of an open connection take part in their caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, func, insert, select
+
+from veilsum_coordinator.storage.long_values import LONG, PIECE_VALUES, RELEASE_PIECES, cut, read_pieces, write_pieces
+from veilsum_coordinator.storage.records import RELEASES
+from veilsum_node.database import Database
+from veilsum_node.errors import StateError
+from veilsum_privacy.results.proof_files import begin_release_digest
+
+Integers = NDArray[np.int64]
+
+
+def write_release(
+    connection: Connection,
+    study: bytes,
+    number: int,
+    row: Mapping[str, Any],
+    size: int,
+    values: Iterable[Integers],
+    stored: bytes | None,
+) -> bytes:
+    """Store a release, or see that it is the one that is stored; returns its digest.
+
+    Args:
+        row: its columns but for the values and their digest.
+        size: how many integers it has.
+        values: these, in parts.
+        stored: digest of the round's release that is stored already; None for none.
+
+    Raises:
+        StateError: another one is stored.
+    """
+    digest, long, whole = begin_release_digest(study, number, row["attempt"], 8 * size), 8 * size >= LONG, b""
+    for place, piece in enumerate(cut(values)):
+        data = piece.tobytes()
+        digest.update(data)
+        if stored is None and long:
+            write_pieces(connection, RELEASE_PIECES, study, number, [data], place)
+        whole = b"" if long else whole + data
+    key = digest.digest()
+    if stored is None:
+        connection.execute(insert(RELEASES).values(study=study, round=number, values=whole, digest=key, **row))
+    elif stored != key:
+        raise StateError("A different release of this round is already stored.", "Run veilsum ledger verify.")
+    return key
+
+
+def read_digest(connection: Connection, study: bytes, number: int) -> bytes | None:
+    """The digest of a round's release; None if there is none."""
+    found = connection.scalar(select(RELEASES.c.digest).where(RELEASES.c.study == study, RELEASES.c.round == number))
+    return None if found is None else bytes(found)
+
+
+def read_releases(database: Database, study: bytes) -> list[dict[str, Any]]:
+    """A study's releases in order, with all their values."""
+    with database.reading() as connection:
+        query = select(RELEASES).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
+        rows = [dict(row) for row in connection.execute(query).mappings()]
+        return [{**row, "values": read_release(connection, study, row["round"], row["values"])} for row in rows]
+
+
+def read_release(connection: Connection, study: bytes, number: int, values: bytes) -> bytes:
+    """All values of a release, little-endian int64; ``values``: of its row, which holds those of a short one."""
+    if values:
+        return bytes(values)
+    table = RELEASE_PIECES
+    query = select(table.c.data).where(table.c.study == study, table.c.round == number).order_by(table.c.place)
+    return b"".join(connection.execute(query).scalars())
+
+
+def read_values(connection: Connection, study: bytes, number: int, start: int, stop: int) -> Integers:
+    """Some of the integers of a release, (stop - start,) int64."""
+    here = (RELEASES.c.study == study, RELEASES.c.round == number)
+    if connection.execute(select(func.length(RELEASES.c["values"])).where(*here)).scalar_one():
+        row = connection.execute(select(RELEASES.c["values"]).where(*here)).scalar_one()
+        return np.frombuffer(row, dtype="<i8")[start:stop].astype(np.int64)
+    first, last = start // PIECE_VALUES, -(-stop // PIECE_VALUES)
+    pieces = read_pieces(connection, RELEASE_PIECES, study, number, range(first, last))
+    parts = [np.frombuffer(piece, dtype="<i8") for piece in pieces]
+    begin = start - first * PIECE_VALUES
+    return np.concatenate(parts)[begin : begin + stop - start].astype(np.int64, copy=False)
