@@ -248,4 +248,4 @@ def test_a_backup_that_ends_where_the_state_ends_needs_no_word(scene: Scene) -> 
     scene.open()
     assert scene.answers() == "upload"
     with scene.site.database.transaction() as connection:
-        assert store.count_open(connection) == (1, 0)
+        assert (store.count_enrolled(connection), store.count_waiting(connection)) == (1, 0)

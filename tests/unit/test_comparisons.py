@@ -76,7 +76,7 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/protocol/openings.py": "digests of what was broadcast",
     "participant/veilsum_participant/protocol/endorsement.py": "hashes of ledger entries",
     "participant/veilsum_participant/protocol/recovery.py": "hashes of ledger entries",
-    "participant/veilsum_participant/store.py": "columns of a query",
+    "participant/veilsum_participant/store/": "columns of a query",
     "participant/veilsum_participant/ledgers.py": "hashes of ledger entries",
     "participant/veilsum_participant/data/encoders.py": "the digest of a file beside the one of a signed study",
     "participant/veilsum_participant/cli/": "what its own operator typed",

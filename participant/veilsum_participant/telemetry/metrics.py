@@ -89,7 +89,7 @@ class SiteMetrics(SiteObserver):
 
         def read() -> SiteFigures:
             with site.database.reading() as connection:
-                enrolled, waiting = store.count_open(connection)
+                enrolled, waiting = store.count_enrolled(connection), store.count_waiting(connection)
             return SiteFigures(watch.read(), enrolled, waiting)
 
         self.figures = Refreshed(read, "ledger")
