@@ -24,12 +24,12 @@ from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_node.identity.tls import KEY_FILE
+from veilsum_node.phrases import counted
+from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.telemetry.monitoring import MetricsServer
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import unused_proxy_variables
-from veilsum_node.wording import counted
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.encoders import file_digest

@@ -28,8 +28,8 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.identity.files import read_file
 from veilsum_node.overrides import Loaded, load_settings
+from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
-from veilsum_node.telemetry.monitoring import MetricsSettings
 from veilsum_node.transport.route import Route
 from veilsum_node.transport.route_settings import RouteSettings
 from veilsum_participant.query import Bucket, Images, Source, SourceQuery

@@ -22,7 +22,7 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file
-from veilsum_node.wording import unreadable, unwritable
+from veilsum_node.phrases import unreadable, unwritable
 from veilsum_privacy.audit.signed import MOST_BYTES, SignedAudit, read_report
 from veilsum_privacy.dossier import Proof, StudyLabel, StudyTerms
 from veilsum_privacy.dossier.figures import INFINITE, cost, remaining

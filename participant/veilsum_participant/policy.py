@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.csv_files import header_conflict
 from veilsum_participant.data.encoders import find_path

@@ -161,7 +161,7 @@ def test_what_authenticates_is_compared_in_constant_time() -> None:
     places = {
         "deploy/veilsum_deploy/login/person.py": 1,
         "privacy/veilsum_privacy/securesum/tags.py": 1,
-        "node/veilsum_node/telemetry/monitoring.py": 1,
+        "node/veilsum_node/telemetry/endpoint.py": 1,
         "privacy/veilsum_privacy/ledger/mirror.py": 2,
         "privacy/veilsum_privacy/ledger/witnesses.py": 1,
         "privacy/veilsum_privacy/results/proof_check.py": 1,

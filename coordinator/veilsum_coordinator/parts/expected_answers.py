@@ -15,8 +15,8 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.query_answers import READERS, TABLES, Row, encodings_of
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.base import Encoding
 from veilsum_privacy.tasks.queries.conditions import NumberDomain
-from veilsum_privacy.tasks.queries.encoding import Encoding
 from veilsum_privacy.tasks.queries.encodings import (
     SHIFT,
     CorrelationEncoding,

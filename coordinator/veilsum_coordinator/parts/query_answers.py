@@ -29,7 +29,7 @@ from veilsum_coordinator.parts.coefficients import coefficients, score_row, told
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
-from veilsum_privacy.tasks.queries.encoding import Encoding
+from veilsum_privacy.tasks.queries.base import Encoding
 from veilsum_privacy.tasks.queries.encodings import (
     SHIFT,
     CorrelationEncoding,

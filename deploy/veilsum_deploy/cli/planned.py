@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from veilsum_deploy.cli.display import size_text
+from veilsum_node.phrases import counted
 from veilsum_node.process.console import print_fields, print_line, print_rows
-from veilsum_node.wording import counted
 
 if TYPE_CHECKING:
     from veilsum.plan import StudyPlan

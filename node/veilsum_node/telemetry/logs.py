@@ -27,8 +27,8 @@ from pydantic import model_validator
 
 from veilsum_node.errors import ConfigurationError, VeilsumError
 from veilsum_node.fields import Frozen
+from veilsum_node.phrases import unwritable
 from veilsum_node.telemetry.log_floods import FloodFilter
-from veilsum_node.wording import unwritable
 
 FRAMES = 8
 """Frames of a trace that a line keeps, the innermost ones."""

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError, Misuse, StateError
 from veilsum_node.identity.files import write_new
+from veilsum_node.phrases import unwritable
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
-from veilsum_node.wording import unwritable
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant

@@ -14,7 +14,7 @@ import typer
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
-from veilsum_node.process.loading import loading
+from veilsum_node.process.imports import loading
 from veilsum_participant.cli.directory import app as directory_app
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations

@@ -15,7 +15,7 @@ from typing import Protocol
 from sqlalchemy import Connection, inspect
 
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site

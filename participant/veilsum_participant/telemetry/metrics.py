@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from veilsum_node.errors import RefusalCode
-from veilsum_node.telemetry.monitoring import Heartbeat
+from veilsum_node.telemetry.endpoint import Heartbeat
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant import store
@@ -35,7 +35,7 @@ class SiteMetrics(SiteObserver):
     """A participant's metrics in a registry of their own.
 
     Args:
-        site: whose; it is not told to observe it, see :func:`veilsum_participant.telemetry.monitoring.monitored`.
+        site: whose; it is not told to observe it, see :func:`veilsum_participant.telemetry.watch.monitored`.
 
     Attributes:
         figures: what the site's database knows, some seconds old at most.

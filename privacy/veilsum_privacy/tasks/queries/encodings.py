@@ -1,4 +1,4 @@
-"""Encodings of each kind of query; what all have in common is in :mod:`veilsum_privacy.tasks.queries.encoding`."""
+"""Encodings of each kind of query; what all have in common is in :mod:`veilsum_privacy.tasks.queries.base`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.quantiles import toeplitz_column
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.base import Block, Floats
+from veilsum_privacy.tasks.queries.base import Axis, Encoding, Integers, mark_cells
 from veilsum_privacy.tasks.queries.conditions import (
     Cells,
     Condition,
@@ -20,7 +21,6 @@ from veilsum_privacy.tasks.queries.conditions import (
     number_cells,
     parse_condition,
 )
-from veilsum_privacy.tasks.queries.encoding import Axis, Encoding, Integers, mark_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
 from veilsum_privacy.tasks.queries.outcome_encodings import EffectEncoding, LinearEncoding
 

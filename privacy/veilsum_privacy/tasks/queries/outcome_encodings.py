@@ -10,6 +10,7 @@ import numpy as np
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.tasks.base import Block, Floats
+from veilsum_privacy.tasks.queries.base import Bools, Encoding, Integers
 from veilsum_privacy.tasks.queries.conditions import (
     Cells,
     Condition,
@@ -18,7 +19,6 @@ from veilsum_privacy.tasks.queries.conditions import (
     number_cells,
     parse_condition,
 )
-from veilsum_privacy.tasks.queries.encoding import Bools, Encoding, Integers
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 LARGEST_LOG_ODDS = 20.0

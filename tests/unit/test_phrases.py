@@ -8,7 +8,7 @@ import pytest
 
 from support.commands import veilsum
 from veilsum_node.identity.renewal import expiry_warning
-from veilsum_node.wording import counted, unreadable, unwritable
+from veilsum_node.phrases import counted, unreadable, unwritable
 
 DAY = 86_400
 
