@@ -59,11 +59,16 @@ class Axis:
 
 
 class Encoding(ABC):
-    """A query's part of the vector."""
+    """A query's part of the vector.
+
+    Raises:
+        HostileInput: the query names columns that are not there, or asks for what its kind cannot give.
+    """
 
     def __init__(self, query: Query, columns: Columns) -> None:
         self.query, self.columns = query, columns
         self.what = f"query {query.name!r}"
+        self.prepare(query, columns)
         self.condition: Condition | None = parse_condition(query.where, columns.domains) if query.where.strip() else None
         if query.where and self.condition is None:
             raise HostileInput(f"{self.what}: `where` is empty.", "Leave it out to ask about all records.")
@@ -108,6 +113,10 @@ class Encoding(ABC):
     def explained(self) -> frozenset[str]:
         """Columns that an outcome is computed from."""
         return frozenset()
+
+    @abstractmethod
+    def prepare(self, query: Query, columns: Columns) -> None:
+        """Insist on what the kind needs of a query, and keep what :meth:`blocks` is made of."""
 
     @abstractmethod
     def blocks(self) -> tuple[Block, ...]:

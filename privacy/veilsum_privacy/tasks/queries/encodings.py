@@ -49,15 +49,13 @@ Between, a^2 x^2 + s^2 (x^2 - c)^2 is convex in x^2, and so at most 1.
 class TableEncoding(Encoding):
     """One cell of a table a record: count, histogram and independence. A row has one ``scale``; the norm is its square."""
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         if query.kind == "histogram":
             self.axes: tuple[Axis, ...] = (self._bin_axis(self._one_column()),)
         else:
             self.axes = tuple(self._level_axis(name) for name in query.over)
             if query.kind == "independence" and len(self.axes) != 2:
                 raise HostileInput(f"{self.what}: independence is of two columns with categories.")
-        super().__init__(query, columns)
 
     def blocks(self) -> tuple[Block, ...]:
         shape = (*(len(axis.levels) for axis in self.groups), *(len(axis.levels) for axis in self.axes))
@@ -84,8 +82,7 @@ class SurvivalEncoding(Encoding):
     longer ones are clamped, is past the horizon.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         self.domain = columns.number(self._one_column(), self.what)
         if len(query.edges) < 2 or query.edges[0] < self.domain.low or query.edges[-1] > self.domain.high:
             raise HostileInput(
@@ -103,7 +100,6 @@ class SurvivalEncoding(Encoding):
         self.causes = tuple(name for name in levels if name not in query.censored)
         self._kind_of = np.array([0 if name in query.censored else 1 + self.causes.index(name) for name in levels])
         self._edges = scaled(query.edges, self.domain)
-        super().__init__(query, columns)
 
     @property
     def bins(self) -> int:
@@ -139,12 +135,10 @@ class QuantileEncoding(Encoding):
     interval.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         self.domain = columns.number(self._one_column(), self.what)
         self.edges = complete_edges(query.edges, self.domain, self.what)
         self._scaled = scaled(self.edges, self.domain)
-        super().__init__(query, columns)
 
     @property
     def bins(self) -> int:
@@ -188,14 +182,12 @@ class MeanEncoding(Encoding):
     m/8) for the count. Of one number, records without it are left out, and no absence is counted.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         self._over = self._numbers()
         if query.kind == "compare" and not query.by:
             raise HostileInput(f"{self.what}: `by` names no groups to compare.")
         self.single = len(self._over) == 1
         self.open = () if self.single else tuple(name for name in self._over if name not in columns.imputed)
-        super().__init__(query, columns)
 
     @property
     def _weights(self) -> tuple[float, float, float, float]:
@@ -260,14 +252,12 @@ class CorrelationEncoding(Encoding):
     and d (d + 1) / 2 times the square of the rounded sqrt 2 k.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         self._over = self._numbers()
         if len(self._over) < 2:
             raise HostileInput(f"{self.what}: a correlation is of two numeric columns or more.")
         if query.by:
             raise HostileInput(f"{self.what}: correlations are not given by group.", "Use `where`, one query a group.")
-        super().__init__(query, columns)
 
     @property
     def _cross(self) -> float:
@@ -305,8 +295,7 @@ class CorrelationEncoding(Encoding):
 class MissingEncoding(Encoding):
     """By group: records, and for each column whether its value is missing. A record may lack them all."""
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         if not query.over:
             raise HostileInput(f"{self.what}: `over` names no column.")
         if imputed := [name for name in query.over if name in columns.imputed]:
@@ -316,7 +305,6 @@ class MissingEncoding(Encoding):
         for name in query.over:
             if name not in columns.domains:
                 columns.number(name, self.what)
-        super().__init__(query, columns)
 
     def blocks(self) -> tuple[Block, ...]:
         weight = float(self.scale)
@@ -344,8 +332,7 @@ class SyntheticEncoding(Encoding):
     Numbers are cut into :data:`PARTS` equal intervals; others come by a derived column.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         if len(query.over) < 2:
             raise HostileInput(f"{self.what}: synthetic records are of two columns or more.")
         if query.by:
@@ -358,7 +345,6 @@ class SyntheticEncoding(Encoding):
                 "Cut columns of many categories by a derived column, or leave some out.",
             )
         self.plan = PairPlan(tuple(levels), query.scale)
-        super().__init__(query, columns)
 
     def _any_axis(self, name: str) -> Axis:
         domain = self.columns.domains.get(name)
@@ -392,8 +378,7 @@ class DiscriminationEncoding(Encoding):
     A score is a number, cut into :data:`SCORES` equal intervals, or a category whose levels ascend.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         name = self._one_column()
         domain = columns.domains.get(name)
         if isinstance(domain, NumberDomain):
@@ -410,7 +395,6 @@ class DiscriminationEncoding(Encoding):
             self.times = SurvivalEncoding(Query.model_validate(times | more), columns)
         else:
             self.event = parse_condition(query.outcome, columns.domains)
-        super().__init__(query, columns)
 
     @property
     def explained(self) -> frozenset[str]:

@@ -33,8 +33,7 @@ class LinearEncoding(Encoding):
     |z|^2 <= C^2 + 1; rounding adds half a unit a value at most.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         self.outcome, self.event = outcome_of(query, columns)
         if not query.over or self.explained & set(query.over) or len(set(query.over)) != len(query.over):
             raise HostileInput(
@@ -52,7 +51,6 @@ class LinearEncoding(Encoding):
         )
         numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
         self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
-        super().__init__(query, columns)
 
     @property
     def explained(self) -> frozenset[str]:
@@ -122,8 +120,7 @@ class EffectEncoding(Encoding):
     in [-1, 1], or 1 with the event and 0 without. With w and y at 1 a row has two values of ``scale`` and three of 2/5 of it.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         self.outcome, self.event = outcome_of(query, columns)
         self.odds = columns.number(self._one_column(), f"{self.what}, over")
         if len(query.by) != 1 or len(columns.levels(query.by[0], f"{self.what}, by")) != 2:
@@ -131,7 +128,6 @@ class EffectEncoding(Encoding):
                 f"{self.what}: `by` names the treatment, a category of two levels.", "The second is the treated."
             )
         self.largest = 1.0 + math.exp(min(max(abs(self.odds.low), abs(self.odds.high)), LARGEST_LOG_ODDS))
-        super().__init__(query, columns)
 
     @property
     def explained(self) -> frozenset[str]:
