@@ -33,8 +33,8 @@ from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.base import FeatureParameters
 from veilsum_privacy.tasks.feature_maps import map_records
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 WIDTH = 3
 SCHEMA = schema_of(WIDTH)

@@ -30,16 +30,18 @@ from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.tasks.queries.base import Encoding
-from veilsum_privacy.tasks.queries.encodings import (
-    SHIFT,
-    CorrelationEncoding,
+from veilsum_privacy.tasks.queries.cell_encodings import (
     DiscriminationEncoding,
-    MeanEncoding,
-    MissingEncoding,
-    QuantileEncoding,
     SurvivalEncoding,
     SyntheticEncoding,
     TableEncoding,
+)
+from veilsum_privacy.tasks.queries.number_encodings import (
+    SHIFT,
+    CorrelationEncoding,
+    MeanEncoding,
+    MissingEncoding,
+    QuantileEncoding,
 )
 from veilsum_privacy.tasks.queries.outcome_encodings import EffectEncoding, LinearEncoding
 from veilsum_privacy.tasks.tables import Tables

@@ -16,7 +16,7 @@ from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.base import Encoding
-from veilsum_privacy.tasks.queries.conditions import LevelDomain, NumberDomain
+from veilsum_privacy.tasks.queries.cells import LevelDomain, NumberDomain
 from veilsum_privacy.tasks.queries.encodings import build_encodings
 from veilsum_privacy.tasks.queries.language import MAX_OVER, MAX_QUERIES, Columns, DerivedColumn, Query, QueryKind, Text
 from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence

@@ -16,13 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.base import Block, Floats
-from veilsum_privacy.tasks.queries.conditions import (
-    Cells,
-    Condition,
-    ScaledNumbers,
-    parse_condition,
-)
+from veilsum_privacy.tasks.base import Floats
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.queries.cells import Cells, ScaledNumbers
+from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
 
 Integers = NDArray[np.int64]

@@ -9,16 +9,11 @@ import numpy as np
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
-from veilsum_privacy.tasks.base import Block, Floats
+from veilsum_privacy.tasks.base import Floats
+from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Bools, Encoding, Integers
-from veilsum_privacy.tasks.queries.conditions import (
-    Cells,
-    Condition,
-    NumberDomain,
-    level_cells,
-    number_cells,
-    parse_condition,
-)
+from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
+from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 LARGEST_LOG_ODDS = 20.0
