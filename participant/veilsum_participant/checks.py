@@ -37,7 +37,6 @@ from veilsum_participant.data.images import check_images
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import query_schema
 from veilsum_participant.directory import with_pins
-from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
@@ -46,6 +45,7 @@ from veilsum_participant.query import Images, Source, SourceQuery
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.backup.restored import read_mark
+from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
@@ -392,12 +392,8 @@ class SiteCheck:
             faults += budget_faults(connection, config, books, agreed.digest, study)
         refusal = Refusal.of(faults)
         if refusal is None:
-            cost = (
-                "gives no guarantee"
-                if study.privacy.epsilon is None
-                else f"costs epsilon {epsilon_text(study.privacy.epsilon)}"
-            )
-            yield Check("study", CheckOutcome.OK, f"policy and budget allow it; it {cost}")
+            cost = "gives no guarantee" if study.privacy.epsilon is None else f"costs epsilon {cost(study.privacy.epsilon)}"
+            yield Check("study", CheckOutcome.OK, f"policy and budget allow it; it {price}")
         else:
             for reason in refusal.reasons:
                 yield Check("study", CheckOutcome.FAILED, f"{reason.code.value}: {reason.message}", reason.advice)
@@ -423,7 +419,7 @@ def compile_asked(request: AskedStudy, policy: Policy, own: str, federation: str
 
 
 def _shown(epsilon: float) -> str:
-    return "infinite" if math.isinf(epsilon) else epsilon_text(epsilon)
+    return "infinite" if math.isinf(epsilon) else cost(epsilon)
 
 
 def _finding(report: CheckReport, column: str | None, kind: FindingKind) -> str:

@@ -323,7 +323,7 @@ def _plain(epsilon: float | None) -> float | str | None:
 
 
 def _waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
-    from veilsum_participant.ledgers import epsilon_text
+    from veilsum_privacy.dossier.figures import cost
 
     before, after = fields["spent_before"], fields["spent_after"]
     least, most = fields["min_cohort"], len(fields["participants"])
@@ -335,8 +335,8 @@ def _waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
         "method": fields["method"] + ("\nper site" if "per-site" in fields["disclosures"].values() else ""),
         "dataset": fields["dataset"],
         "unit": fields["unit"],
-        "epsilon": epsilon_text(fields["epsilon"]),
-        "spent": "no budget" if before is None else f"{epsilon_text(before)} -> {epsilon_text(after)}",
+        "epsilon": cost(fields["epsilon"]),
+        "spent": "no budget" if before is None else f"{cost(before)} -> {cost(after)}",
         "noise": fields["noise"],
         "cohort": str(most) if least == most else f"{least} to {most}",
     }
