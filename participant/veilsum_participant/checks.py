@@ -392,7 +392,7 @@ class SiteCheck:
             faults += budget_faults(connection, config, books, agreed.digest, study)
         refusal = Refusal.of(faults)
         if refusal is None:
-            cost = "gives no guarantee" if study.privacy.epsilon is None else f"costs epsilon {cost(study.privacy.epsilon)}"
+            price = "gives no guarantee" if study.privacy.epsilon is None else f"costs epsilon {cost(study.privacy.epsilon)}"
             yield Check("study", CheckOutcome.OK, f"policy and budget allow it; it {price}")
         else:
             for reason in refusal.reasons:

@@ -24,9 +24,9 @@ from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials, Label
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant import store
+from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.site import OpenStudy
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan

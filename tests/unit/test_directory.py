@@ -24,9 +24,9 @@ from veilsum_node.identity.record import Issued
 from veilsum_node.identity.tls import Credentials
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.directory import confirm, confirmed_path, given_directory, with_pins
+from veilsum_participant.open_studies import check_directory
 from veilsum_participant.protocol.approval import SignedStudy, verify_study
 from veilsum_participant.session.client import open_site
-from veilsum_participant.site import check_directory
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.study.study import study_digest
 

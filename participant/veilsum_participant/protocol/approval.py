@@ -16,11 +16,12 @@ from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
+from veilsum_participant.open_studies import check_directory
 from veilsum_participant.policy import study_faults
 from veilsum_participant.protocol.answers import answer_fault, keep_answer
 from veilsum_participant.protocol.budgets import budget_faults, declared, promised, record_refused_study
 from veilsum_participant.protocol.cohorts import joining_faults
-from veilsum_participant.site import LOG, Site, check_directory
+from veilsum_participant.site import LOG, Site
 from veilsum_participant.store import PendingRow, PendingState
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse

@@ -22,12 +22,13 @@ from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.observer import AttemptOutcome, SiteStep
+from veilsum_participant.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.patience import patiently
-from veilsum_participant.site import LOG, OpenStudy, Reading, Site, check_certificates, load_open_study
+from veilsum_participant.site import LOG, Reading, Site
 from veilsum_participant.store import AttemptRow, AttemptState, KeptVector, StudyState
 from veilsum_privacy.computation.contribution import SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import rehearse

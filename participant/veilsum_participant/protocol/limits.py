@@ -14,8 +14,8 @@ from sqlalchemy import Connection
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant import store
 from veilsum_participant.config import Policy
+from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.budgets import releases_used
-from veilsum_participant.site import OpenStudy
 from veilsum_participant.store import AttemptState
 from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share

@@ -9,18 +9,12 @@ from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
+from veilsum_participant.open_studies import check_directory, load_open_study, verified_roster
 from veilsum_participant.policy import mask_faults, member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
-from veilsum_participant.site import (
-    LOG,
-    Site,
-    check_directory,
-    dump_enrolments,
-    load_enrolments,
-    load_open_study,
-    verified_roster,
-)
+from veilsum_participant.site import LOG, Site
 from veilsum_participant.store import TAKING_PART, AttemptState, StudyState
+from veilsum_participant.store.enrolments import dump_enrolments, load_enrolments
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
 from veilsum_privacy.securesum.contribution import SECRET_BYTES

@@ -20,8 +20,9 @@ from veilsum_node.identity.certificate import common_name, issued, load_certific
 from veilsum_node.telemetry.logs import about
 from veilsum_participant import store
 from veilsum_participant.protocol.cohorts import Cohort, complete, is_held, is_unknown, remember
-from veilsum_participant.site import LOG, Site, load_enrolments
+from veilsum_participant.site import LOG, Site
 from veilsum_participant.store import AttemptRow, AttemptState, StudyRow
+from veilsum_participant.store.enrolments import load_enrolments
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import (
