@@ -5,7 +5,6 @@ Every check runs, whatever failed before. Reports name places in files, never a 
 
 from __future__ import annotations
 
-import math
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -254,11 +253,11 @@ class SiteCheck:
             advice = f"Add [budgets.{name}], or use `veilsum ledger budget set {name}`."
             return Check(label, CheckOutcome.FAILED, "none: every study is refused", advice)
         room = books.headroom(name, promised(connection, self._config, name), connection)
-        held = f"{_shown(room.reserved)} spent and set aside, {_shown(room.after)} if enrolled studies use all that they may"
+        held = f"{cost(room.reserved)} spent and set aside, {cost(room.after)} if enrolled studies use all that they may"
         if budget.epsilon is None:
             return Check(label, CheckOutcome.WARNING, f"unlimited; {held}", "No limit is enforced.")
         detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
-        if _shown(room.after) == _shown(budget.epsilon) or room.after > budget.epsilon:  # a rest that no figure shows is none
+        if cost(room.after) == cost(budget.epsilon) or room.after > budget.epsilon:  # a rest that no figure shows is none
             return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
         return Check(label, CheckOutcome.OK, detail)
 
@@ -416,10 +415,6 @@ def compile_asked(request: AskedStudy, policy: Policy, own: str, federation: str
         wanted = max(policy.min_cohort, request.min_cohort or 2)
         names |= {f"site-{number}" for number in range(1, wanted - len(names) + 1)}
     return request.compile(federation, sorted(names), clock)
-
-
-def _shown(epsilon: float) -> str:
-    return "infinite" if math.isinf(epsilon) else cost(epsilon)
 
 
 def _finding(report: CheckReport, column: str | None, kind: FindingKind) -> str:

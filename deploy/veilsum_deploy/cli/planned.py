@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from veilsum_deploy.cli.display import size_text
-from veilsum_node.phrases import counted
+from veilsum_node.phrases import counted, listed
 from veilsum_node.process.console import print_fields, print_line, print_rows
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _conclusions(plan: StudyPlan) -> list[str]:
 
     if plan.verdict is Verdict.EXACT:
         return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]
-    main = _and([part.name for part in plan.parts if part.main])
+    main = listed([part.name for part in plan.parts if part.main])
     if plan.verdict is Verdict.NOT_FORECAST:
         return [
             f"Verdict: {plan.verdict.value}. The figures of {main} are the noise of one step; what many steps leave of it in"
@@ -179,7 +179,7 @@ def _conclusions(plan: StudyPlan) -> list[str]:
     if plan.verdict is Verdict.NOT_WORTH:
         verdict += f" The noise hides the {main}, for which the study is run: any outcome would look alike."
     elif lost:
-        verdict += f" But the {_and(lost)} will tell nothing: noise exceeds their expected size."
+        verdict += f" But the {listed(lost)} will tell nothing: noise exceeds their expected size."
     lines = [
         verdict,
         f"The rule: a part tells nothing if more than half of its quantities have an interval of more than "
@@ -235,10 +235,6 @@ def _listed(names: tuple[str, ...]) -> str:
 
 def _rounds(number: int) -> str:
     return "1 round" if number == 1 else f"{number:,} rounds at most"
-
-
-def _and(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _duration(seconds: float) -> str:

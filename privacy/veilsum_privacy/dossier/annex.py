@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from veilsum_node.phrases import counted
+from veilsum_node.phrases import counted, listed
 from veilsum_privacy.dossier import figures
 
 Answered = Literal["answered", "partly answered", "not answered by this tool"]
@@ -69,7 +69,7 @@ def _guarantee(dossier: Figures) -> Sequence[GuidelineItem]:
     spent = [_spent(item) for item in populations] or ["Nothing was released and no budget was set."]
     deltas = [f"{item['name']}: {figures.small(item['delta'])}." for item in populations if item["delta"] is not None]
     units = [f"{item['name']}: {_units(item['units'])}." for item in populations]
-    accepted = [] if policy is None else [f"The policy accepts studies whose unit is {_or(policy['units'])}."]
+    accepted = [] if policy is None else [f"The policy accepts studies whose unit is {listed(policy['units'], 'or')}."]
     once = [] if policy is None else [f"One study may cost epsilon {policy['max_epsilon']:g} at most (max_epsilon)."]
     return (
         topic(
@@ -146,17 +146,17 @@ def _algorithms(dossier: Figures) -> Sequence[GuidelineItem]:
     standard, adaptive = by_rule["standard"], []
     if gaussian := by_rule["gaussian"]:
         adaptive.append(
-            f"Composition for {_and(gaussian)} is by the Gaussian rule: squared ratios of sensitivity to noise add up, all "
+            f"Composition for {listed(gaussian)} is by the Gaussian rule: squared ratios of sensitivity to noise add up, all "
             "steps of a sampled study counting as one that dominates them but for a stated share of delta. It is proven for "
             "studies chosen by what earlier ones released."
         )
     if strict := by_rule["strict"]:
         adaptive.append(
-            f"Strict composition is set for {_and(strict)}: it is proven for studies chosen by what earlier ones released."
+            f"Strict composition is set for {listed(strict)}: it is proven for studies chosen by what earlier ones released."
         )
     if standard:
         adaptive.append(
-            f"Standard composition is set for {_and(standard)}: proven for such choice where no release samples "
+            f"Standard composition is set for {listed(standard)}: proven for such choice where no release samples "
             "records; with sampling it is the usual practice, not a proven filter."
         )
     return (
@@ -164,7 +164,7 @@ def _algorithms(dossier: Figures) -> Sequence[GuidelineItem]:
             "Mechanism",
             "answered",
             ("ledger", "software"),
-            f"Used so far: {_and(used)}." if used else "None was used so far.",
+            f"Used so far: {listed(used)}." if used else "None was used so far.",
             "Noise is a discrete Gaussian on an integer grid. Where a study leaves vectors unrounded it is drawn "
             "around their real values, which is post-processing of the Gaussian mechanism.",
         ),
@@ -299,7 +299,7 @@ def _peers(policy: Figures, own: str) -> list[str]:
         pins = f"all participants in the federation’s directory that the site confirmed, but for {left} left out"
     return [
         f"The policy counts the noise of {pins} and asks for {policy['min_cohort']} sites in a sum at least,"
-        f" {policy['min_trusted']} of them trusted; it accepts {_or(policy['noise'])} noise and {_or(policy['disclosures'])}"
+        f" {policy['min_trusted']} of them trusted; it accepts {listed(policy['noise'], 'or')} noise and {listed(policy['disclosures'], 'or')}"
         " disclosure."
     ]
 
@@ -391,7 +391,7 @@ def _sampled(dossier: Figures) -> str:
     rows = [row for item in dossier["populations"] for row in item["releases"] if row["sampling_rate"] < 1]
     if not rows:
         return "No release sampled records."
-    rates = _and([figures.exact(rate) for rate in sorted({row["sampling_rate"] for row in rows})])
+    rates = listed([figures.exact(rate) for rate in sorted({row["sampling_rate"] for row in rows})])
     return (
         f"{counted(len(rows), 'release')} sampled records at rates of {rates}: every unit by itself (Poisson), "
         "at a public rate, by a draw that is kept nowhere. The accounting is that of Poisson sampling."
@@ -425,16 +425,8 @@ def _verified(dossier: Figures) -> str:
 
 def _units(units: Sequence[str]) -> str:
     words = {"record": "one record", "subject": "all records of one person"}
-    return _or([words.get(unit, unit) for unit in units]) if units else "none yet, for nothing was asked for"
+    return listed([words.get(unit, unit) for unit in units], "or") if units else "none yet, for nothing was asked for"
 
 
 def _count(colluders: int | None) -> str:
     return "all other participants" if colluders is None else counted(colluders, "participant")
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
-
-
-def _or(words: Sequence[str]) -> str:
-    return _and(words).replace(" and ", " or ") if len(words) < 3 else f"{', '.join(words[:-1])} or {words[-1]}"
