@@ -48,7 +48,7 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
         f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}, over the whole study" if cost.epsilon else ""
     )
     return {
-        "participants": _listed(cost.participants),
+        "participants": _first_of(cost.participants),
         "smallest cohort": cost.min_cohort,
         "computes": ", ".join(
             f"{task.task} ({counted(task.values, 'value')} of {task.lane_bits} bits, {task.disclosure})" for task in cost.tasks
@@ -228,7 +228,7 @@ def _epsilon(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "no bound (released without noise)"
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _first_of(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:SHOWN_SITES])
     return f"{shown}, and {len(names) - SHOWN_SITES} more" if len(names) > SHOWN_SITES else shown
 

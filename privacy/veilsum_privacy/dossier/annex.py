@@ -297,10 +297,10 @@ def _peers(policy: Figures, own: str) -> list[str]:
     if policy.get("directory") is not None:  # the file of pins lies at the site, beside the policy
         left = counted(len(policy["not_trusted"]), "participant")
         pins = f"all participants in the federation’s directory that the site confirmed, but for {left} left out"
+    noise, disclosures = listed(policy["noise"], "or"), listed(policy["disclosures"], "or")
     return [
         f"The policy counts the noise of {pins} and asks for {policy['min_cohort']} sites in a sum at least,"
-        f" {policy['min_trusted']} of them trusted; it accepts {listed(policy['noise'], 'or')} noise and {listed(policy['disclosures'], 'or')}"
-        " disclosure."
+        f" {policy['min_trusted']} of them trusted; it accepts {noise} noise and {disclosures} disclosure."
     ]
 
 
