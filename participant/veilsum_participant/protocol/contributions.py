@@ -138,6 +138,22 @@ class _Computed:
     digest: bytes | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """What was drawn and made for one context, and is drawn once.
+
+    Attributes:
+        values: the vector with its noise, in grid units.
+        ciphertexts: in order.
+        self_seed, consent: of the self-mask, and the key that opens it.
+    """
+
+    values: Integers = field(repr=False)
+    ciphertexts: list[bytes] = field(repr=False)
+    self_seed: bytes = field(repr=False)
+    consent: bytes = field(repr=False)
+
+
 class Contributions:
     """The part of a round before consent."""
 
@@ -377,64 +393,79 @@ class Contributions:
         sharing = [name for name in assignment.names if name == site.name or name in others]
         words = masked_words(values, plan.encoding, context, site.name, sharing, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, plan.encoding, context, site.name, secret, tag))
-        consent = consent_key(self_seed, context)
-
-        def keep() -> SignedReceipt:
-            with site.database.transaction() as connection:
-                row = store.find_study(connection, opened.digest)
-                kept = store.find_attempt(connection, opened.digest, assignment.attempt)
-                if row is None or row.status != StudyState.READY or kept is None or kept.state != AttemptState.RESERVED:
-                    raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
-                if site.steady() >= kept.deadline:
-                    raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
-                task = plan.task
-                if plan.declaration.keep and store.find_kept(connection, opened.digest, task.label) is None:
-                    part = task.kept_part(values, opened.study.participants.index(site.name))
-                    kept_vector = KeptVector(part, values, task.kept_origin(assignment.broadcast))
-                    store.keep_vector(connection, opened.digest, task.label, kept_vector)
-                if computed.state:
-                    store.keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
-                if computed.fault is not None:
-                    site.ledger.fault(connection, context, type(computed.fault).__name__)
-                if computed.digest is not None:
-                    key = site.credentials.signing_key.secret(KEY_PURPOSE)
-                    site.ledger.snapshot(connection, context, snapshot(computed.digest, key, context))
-                number = row.receipts + 1
-                receipt = Receipt(
-                    study=opened.digest,
-                    participant=site.name,
-                    round=assignment.round,
-                    attempt=assignment.attempt,
-                    context=context,
-                    payload=payload_digest(ciphertexts),
-                    number=number,
-                    head=site.ledger.head(connection),
-                    dataset=opened.study.dataset,
-                    mechanism=Mechanism.of(plan.declaration, plan.noise),
-                    unit=opened.study.privacy.unit,
-                    cohort_size=len(assignment.cohort),
-                    consent=consent_commitment(consent_proof(consent)),
-                )
-                signed = sign_receipt(receipt, site.credentials.signing_key)
-                store.change_study(connection, opened.digest, receipts=number)
-                store.change_attempt(
-                    connection,
-                    opened.digest,
-                    assignment.attempt,
-                    state=AttemptState.PAYLOAD,
-                    self_seed=self_seed,
-                    consent=consent,
-                    consent_digest=consent_proof(consent),
-                    sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
-                    payload=b"".join(ciphertexts),
-                    receipt=signed.body,
-                    receipt_signature=signed.signature,
-                )
-            return signed
-
+        drawn = _Drawn(values, ciphertexts, self_seed, consent_key(self_seed, context))
         # what was drawn for this context is drawn once: a disk that takes nothing for the moment is waited for with it in hand
-        signed = patiently(keep, site.patience, threading.Event())
+        signed = patiently(lambda: self._keep(opened, checked, computed, drawn), site.patience, threading.Event())
         return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
+
+    def _keep(self, opened: OpenStudy, checked: _Checked, computed: _Computed, drawn: _Drawn) -> SignedReceipt:
+        """Make the payload durable with its receipt and all that later rounds need, in one transaction.
+
+        Raises:
+            Refusal: the attempt was given up, or its time ran out, while it was computed.
+        """
+        site, assignment = self._site, checked.assignment
+        with site.database.transaction() as connection:
+            row = store.find_study(connection, opened.digest)
+            attempt = store.find_attempt(connection, opened.digest, assignment.attempt)
+            if row is None or row.status != StudyState.READY or attempt is None or attempt.state != AttemptState.RESERVED:
+                raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
+            if site.steady() >= attempt.deadline:
+                raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
+            self._keep_for_later(connection, opened, checked, computed, drawn.values)
+            if computed.fault is not None:
+                site.ledger.fault(connection, checked.context, type(computed.fault).__name__)
+            if computed.digest is not None:
+                key = site.credentials.signing_key.secret(KEY_PURPOSE)
+                site.ledger.snapshot(connection, checked.context, snapshot(computed.digest, key, checked.context))
+            number = row.receipts + 1
+            receipt = self._receipt(opened, checked, drawn, number, site.ledger.head(connection))
+            signed = sign_receipt(receipt, site.credentials.signing_key)
+            store.change_study(connection, opened.digest, receipts=number)
+            store.change_attempt(
+                connection,
+                opened.digest,
+                assignment.attempt,
+                state=AttemptState.PAYLOAD,
+                self_seed=drawn.self_seed,
+                consent=drawn.consent,
+                consent_digest=consent_proof(drawn.consent),
+                sizes=json.dumps([len(ciphertext) for ciphertext in drawn.ciphertexts]),
+                payload=b"".join(drawn.ciphertexts),
+                receipt=signed.body,
+                receipt_signature=signed.signature,
+            )
+        return signed
+
+    def _keep_for_later(
+        self, connection: Connection, opened: OpenStudy, checked: _Checked, computed: _Computed, values: Integers
+    ) -> None:
+        """Store the noised vector of a task that is kept, and what was trained."""
+        assignment, task = checked.assignment, checked.plan.task
+        if task.declaration.keep and store.find_kept(connection, opened.digest, task.label) is None:
+            part = task.kept_part(values, opened.study.participants.index(self._site.name))
+            kept = KeptVector(part, values, task.kept_origin(assignment.broadcast))
+            store.keep_vector(connection, opened.digest, task.label, kept)
+        if computed.state:
+            store.keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
+
+    def _receipt(self, opened: OpenStudy, checked: _Checked, drawn: _Drawn, number: int, head: bytes) -> Receipt:
+        assignment, plan = checked.assignment, checked.plan
+        return Receipt(
+            study=opened.digest,
+            participant=self._site.name,
+            round=assignment.round,
+            attempt=assignment.attempt,
+            context=checked.context,
+            payload=payload_digest(drawn.ciphertexts),
+            number=number,
+            head=head,
+            dataset=opened.study.dataset,
+            mechanism=Mechanism.of(plan.declaration, plan.noise),
+            unit=opened.study.privacy.unit,
+            cohort_size=len(assignment.cohort),
+            consent=consent_commitment(consent_proof(drawn.consent)),
+        )
 
 
 def _resume(row: AttemptRow, checked: _Checked) -> Payload:
