@@ -66,7 +66,7 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/applying/": "the layers of a network's head",
     "participant/veilsum_participant/protocol/approval.py": "digests of studies",
     "participant/veilsum_participant/protocol/budgets.py": "digests of studies",
-    "participant/veilsum_participant/checks.py": "fingerprints of pins",
+    "participant/veilsum_participant/checks/": "fingerprints of pins",
     "participant/veilsum_participant/directory.py": "fingerprints in a directory that every site has",
     "participant/veilsum_participant/policy.py": "fingerprints of pins and of verified certificates",
     "participant/veilsum_participant/site.py": "the fingerprint of the site's own key",
