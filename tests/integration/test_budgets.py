@@ -25,7 +25,7 @@ from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant import store
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.config import DatasetConfig
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol import budgets
 from veilsum_participant.protocol.budgets import remaining
 from veilsum_participant.protocol.membership import Membership

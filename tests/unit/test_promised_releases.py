@@ -21,7 +21,8 @@ from support.ledgers import any_receipt, open_ledger, ticking
 from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant import store
-from veilsum_participant.config import DatasetConfig, ParticipantConfig
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol.budgets import (
     budget_faults,
     declared,

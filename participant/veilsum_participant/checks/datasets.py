@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from veilsum_node.phrases import counted
 from veilsum_participant.checks.check import Check, CheckOutcome
-from veilsum_participant.config import DatasetConfig
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.images import check_images
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import query_schema
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import Images, Source, SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.phrases import unreadable
-from veilsum_participant.config import EncoderConfig
 from veilsum_participant.data.programs import read_program
+from veilsum_participant.dataset_config import EncoderConfig
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import device
 
