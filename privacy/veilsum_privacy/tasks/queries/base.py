@@ -178,6 +178,20 @@ class Encoding(ABC):
         return f"{self.query.name}/{part}"
 
 
+class OutcomeEncoding(Encoding):
+    """Of a query that explains an outcome: a numeric column, or an event.
+
+    Attributes:
+        event: the condition that an outcome is, if it is no column.
+    """
+
+    event: Condition | None
+
+    @property
+    def explained(self) -> frozenset[str]:
+        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
+
+
 def mark_cells(rows: Integers, cell: Integers, value: int) -> None:
     """Write a value at each row's cell, where it has one."""
     known = np.flatnonzero(cell >= 0)

@@ -10,9 +10,9 @@ import numpy as np
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, Encoding, Integers, mark_cells
+from veilsum_privacy.tasks.queries.base import Axis, Encoding, Integers, OutcomeEncoding, mark_cells
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
-from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
+from veilsum_privacy.tasks.queries.conditions import parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, interval_names, scaled
 
 SCORES = 16
@@ -153,7 +153,7 @@ class SyntheticEncoding(Encoding):
         rows[known] = self.plan.rows(codes[known])
 
 
-class DiscriminationEncoding(Encoding):
+class DiscriminationEncoding(OutcomeEncoding):
     """One cell a record of group x level of the score x what happened: no event or one, or when and how a time ended.
 
     A score is a number, cut into :data:`SCORES` equal intervals, or a category whose levels ascend.
@@ -168,7 +168,7 @@ class DiscriminationEncoding(Encoding):
             self.score = Axis(name, interval_names(complete), scaled(complete, domain))
         else:
             self.score = self._level_axis(name, gaps=False)
-        self.event: Condition | None = None
+        self.event = None
         self.times: SurvivalEncoding | None = None
         if query.event:
             times = {"name": query.name, "kind": "survival", "over": (query.outcome,), "event": query.event}
@@ -176,10 +176,6 @@ class DiscriminationEncoding(Encoding):
             self.times = SurvivalEncoding(Query.model_validate(times | more), columns)
         else:
             self.event = parse_condition(query.outcome, columns.domains)
-
-    @property
-    def explained(self) -> frozenset[str]:
-        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
 
     @property
     def ends(self) -> int:

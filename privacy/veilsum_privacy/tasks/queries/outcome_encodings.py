@@ -11,7 +11,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Bools, Encoding, Integers
+from veilsum_privacy.tasks.queries.base import Bools, Integers, OutcomeEncoding
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query
@@ -20,7 +20,7 @@ LARGEST_LOG_ODDS = 20.0
 """Of a treatment; weights of larger ones would be those of single records."""
 
 
-class LinearEncoding(Encoding):
+class LinearEncoding(OutcomeEncoding):
     """z z' of z = c (1, terms, outcome), as of correlations, of records that have them all; and who is at the bounds.
 
     Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
@@ -46,10 +46,6 @@ class LinearEncoding(Encoding):
         )
         numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
         self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
-
-    @property
-    def explained(self) -> frozenset[str]:
-        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
 
     @property
     def _entries(self) -> int:
@@ -108,7 +104,7 @@ class LinearEncoding(Encoding):
             rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
 
 
-class EffectEncoding(Encoding):
+class EffectEncoding(OutcomeEncoding):
     """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
 
     The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
@@ -123,10 +119,6 @@ class EffectEncoding(Encoding):
                 f"{self.what}: `by` names the treatment, a category of two levels.", "The second is the treated."
             )
         self.largest = 1.0 + math.exp(min(max(abs(self.odds.low), abs(self.odds.high)), LARGEST_LOG_ODDS))
-
-    @property
-    def explained(self) -> frozenset[str]:
-        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
 
     @property
     def light(self) -> int:
