@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Collection
@@ -32,7 +31,7 @@ from veilsum_participant.cli.recovery import recover
 from veilsum_participant.ledgers import entry_fields, open_source, read_audit, readable_entries, spending_fields, study_labels
 from veilsum_participant.new_files import new_file, require_new
 from veilsum_privacy.dossier import describe, proven, render, unproven
-from veilsum_privacy.dossier.figures import cost
+from veilsum_privacy.dossier.figures import cost, plain
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, write_csv, write_jsonl
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -161,10 +160,7 @@ def verify(
         fields["set_back"] = list(found.set_back)  # entries at which the clock had been set back
     proves, left = proven(proof, found.site, mirror=mirror), unproven(proof, mirror=mirror)
     if as_json:
-        spending = {
-            name: {"spent": spent if math.isfinite(spent) else "infinite", "estimate": estimate}
-            for name, (spent, estimate) in found.spending.items()
-        }
+        spending = {name: {"spent": plain(spent), "estimate": estimate} for name, (spent, estimate) in found.spending.items()}
         print_json(fields | {"spending": spending, "proves": proves, "leaves_open": left})
         return
     print_fields(fields, title="Ledger", as_json=False)
