@@ -176,7 +176,7 @@ def readable_entries(source: LedgerReader, most: int | None = None) -> list[Entr
 
 def study_labels(place: str | Path) -> dict[bytes, StudyLabel]:
     """Names of the studies that a participant's state file keeps, by digest; empty for an export or a mirror."""
-    from veilsum_participant.store import STUDIES
+    from veilsum_participant.store.studies import STUDIES
 
     if "://" in str(place) or not _is_database(Path(place)):
         return {}

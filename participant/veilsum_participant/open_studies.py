@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
-from veilsum_participant import store
 from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.site import Site
-from veilsum_participant.store import TAKING_PART, StudyRow
 from veilsum_participant.store.enrolments import load_enrolments
+from veilsum_participant.store.studies import TAKING_PART, StudyRow, find_study
+from veilsum_participant.store.tables import promised
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
@@ -55,7 +55,7 @@ class OpenStudy:
     @property
     def box_key(self) -> BoxKey:
         """The site's HPKE key for the study."""
-        return BoxKey.parse(store.promised(self.row.box_key))
+        return BoxKey.parse(promised(self.row.box_key))
 
     def roster(self, site: Site) -> Roster:
         """The roster, verified at the time when it was accepted: a member that has left may let its certificate expire.
@@ -126,7 +126,7 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
     Raises:
         Refusal: there is none, or its analyst is no longer accepted.
     """
-    row = store.find_study(connection, digest)
+    row = find_study(connection, digest)
     if row is None:
         raise Refusal(RefusalCode.CLOSED, "This site is not enrolled in that study.")
     if row.status not in TAKING_PART:

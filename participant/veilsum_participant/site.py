@@ -21,7 +21,6 @@ from veilsum_node.identity import Credentials, key_fingerprint
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.identity.directory import Directory
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
@@ -29,6 +28,8 @@ from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.stream import BATCH, comes_in_batches, record_bytes, stream_records
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.store.enrolments import load_enrolments
+from veilsum_participant.store.studies import open_studies
+from veilsum_participant.store.tables import create_tables
 from veilsum_participant.tried import Tried
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
@@ -128,7 +129,7 @@ class Site:
         self.nonce = self.random.bytes(NONCE_BYTES)
         self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
-        store.create_tables(self.database)
+        create_tables(self.database)
         # Arrow's first conversion imports pandas where that is installed: not while records are read, nor in a thread.
         pyarrow.array([])
 
@@ -279,7 +280,7 @@ def check_key(connection: Connection, credentials: Credentials) -> None:
     Raises:
         StateError: it is a new one.
     """
-    for row in store.open_studies(connection):
+    for row in open_studies(connection):
         enrolled = load_enrolments(row.enrolment)[0].certificate
         known = key_fingerprint(p256_key(load_certificate(enrolled).public_key(), "enrolled certificate"))
         study = row.digest.hex()[:12]

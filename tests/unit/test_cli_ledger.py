@@ -30,13 +30,13 @@ from veilsum_node.database import open_database
 from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import make_kit
-from veilsum_participant import store
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import find_ledger
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.ledgers import entry_fields, open_source, study_labels
 from veilsum_participant.new_files import new_file
 from veilsum_participant.session.client import open_ledger, open_site
+from veilsum_participant.store.studies import add_study
 from veilsum_privacy.backup.restored import write_mark
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.ledger import Mechanism, read_export
@@ -542,10 +542,10 @@ def test_studies_are_called_by_the_names_that_the_site_knows(
     with database.transaction() as connection:
         running.ledger.reserve(connection, release)
         running.ledger.charge(connection, release.context)
-        store.add_study(
+        add_study(
             connection, digest=study_digest(body), status="ended", study=body, analyst="alice", enrolment=b"{}",
         )  # fmt: skip
-        store.add_study(connection, digest=STUDY, status="ended", study=b"of another version", analyst="bob", enrolment=b"{}")
+        add_study(connection, digest=STUDY, status="ended", study=b"of another version", analyst="bob", enrolment=b"{}")
     database.close()
     labels = study_labels(site.ledger)
     assert {label.name for label in labels.values()} == {"pressure"}

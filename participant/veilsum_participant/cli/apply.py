@@ -224,12 +224,13 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
         StateError: the site kept nothing of that task, or its state cannot be read.
     """
     from veilsum_node.database import open_readonly
-    from veilsum_participant import store
+    from veilsum_participant.store.kept import kept_vector
+    from veilsum_participant.store.studies import find_study
     from veilsum_privacy.securesum.agreed import AgreedStudy
 
     with open_readonly(settings.state) as database, database.reading() as connection:
-        row = store.find_study(connection, study)
-        vector = store.kept_vector(connection, study, label)
+        row = find_study(connection, study)
+        vector = kept_vector(connection, study, label)
     if row is None or vector is None:
         raise StateError(
             f"{settings.state}: this site kept nothing of the study's task {label!r}.",

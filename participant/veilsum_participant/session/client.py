@@ -31,7 +31,7 @@ from veilsum_participant.session.channel import STALE, GrpcChannel
 from veilsum_participant.session.renewal import OwnCertificate
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
-from veilsum_participant.store import create_tables
+from veilsum_participant.store.tables import create_tables
 from veilsum_participant.telemetry.watch import monitored
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.training import device

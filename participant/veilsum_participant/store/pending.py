@@ -55,7 +55,7 @@ def find_pending(connection: Connection, digest: bytes) -> PendingRow | None:
     return one_row(PendingRow, connection.execute(_FIND_PENDING, {"digest": digest}))
 
 
-def pending(connection: Connection) -> list[PendingRow]:
+def pending_studies(connection: Connection) -> list[PendingRow]:
     """All such rows, oldest first."""
     return all_rows(PendingRow, connection.execute(_PENDING))
 

@@ -18,9 +18,10 @@ from veilsum_node.errors import RefusalCode
 from veilsum_node.telemetry.endpoint import Heartbeat
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
-from veilsum_participant import store
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, SiteStep, Stage
 from veilsum_participant.site import Site
+from veilsum_participant.store.pending import count_waiting
+from veilsum_participant.store.studies import count_enrolled
 from veilsum_participant.telemetry.figures import SiteFigures
 from veilsum_participant.telemetry.shared_metrics import Reporter
 from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
@@ -89,7 +90,7 @@ class SiteMetrics(SiteObserver):
 
         def read() -> SiteFigures:
             with site.database.reading() as connection:
-                enrolled, waiting = store.count_enrolled(connection), store.count_waiting(connection)
+                enrolled, waiting = count_enrolled(connection), count_waiting(connection)
             return SiteFigures(watch.read(), enrolled, waiting)
 
         self.figures = Refreshed(read, "ledger")
