@@ -130,7 +130,7 @@ def check_dataset(
     table = read_table(source, schema, subject=subject, header=header)
     findings = [finding for finding in _findings(table, schema, subject) if len(finding.rows)]
     records = table.rows + len(table.broken)
-    numbers = _row_numbers(table)
+    numbers = table.row_numbers()
     totals: dict[str | None, dict[FindingKind, int]] = {}
     for finding in findings:
         totals.setdefault(finding.column, {})[finding.kind] = len(finding.rows)
@@ -200,12 +200,6 @@ def _substitute(column: NumberColumn | CategoryColumn) -> str:
 
 def _listed(values: tuple[str, ...]) -> str:
     return ", ".join(repr(value) for value in values[:10]) + (", ..." if len(values) > 10 else "")
-
-
-def _row_numbers(table: Table) -> NDArray[np.int64]:
-    """The 1-based data row of each row of the table: broken rows were skipped when it was read."""
-    every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)
-    return np.setdiff1d(every, np.array([*table.broken], dtype=np.int64), assume_unique=True)
 
 
 def _lines(table: Table, rows: set[int]) -> dict[int, int]:
