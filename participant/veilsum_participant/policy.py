@@ -2,7 +2,7 @@
 
 Each ``*_faults`` yields one :class:`Refusal` for each broken rule, with its figures and what to do; :func:`refuse` raises them
 as one. Only codes leave the site. Nothing is read but the hashes of configured encoders. What needs the ledger is checked in
-:mod:`.budgets`.
+:mod:`veilsum_participant.protocol.budgets`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What every part of a participant's protocol needs: identity, policy, store, ledger, data, clock and randomness.
 
-:class:`Site` performs no network I/O; :mod:`.client` does, and in-process simulation calls the same code.
+:class:`Site` performs no network I/O; :mod:`veilsum_participant.session.client` does, and in-process simulation calls the same
+code.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A line never holds an exception's own text, which may quote a record, and never a control character that a peer sent. Calls
 say what an event is about by :func:`about`; these fields are a closed list of names, numbers and digests. Lines that a peer
-causes at will are bounded (:mod:`.flood`).
+causes at will are bounded (:mod:`.log_floods`).
 """
 
 from __future__ import annotations

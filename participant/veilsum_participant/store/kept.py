@@ -51,8 +51,8 @@ class KeptVector:
     Attributes:
         own: the site's block, in grid units.
         whole: all that the site adds to the task's round.
-        origin: :func:`~veilsum_privacy.securesum.context.kept_origin` of what it was computed from; None if an older version
-            kept it, which did not say.
+        origin: :meth:`~veilsum_privacy.securesum.agreed.AgreedTask.kept_origin` of what it was computed from; None if an
+            older version kept it, which did not say.
     """
 
     own: Integers = field(repr=False)

@@ -2,7 +2,7 @@
 
 Counters are kept as events come; what the site's database knows is read when somebody asks, in short transactions that only
 read and not more often than every few seconds. No round waits for it. Everything stays at the site but what its policy shares
-(:mod:`.sharing`).
+(:mod:`.shared_metrics`).
 """
 
 from __future__ import annotations
