@@ -24,7 +24,7 @@ ONCE_BRITTLE = (
     "tests/integration/test_stopping.py",
     "tests/integration/test_grpc_study.py",
     "tests/integration/test_wire_callers.py",
-    "tests/unit/test_monitoring.py",
+    "tests/unit/test_metrics_endpoint.py",
 )
 
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from veilsum.onnx_graph import Graph
 from veilsum.onnx_networks import write_network
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
+from veilsum_node.phrases import unwritable
 from veilsum_node.process.software import installed_version
-from veilsum_node.wording import unwritable
 from veilsum_participant.applying.heads import LinearArrays, MlpHead
 from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArrays

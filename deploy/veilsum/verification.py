@@ -18,7 +18,7 @@ from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.results.reproduction import one_thread
 from veilsum_node.errors import HostileInput, VeilsumError
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 from veilsum_privacy.results.proof_check import CheckedRelease, CheckedStudy, ProofFault, ReleaseChecker, check_study, part
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files

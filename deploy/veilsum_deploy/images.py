@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from veilsum.local.tables import site_name
 from veilsum_deploy.datasets import EXTRA
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
-from veilsum_node.wording import unreadable
+from veilsum_node.phrases import unreadable
 from veilsum_participant.data.encoders import MAX_PROGRAM_BYTES, load_encoder
 from veilsum_participant.data.programs import read_program
 from veilsum_privacy.study.encoder import MAX_WIDTH, Program

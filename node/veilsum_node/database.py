@@ -27,7 +27,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults
 from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
-from veilsum_node.wording import unwritable
+from veilsum_node.phrases import unwritable
 
 SCHEMA_VERSION = 2
 """Layout of a file as a whole (``PRAGMA user_version``), so that old software refuses it. 1: tables were made in place; 2: by

@@ -19,7 +19,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from veilsum_node.config import MAX_CONFIGURATION_BYTES, alternatives, keys_of, nearest, read_toml, step, validate
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.wording import unreadable
+from veilsum_node.phrases import unreadable
 
 PREFIX = "VEILSUM__"
 _NEARLY = re.compile(r"veilsum(__?)(?=[a-z0-9_]*__)|veilsum__", re.IGNORECASE)  # meant as the prefix: with a table, or doubled

@@ -15,7 +15,8 @@ from veilsum_node.process.software import installed_version
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.encoders import find_encoder
-from veilsum_participant.store import PENDING, STUDIES
+from veilsum_participant.store.pending import PENDING
+from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.audit.audit import TRIALS
 from veilsum_privacy.audit.references import references
 from veilsum_privacy.audit.report import AuditReport, AuditRow, run_references, run_study

@@ -7,13 +7,11 @@ bound that does not exist is None.
 from __future__ import annotations
 
 import math
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cryptography import x509
 from sqlalchemy import inspect, select
@@ -22,10 +20,10 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file
-from veilsum_node.wording import unreadable, unwritable
+from veilsum_node.phrases import unreadable
 from veilsum_privacy.audit.signed import MOST_BYTES, SignedAudit, read_report
 from veilsum_privacy.dossier import Proof, StudyLabel, StudyTerms
-from veilsum_privacy.dossier.figures import INFINITE, cost, remaining
+from veilsum_privacy.dossier.figures import plain
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, Verification, read_export, verify_ledger
 from veilsum_privacy.ledger.export import FORMAT, MAX_HEADER
 from veilsum_privacy.ledger.rows import read_row
@@ -82,35 +80,24 @@ class Checked:
     def proof(self, source: LedgerReader, when: int) -> Proof:
         """The same in plain values; if verification failed, with what can be read."""
         found, fault = self.verification, self.fault
-        given: dict[str, Any] = {
-            "authority": self.authority,
-            "head_given": self.head_given,
-            "against": self.against,
-            "when": when,
-        }
-        if found is not None:
-            return Proof(
-                valid=True,
-                fault=None,
-                fault_entry=None,
-                entries=found.entries,
-                receipts=found.receipts,
-                keys=len(found.keys),
-                head=found.head.hex(),
-                federation=found.federation,
-                **given,
-            )
-        entries = readable_entries(source)
+        if found is None:
+            entries = readable_entries(source)
+            count, head = len(entries), entries[-1].hash.hex() if entries else ""
+        else:
+            count, head = found.entries, found.head.hex()
         return Proof(
-            valid=False,
+            valid=found is not None,
             fault=None if fault is None else fault.message,
             fault_entry=None if fault is None else fault.entry,
-            entries=len(entries),
-            receipts=0,
-            keys=0,
-            head=entries[-1].hash.hex() if entries else "",
-            federation=None,
-            **given,
+            entries=count,
+            receipts=0 if found is None else found.receipts,
+            keys=0 if found is None else len(found.keys),
+            head=head,
+            federation=None if found is None else found.federation,
+            authority=self.authority,
+            head_given=self.head_given,
+            against=self.against,
+            when=when,
         )
 
 
@@ -189,7 +176,7 @@ def readable_entries(source: LedgerReader, most: int | None = None) -> list[Entr
 
 def study_labels(place: str | Path) -> dict[bytes, StudyLabel]:
     """Names of the studies that a participant's state file keeps, by digest; empty for an export or a mirror."""
-    from veilsum_participant.store import STUDIES
+    from veilsum_participant.store.studies import STUDIES
 
     if "://" in str(place) or not _is_database(Path(place)):
         return {}
@@ -220,29 +207,13 @@ def spending_fields(ledger: LedgerReader, population: str) -> dict[str, Any]:
         "epsilon": spending.budget.epsilon,
         "delta": spending.budget.delta,
         "adaptive": spending.budget.adaptive,
-        "spent": _plain(spending.spent),
+        "spent": plain(spending.spent),
         "estimate": spending.estimate,
-        "alone": _plain(spending.alone),
-        "reserved": _plain(spending.reserved),
+        "alone": plain(spending.alone),
+        "reserved": plain(spending.reserved),
         "left": None if math.isinf(spending.left) else spending.left,
         "releases": spending.releases,
     }
-
-
-def spending_row(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`spending_fields` returns, for people."""
-    shown = {name: epsilon_text(fields[name]) for name in ("epsilon", "spent", "alone", "reserved")}
-    shown["left"] = remaining(fields["left"])
-    shown["estimate"] = "" if fields["estimate"] is None else epsilon_text(fields["estimate"])
-    named = {**fields, **shown}
-    names = {"epsilon": "budget", "reserved": "with open ones", "alone": "against all others"}
-    columns = ("population", "epsilon", "delta", "spent", "reserved", "left", "estimate", "alone", "releases")
-    return {names.get(name, name): named[name] for name in columns}
-
-
-def epsilon_text(value: float | str | None) -> str:
-    """An epsilon for people, rounded up: a cost is never shown smaller than it is."""
-    return cost(value)
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
@@ -273,51 +244,6 @@ def _owner(source: LedgerReader) -> tuple[str, bool]:
         return source.site, source.role is Role.COORDINATOR
     except HostileInput:
         return "an unknown site", False
-
-
-@contextmanager
-def new_file(path: Path, *, force: bool = False) -> Iterator[IO[str]]:
-    """Write a text file, readable by its owner only, that appears whole at the end of the block or not at all.
-
-    Raises:
-        StateError: it exists and ``force`` is not set, or it cannot be written.
-    """
-    require_new(path, force=force)
-    temporary: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8", newline=""
-        ) as file:
-            temporary = Path(file.name)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if not force:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # fails if somebody made it meanwhile
-        temporary.replace(path)
-    except FileExistsError as error:
-        raise _exists(path) from error
-    except OSError as error:
-        raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
-def require_new(path: Path, *, force: bool = False) -> None:
-    """Refuse a place that :func:`new_file` would refuse, before any work is done for it.
-
-    Raises:
-        StateError: it is a directory, or it exists and ``force`` is not set.
-    """
-    if path.is_dir():
-        raise StateError(f"{path} is a folder, not a file.", "Name a file.")
-    if not force and os.path.lexists(path):
-        raise _exists(path)
-
-
-def _exists(path: Path) -> StateError:
-    return StateError(f"{path} already exists.", "Name another file, or add --force to replace it.")
 
 
 def _require_ledger(path: Path) -> None:
@@ -358,7 +284,3 @@ def _beginning(path: Path, most: int) -> bytes:
             return file.read(most)
     except OSError as error:
         raise StateError(f"{path} {unreadable(error)}.", "Check its permissions.") from error
-
-
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else INFINITE

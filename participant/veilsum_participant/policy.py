@@ -2,7 +2,7 @@
 
 Each ``*_faults`` yields one :class:`Refusal` for each broken rule, with its figures and what to do; :func:`refuse` raises them
 as one. Only codes leave the site. Nothing is read but the hashes of configured encoders. What needs the ledger is checked in
-:mod:`.budgets`.
+:mod:`veilsum_participant.protocol.budgets`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.csv_files import header_conflict
 from veilsum_participant.data.encoders import find_path
@@ -60,7 +60,7 @@ def study_faults(
 def analyst_faults(name: str, policy: Policy) -> Iterator[Refusal]:
     """Whether the site accepts studies of this analyst."""
     if "*" not in policy.analysts and name not in policy.analysts:
-        yield Refusal(RefusalCode.ANALYST, f"Analyst {name!r} is not among policy.analysts.")
+        yield _not_among(RefusalCode.ANALYST, "Analyst", name, "analysts")
 
 
 def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta: float | None) -> Iterator[Refusal]:
@@ -71,37 +71,18 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
     of the dataset's budget (the study's where there is no budget, and then nothing can be reserved).
     """
     study, policy = agreed.study, config.policy
-    privacy = study.privacy
     if own not in study.participants:
         yield Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
     if study.method not in policy.methods:
-        yield Refusal(RefusalCode.METHOD, f"Method {study.method!r} is not among policy.methods.", _accept("policy.methods"))
+        yield _not_among(RefusalCode.METHOD, "Method", study.method, "methods", _accept("policy.methods"))
     if study.expires - study.created > 86400 * policy.study_days:
         yield Refusal(RefusalCode.STUDY_INVALID, f"The study is open for more than {counted(policy.study_days, 'day')}.")
     yield from _dataset_faults(study, config)
     yield from _encoder_faults(study, config)
-    kinds = [privacy.noise]
-    if privacy.noise == "distributed" and any(task.keep or task.local_steps for task in study.tasks):
-        kinds.append("local")  # what a site keeps, or trains, has its own noise alone; its round would be refused
-    for kind in kinds:
-        if kind not in policy.noise:
-            yield Refusal(RefusalCode.NOISE, f"Noise {kind!r} is not among policy.noise.")
+    yield from _noise_kind_faults(study, policy)
     yield from _epsilon_faults(study, policy, delta)
-    if privacy.cohort_difference not in policy.cohort_difference:
-        yield Refusal(
-            RefusalCode.COHORT_CHANGED,
-            f"cohort_difference {privacy.cohort_difference!r} is not among policy.cohort_difference.",
-            'Ask for a study with cohort_difference = "strict".' if privacy.cohort_difference == "allowed" else "",
-        )
-    if "neighbours" not in policy.masks and not is_complete(study.sites, privacy):
-        yield _not_complete(study.sites)
-    printed = study.parameters.get("smallest_cell", 0)
-    if study.method == "statistics" and not (isinstance(printed, int) and printed >= policy.smallest_cell):
-        yield Refusal(
-            RefusalCode.DISCLOSURE,
-            f"The study prints figures of fewer than {policy.smallest_cell} records, which is policy.smallest_cell.",
-            f"Ask for a study with smallest_cell = {policy.smallest_cell} under [parameters].",
-        )
+    yield from _cohort_rule_faults(study, policy)
+    yield from _printed_faults(study, policy)
     if any(weight != 1 for weight in study.weights.values()):
         yield Refusal(RefusalCode.WEIGHTS, "The study weighs sites unequally.")
     faults = [fault for declaration in study.tasks for fault in _task_faults(agreed, declaration, policy)]
@@ -113,6 +94,11 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
             yield Refusal(RefusalCode.PRECISION, error.message, error.advice)
 
 
+def _not_among(code: RefusalCode, what: str, value: str, key: str, advice: str = "") -> Refusal:
+    """What a study asks for is none of what a list of the policy names."""
+    return Refusal(code, f"{what} {value!r} is not among policy.{key}.", advice)
+
+
 def _accept(key: str) -> str:
     return f"If the site agrees to it, add it to {key} and start the participant again."
 
@@ -120,7 +106,7 @@ def _accept(key: str) -> str:
 def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
     unit = study.privacy.unit
     if unit not in config.policy.units:
-        yield Refusal(RefusalCode.UNIT, f"The unit of privacy {unit!r} is not among policy.units.")
+        yield _not_among(RefusalCode.UNIT, "The unit of privacy", unit, "units")
     dataset = config.datasets.get(study.dataset)
     if dataset is None:
         yield Refusal(RefusalCode.DATASET, f"Dataset {study.dataset!r} is not offered here.")
@@ -152,6 +138,36 @@ def _encoder_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             yield Refusal(RefusalCode.TASK, error.message, error.advice)
 
 
+def _noise_kind_faults(study: Study, policy: Policy) -> Iterator[Refusal]:
+    kinds = [study.privacy.noise]
+    if kinds == ["distributed"] and any(task.keep or task.local_steps for task in study.tasks):
+        kinds.append("local")  # what a site keeps, or trains, has its own noise alone; its round would be refused
+    for kind in kinds:
+        if kind not in policy.noise:
+            yield _not_among(RefusalCode.NOISE, "Noise", kind, "noise")
+
+
+def _cohort_rule_faults(study: Study, policy: Policy) -> Iterator[Refusal]:
+    """How a study's cohorts may differ, and between whom its masks are shared."""
+    rule = study.privacy.cohort_difference
+    if rule not in policy.cohort_difference:
+        advice = 'Ask for a study with cohort_difference = "strict".' if rule == "allowed" else ""
+        yield _not_among(RefusalCode.COHORT_CHANGED, "cohort_difference", rule, "cohort_difference", advice)
+    if "neighbours" not in policy.masks and not is_complete(study.sites, study.privacy):
+        yield _not_complete(study.sites)
+
+
+def _printed_faults(study: Study, policy: Policy) -> Iterator[Refusal]:
+    """Of how few records a study's figures may be."""
+    printed = study.parameters.get("smallest_cell", 0)
+    if study.method == "statistics" and not (isinstance(printed, int) and printed >= policy.smallest_cell):
+        yield Refusal(
+            RefusalCode.DISCLOSURE,
+            f"The study prints figures of fewer than {policy.smallest_cell} records, which is policy.smallest_cell.",
+            f"Ask for a study with smallest_cell = {policy.smallest_cell} under [parameters].",
+        )
+
+
 def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterator[Refusal]:
     privacy = study.privacy
     if privacy.noise == "none":
@@ -180,7 +196,7 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
 
 def _task_faults(agreed: AgreedStudy, declaration: TaskDeclaration, policy: Policy) -> Iterator[Refusal]:
     if declaration.task not in policy.tasks:
-        yield Refusal(RefusalCode.TASK, f"Task {declaration.task!r} is not among policy.tasks.", _accept("policy.tasks"))
+        yield _not_among(RefusalCode.TASK, "Task", declaration.task, "tasks", _accept("policy.tasks"))
         return
     if declaration.keep and agreed.study.privacy.noise == "none" and "per-site" not in policy.disclosures:
         yield Refusal(
@@ -190,11 +206,8 @@ def _task_faults(agreed: AgreedStudy, declaration: TaskDeclaration, policy: Poli
         )
         return
     if declaration.disclosure not in policy.disclosures:
-        yield Refusal(
-            RefusalCode.DISCLOSURE,
-            f"Disclosure {declaration.disclosure!r} is not among policy.disclosures.",
-            _accept("policy.disclosures"),
-        )
+        advice = _accept("policy.disclosures")
+        yield _not_among(RefusalCode.DISCLOSURE, "Disclosure", declaration.disclosure, "disclosures", advice)
         return
     if declaration.task in TASKS and declaration.disclosure not in TASKS[declaration.task].disclosures:
         yield Refusal(RefusalCode.DISCLOSURE, f"Task {declaration.task!r} cannot be disclosed {declaration.disclosure}.")
@@ -306,7 +319,7 @@ def noise_faults(noise: NoisePlan, members: Sequence[Member], policy: Policy, ow
     """Whether the trusted shares, colluders taken off, carry the noise that the event counts."""
     kind = "local" if noise.kind == "training" else noise.kind
     if kind != "kept" and kind not in policy.noise:
-        yield Refusal(RefusalCode.NOISE, f"Noise {kind!r} is not among policy.noise.")
+        yield _not_among(RefusalCode.NOISE, "Noise", kind, "noise")
     if noise.honest == 1:  # as in every kind but "distributed"
         return
     counted = len(trusted(members, policy, own)) - noise.colluders

@@ -1,49 +1,43 @@
 """What every part of a participant's protocol needs: identity, policy, store, ledger, data, clock and randomness.
 
-:class:`Site` performs no network I/O; :mod:`.client` does, and in-process simulation calls the same code.
+:class:`Site` performs no network I/O; :mod:`veilsum_participant.session.client` does, and in-process simulation calls the same
+code.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 import pyarrow
-from cryptography import x509
 from sqlalchemy import Connection
 
 from veilsum_node.database import Database
-from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Refusal, RefusalCode, StateError, VeilsumError
-from veilsum_node.identity import Credentials, Role, key_fingerprint, verify_certificate
+from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, StateError, VeilsumError
+from veilsum_node.identity import Credentials, key_fingerprint
 from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.identity.directory import Directory
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.stream import BATCH, comes_in_batches, record_bytes, stream_records
 from veilsum_participant.observer import SiteObserver
-from veilsum_participant.policy import analyst_faults, refuse
-from veilsum_participant.store import TAKING_PART, StudyRow
+from veilsum_participant.store.enrolments import load_enrolments
+from veilsum_participant.store.studies import open_studies
+from veilsum_participant.store.tables import create_tables
 from veilsum_participant.tried import Tried
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.securesum.agreed import AgreedStudy
-from veilsum_privacy.securesum.bfv import SecretKey
-from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.context import NONCE_BYTES
-from veilsum_privacy.securesum.roster import Enrolment, Member, Roster, verify_roster
-from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
 
@@ -136,7 +130,7 @@ class Site:
         self.nonce = self.random.bytes(NONCE_BYTES)
         self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
-        store.create_tables(self.database)
+        create_tables(self.database)
         # Arrow's first conversion imports pandas where that is installed: not while records are read, nor in a thread.
         pyarrow.array([])
 
@@ -287,7 +281,7 @@ def check_key(connection: Connection, credentials: Credentials) -> None:
     Raises:
         StateError: it is a new one.
     """
-    for row in store.open_studies(connection):
+    for row in open_studies(connection):
         enrolled = load_enrolments(row.enrolment)[0].certificate
         known = key_fingerprint(p256_key(load_certificate(enrolled).public_key(), "enrolled certificate"))
         study = row.digest.hex()[:12]
@@ -297,135 +291,3 @@ def check_key(connection: Connection, credentials: Credentials) -> None:
                 "Keep the former key and its certificate until the study has ended. If that key is lost, leave the study with"
                 f" `veilsum participant leave {study}`.",
             )
-
-
-def _enrolment_json(enrolment: Enrolment) -> list[str]:
-    return [enrolment.certificate.hex(), enrolment.body.hex(), enrolment.signature.hex()]
-
-
-def dump_enrolments(enrolments: list[Enrolment]) -> bytes:
-    """Serialise enrolments for the store."""
-    return json.dumps([_enrolment_json(enrolment) for enrolment in enrolments]).encode()
-
-
-def load_enrolments(data: bytes) -> list[Enrolment]:
-    """Load enrolments from the store."""
-    return [Enrolment(*(bytes.fromhex(part) for part in parts)) for parts in json.loads(data)]
-
-
-@lru_cache(maxsize=32)
-def verified_roster(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, at: int) -> Roster:
-    """A stored roster, verified as of a fixed time; remembered by all that this depends on, for a round asks for it often.
-
-    Raises:
-        HostileInput: it does not verify.
-    """
-    return verify_roster(load_enrolments(data), parse_study(study), digest, authority, at)
-
-
-@dataclass(frozen=True)
-class OpenStudy:
-    """A study that the site is enrolled in, loaded from the store and verified again."""
-
-    row: StudyRow = field(repr=False)  # holds keys and seeds
-    agreed: AgreedStudy
-
-    @property
-    def study(self) -> Study:
-        """As its analyst signed it."""
-        return self.agreed.study
-
-    @property
-    def digest(self) -> bytes:
-        """The study's name in the protocol."""
-        return self.agreed.digest
-
-    @property
-    def box_key(self) -> BoxKey:
-        """The site's HPKE key for the study."""
-        return BoxKey.parse(store.promised(self.row.box_key))
-
-    def roster(self, site: Site) -> Roster:
-        """The roster, verified at the time when it was accepted: a member that has left may let its certificate expire.
-
-        Whoever asks for a contribution or a consent checks the cohort's certificates at the present time as well
-        (:func:`check_certificates`).
-        """
-        if self.row.roster is None:
-            raise Refusal(RefusalCode.ROSTER, "No roster was received for this study yet.")
-        row = self.row
-        try:
-            return verified_roster(row.roster, row.study, self.digest, site.credentials.authority, row.roster_time)
-        except HostileInput as error:
-            raise Refusal(RefusalCode.ROSTER, error.message) from error
-
-    def keys(self, roster_size: int) -> tuple[SecretKey, TagKey]:
-        """The dealt keys."""
-        if self.row.secret_key is None or self.row.tag_key is None:
-            raise Refusal(RefusalCode.KEYS, "The study's keys were not dealt to this site.")
-        return SecretKey.parse(self.row.secret_key, self.agreed.parameters(roster_size)), TagKey(self.row.tag_key)
-
-    @property
-    def shares(self) -> dict[str, bytes]:
-        """What this site drew for its pairs' seeds, by the other member's name."""
-        return _secrets(self.row.shares)
-
-    @property
-    def seeds(self) -> dict[str, bytes]:
-        """Pair seeds by the other member's name."""
-        return _secrets(self.row.seeds)
-
-
-def _secrets(stored: bytes | None) -> dict[str, bytes]:
-    return {name: bytes.fromhex(secret) for name, secret in json.loads(stored or b"{}").items()}
-
-
-def check_certificates(members: Sequence[Member], site: Site) -> None:
-    """Check that a cohort's certificates are valid now, and the directory that the pins come from.
-
-    Raises:
-        Refusal: one is not.
-    """
-    check_directory(site)
-    now = site.clock()
-    try:
-        for member in members:
-            verify_certificate(member.enrolment.certificate, site.credentials.authority, now, Role.PARTICIPANT)
-    except HostileInput as error:
-        raise Refusal(RefusalCode.ROSTER, error.message) from error
-
-
-def check_directory(site: Site) -> None:
-    """Check that the directory that the pins come from, if one is used, has not ended since the start.
-
-    Raises:
-        Refusal: it has; nobody is pinned any more.
-    """
-    if site.directory is not None:
-        try:
-            site.directory.check_time(site.clock())
-        except HostileInput as error:
-            raise Refusal(RefusalCode.COHORT_TRUST, error.message, error.advice) from error
-
-
-def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenStudy:
-    """Load an enrolled study that is neither left, ended nor expired.
-
-    Raises:
-        Refusal: there is none, or its analyst is no longer accepted.
-    """
-    row = store.find_study(connection, digest)
-    if row is None:
-        raise Refusal(RefusalCode.CLOSED, "This site is not enrolled in that study.")
-    if row.status not in TAKING_PART:
-        raise Refusal(RefusalCode.CLOSED, f"This site's part in the study is over ({row.status}).")
-    refuse(analyst_faults(row.analyst, site.config.policy))
-    agreed = site.agreed(row.study)
-    study = agreed.study
-    if site.clock() >= study.expires:
-        raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")
-    if study.dataset not in site.config.datasets:
-        raise StateError(
-            f"Dataset {study.dataset!r} is no longer offered.", "Restore it in participant.toml, or end the study."
-        )
-    return OpenStudy(row, agreed)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veilsum_node.errors import VeilsumError
-from veilsum_participant import store
 from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.site import Site
+from veilsum_participant.store.studies import find_study
 from veilsum_privacy.ledger.entries import Entry, Kind
 
 
@@ -36,7 +36,7 @@ def compare_snapshots(site: Site) -> Iterator[Compared]:
     for entry in site.ledger.entries(kind=Kind.SNAPSHOT):
         release = entry.reservation
         with site.database.reading() as connection:
-            row = store.find_study(connection, release.study)
+            row = find_study(connection, release.study)
         if entry.seq < since:
             yield Compared(entry, None, "written under an earlier key of the site")
         elif row is None:

@@ -19,9 +19,9 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.runner import run_study
 from veilsum_node.database import open_database
-from veilsum_participant import store
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.store import ATTEMPTS
+from veilsum_participant.store.attempts import ATTEMPTS
+from veilsum_participant.store.populations import COHORTS
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.receipts import parse_receipt
@@ -93,7 +93,7 @@ def test_every_death_leaves_exactly_what_was_consented_to(
         study = bed.compile(make_request(schema_of(1), epsilon=None, min_cohort=2))
         for site in bed.sites.values():  # an exact sum allows no other cohort near it; each history is the first of its sites
             with site.database.transaction() as connection:
-                connection.execute(delete(store.COHORTS))
+                connection.execute(delete(COHORTS))
         key = bed.local.submit(study, bed.analyst)
         victim = KillableSite(bed.hub, bed.sites[VICTIM].config, VICTIM, bed.clock, fatal)
         summed = history(bed, victim, key)

@@ -26,15 +26,17 @@ from veilsum_coordinator.parts.application import application
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.database import open_database
 from veilsum_node.identity.provision import Kit, make_kit
-from veilsum_participant import store
 from veilsum_participant.applying.model import Model, load_model
+from veilsum_participant.store.kept import KeptVector, keep_vector
+from veilsum_participant.store.studies import add_study
+from veilsum_participant.store.tables import create_tables
 from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.base import FeatureParameters
 from veilsum_privacy.tasks.feature_maps import map_records
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 WIDTH = 3
 SCHEMA = schema_of(WIDTH)
@@ -241,18 +243,16 @@ def test_a_site_aligns_by_what_it_kept_in_its_state_file(here: Path, capsys: pyt
     _, config = participant(here)
 
     database = open_database(config.parent / "participant.db")
-    store.create_tables(database)
+    create_tables(database)
     with database.transaction() as connection:
-        store.add_study(
-            connection, digest=key, status="ended", study=study.to_bytes(), analyst="a", enrolment=b"[]", box_key=b""
-        )
+        add_study(connection, digest=key, status="ended", study=study.to_bytes(), analyst="a", enrolment=b"[]", box_key=b"")
     database.close()
     code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config)
     assert code == 2
     assert f"kept nothing of the study's task '{label}'" in err
     database = open_database(config.parent / "participant.db")
     with database.transaction() as connection:
-        store.keep_vector(connection, key, label, store.KeptVector(vector, vector, None))
+        keep_vector(connection, key, label, KeptVector(vector, vector, None))
     database.close()
 
     code, _, err = run(capsys, "result", "--data", "new.csv", "--config", config, "--site", "rome")

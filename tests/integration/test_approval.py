@@ -22,11 +22,11 @@ from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant import store
 from veilsum_participant.protocol import approval, budgets
 from veilsum_participant.protocol.approval import approve, decline, waiting_studies
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
+from veilsum_participant.store.pending import PENDING
 from veilsum_privacy.ledger import Kind
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
@@ -176,7 +176,7 @@ def test_an_analyst_whose_certificate_ran_out_while_its_study_waited(attack: Adv
     Authority.load(bed.kit.authority, bed.clock).sign(csr, role=Role.ANALYST, name="short", days=1)
     ask(attack)
     with site.database.transaction() as connection:
-        connection.execute(update(store.PENDING).values(certificate=b"", analyst="short"))
+        connection.execute(update(PENDING).values(certificate=b"", analyst="short"))
     (item,) = waiting_studies(site)
     assert item.analyst == "short"
     assert item.obstacle is not None

@@ -23,12 +23,15 @@ from veilsum_deploy.cli.additions import RequestedStudy
 from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant import store
 from veilsum_participant.checks import SiteCheck
-from veilsum_participant.config import DatasetConfig
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol import budgets
 from veilsum_participant.protocol.budgets import remaining
 from veilsum_participant.protocol.membership import Membership
+from veilsum_participant.store.attempts import ATTEMPTS
+from veilsum_participant.store.peers import mirror_entry
+from veilsum_participant.store.pending import pending_studies
+from veilsum_participant.store.tables import METADATA, create_tables
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import federation_pb2 as pb
@@ -324,7 +327,7 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
     attack.collect()
     site = attack.bed.sites["a"]
     with site.database.transaction() as connection:
-        before = connection.execute(select(store.ATTEMPTS)).mappings().one()
+        before = connection.execute(select(ATTEMPTS)).mappings().one()
         for table in (
             "participant_pending",
             "participant_mirror",
@@ -338,12 +341,12 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
         connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN consent_digest")
         connection.exec_driver_sql("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
         connection.exec_driver_sql("ALTER TABLE participant_study DROP COLUMN shares")
-    store.create_tables(site.database)
-    store.create_tables(site.database)
+    create_tables(site.database)
+    create_tables(site.database)
     with site.database.transaction() as connection:
-        after = connection.execute(select(store.ATTEMPTS)).mappings().one()
-        assert store.pending(connection) == []
-        assert store.mirror_entry(connection, "coordinator") == 0
+        after = connection.execute(select(ATTEMPTS)).mappings().one()
+        assert pending_studies(connection) == []
+        assert mirror_entry(connection, "coordinator") == 0
     assert dict(after) == dict(before)
     assert after["consent_digest"] is not None
     attack.ask_consent("a", attack.receipts())
@@ -353,7 +356,7 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
 def test_a_fresh_store_has_the_tables_that_queries_name(tmp_path: Path) -> None:
     site = make_adversary(tmp_path).bed.sites["a"]
     with site.database.engine.connect() as connection:
-        for table in store.METADATA.tables.values():
+        for table in METADATA.tables.values():
             columns = connection.exec_driver_sql(f"PRAGMA table_info({table.name})").mappings().all()
             found = {row["name"]: (bool(row["notnull"]), bool(row["pk"])) for row in columns}
             assert found == {item.name: (not item.nullable, item.primary_key) for item in table.columns}, table.name

@@ -13,7 +13,7 @@ from torch import nn
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
-from veilsum_participant.config import EncoderConfig
+from veilsum_participant.dataset_config import EncoderConfig
 from veilsum_participant.policy import term_faults
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Program

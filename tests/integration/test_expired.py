@@ -24,8 +24,8 @@ from veilsum_node.identity.tls import CERTIFICATE_FILE
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import UnreachableError, probe_tls
 from veilsum_participant.checks import CheckOutcome, SiteCheck
+from veilsum_participant.open_studies import check_certificates, load_open_study
 from veilsum_participant.session.channel import GrpcChannel
-from veilsum_participant.site import check_certificates, load_open_study
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import enrol
 from veilsum_privacy.study.study import study_digest

@@ -16,7 +16,8 @@ from support.randomness import SeededRandom
 from support.recording import Recorder
 from veilsum_coordinator.methods.fedavg import FedAvg
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_participant import store
+from veilsum_participant.store.attempts import PAID, attempts_in
+from veilsum_participant.store.kept import paid_state
 from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon_of
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
@@ -108,7 +109,7 @@ def test_what_an_attempt_trained_counts_only_once_it_is_paid_for(bed: TestBed) -
 
     def paid() -> bytes | None:
         with site.database.transaction() as connection:
-            return store.paid_state(connection, attack.key, task.label)
+            return paid_state(connection, attack.key, task.label)
 
     for attempt in (1, 2):
         assignment = attack.assignment(SITES, number=1, attempt=attempt, broadcast=sent, label=task.label)
@@ -120,7 +121,7 @@ def test_what_an_attempt_trained_counts_only_once_it_is_paid_for(bed: TestBed) -
     assert first is not None
     assert set(decode_broadcast(first)) == {"gradient"}
     with site.database.transaction() as connection:
-        assert store.attempts_in(connection, store.PAID, attack.key)[0].attempt == 2
+        assert attempts_in(connection, PAID, attack.key)[0].attempt == 2
     again = attack.assignment(SITES, number=2, attempt=3, broadcast=sent, label=task.label)
     assert attack.assign("a", again, sent).call == "upload"
     assert paid() == first

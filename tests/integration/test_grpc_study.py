@@ -23,10 +23,10 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_node.transport.channel import open_channel
+from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.session.workers import MOST_WORKERS, WAITING, Workers
-from veilsum_participant.site import OpenStudy
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement, words_to_bytes
 from veilsum_proto import federation_pb2 as pb

@@ -20,7 +20,7 @@ from veilsum_aggregation.alignment import site_gaussian
 from veilsum_aggregation.gaussian import barycenter_term, factor
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
-from veilsum_participant import store
+from veilsum_participant.store.kept import KEPT, find_kept, kept_vector
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
@@ -84,7 +84,7 @@ def test_steps_are_sums_over_what_the_sites_kept_and_cost_nothing(tmp_path: Path
     kept = {}
     for name, site in bed.sites.items():
         with site.database.transaction() as connection:
-            vector = store.kept_vector(connection, key, "moments")
+            vector = kept_vector(connection, key, "moments")
         assert vector is not None
         kept[name] = AgreedStudy(study).task("moments").kept_blocks(vector)
     for block, values in moments.values.items():
@@ -128,7 +128,7 @@ def test_nothing_is_derived_from_a_statistic_that_was_never_paid_for(tmp_path: P
 
     def kept() -> NDArray[np.int64] | None:
         with site.database.transaction() as connection:
-            return store.kept_vector(connection, attack.key, "moments")
+            return kept_vector(connection, attack.key, "moments")
 
     assert ask("moments", 1).call == "upload"
     first = kept()
@@ -155,7 +155,7 @@ def test_what_is_kept_is_what_went_out_and_goes_out_again(tmp_path: Path, disclo
         whole.append(own_vector(attack, "b", attempt))
     np.testing.assert_array_equal(*whole)
     with bed.sites["b"].database.reading() as connection:
-        kept = store.find_kept(connection, attack.key, "moments")
+        kept = find_kept(connection, attack.key, "moments")
     assert kept is not None
     np.testing.assert_array_equal(kept.whole, whole[0])
     blocks = whole[0].reshape(3 if disclosure == "per-site" else 1, -1)
@@ -190,12 +190,12 @@ def test_what_is_refused_before_a_kept_statistic_is_used(tmp_path: Path) -> None
     for broadcast in (b"", other):
         assert ask("step", 2, broadcast).refused is RefusalCode.CONTEXT
     with site.database.transaction() as connection:
-        kept = connection.execute(store.KEPT.select()).mappings().one()
-        connection.execute(delete(store.KEPT))
+        kept = connection.execute(KEPT.select()).mappings().one()
+        connection.execute(delete(KEPT))
     assert ask("step", 2, good).refused is RefusalCode.TASK
     assert attack.kinds("a")["reserve"] == reserved
     with site.database.transaction() as connection:
-        connection.execute(store.KEPT.insert().values(**kept))
+        connection.execute(KEPT.insert().values(**kept))
     assert ask("step", 2, good).call == "upload"
 
 
@@ -215,7 +215,7 @@ def test_a_site_that_lost_what_it_kept_takes_no_further_part(tmp_path: Path) -> 
     federation = bed.local.prepare(key)
     total = federation.sum("moments").values["count"]
     with bed.sites["b"].database.transaction() as connection:
-        connection.execute(delete(store.KEPT))
+        connection.execute(delete(KEPT))
     with pytest.raises((RoundLostError, StateError)):
         federation.sum("step", {"reference.count": total})
     assert len(bed.sites["b"].ledger.entries(kind=Kind.CHARGE)) == 1

@@ -23,13 +23,13 @@ from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.database import after_commit, open_database
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, Refusal, RefusalCode
-from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.openings import Openings
 from veilsum_participant.telemetry.metrics import SiteMetrics
-from veilsum_participant.telemetry.monitoring import Verifier, monitored
+from veilsum_participant.telemetry.watch import Verifier, monitored
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.metrics import LedgerWatch, read_mirror
 

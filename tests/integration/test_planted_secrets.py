@@ -24,7 +24,8 @@ from support.federation import make_data, make_request, schema_of
 from support.planted import look_for
 from support.processes import running_processes
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_participant import store
+from veilsum_participant.store.attempts import ATTEMPTS
+from veilsum_participant.store.studies import STUDIES
 
 HOSTILE_INPUTS = 40
 
@@ -41,13 +42,13 @@ def stored(stage: Stage) -> dict[str, bytes]:
     for name, site in stage.bed.sites.items():
         found[f"{name} key"] = private_number(site.credentials.key_pem)
         with site.database.reading() as connection:
-            for row in connection.execute(select(store.STUDIES)).mappings():
+            for row in connection.execute(select(STUDIES)).mappings():
                 for column in ("box_key", "secret_key", "tag_key"):
                     if row[column] is not None:
                         found[f"{name} {column} {row['digest'].hex()[:8]}"] = row[column][-64:]
                 for peer, seed in json.loads(row["seeds"] or b"{}").items():
                     found[f"{name} seed with {peer} {row['digest'].hex()[:8]}"] = bytes.fromhex(seed)
-            for row in connection.execute(select(store.ATTEMPTS)).mappings():
+            for row in connection.execute(select(ATTEMPTS)).mappings():
                 for column in ("self_seed", "consent"):
                     if row[column] is not None:
                         found[f"{name} {column} {row['context'].hex()[:8]}"] = row[column]
@@ -186,7 +187,7 @@ def consents(stage: Stage) -> Iterator[bytes]:
     """What members gave the coordinator: the seeds of their self-masks, each for one attempt that they consented to."""
     for site in stage.bed.sites.values():
         with site.database.reading() as connection:
-            for row in connection.execute(select(store.ATTEMPTS)).mappings():
+            for row in connection.execute(select(ATTEMPTS)).mappings():
                 if row["state"] in ("consented", "released"):
                     yield from (row[column] for column in ("consent", "self_seed") if row[column] is not None)
 

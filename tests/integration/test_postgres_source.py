@@ -30,9 +30,10 @@ from veilsum_node.errors import ConfigurationError, DataError, StateError, Unava
 from veilsum_participant import site as site_module
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.cli.participant import app
-from veilsum_participant.config import DatasetConfig, load_participant_config
+from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_structure, queries
 from veilsum_participant.data.sources import read_table
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import SourceQuery
 from veilsum_participant.site import Site
 from veilsum_participant.snapshots import compare_snapshots

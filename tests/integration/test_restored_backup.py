@@ -23,7 +23,6 @@ from veilsum_node.identity import Authority, Role, new_key_and_csr
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant import store
 from veilsum_participant.protocol import recovery
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.recovery import MirroredReceipt, recover_receipts, settle, settled_entry
@@ -31,6 +30,7 @@ from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
+from veilsum_participant.store.peers import keep_mirror_entry
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_proto import federation_pb2 as pb
@@ -361,7 +361,7 @@ def test_a_mirror_that_begins_anew_is_read_again(attack: Adversary) -> None:
     """A coordinator that lost its mirror numbers from 1: what it shows from then on is not taken for settled."""
     site = attack.bed.sites["a"]
     with site.database.transaction() as connection:
-        store.keep_mirror_entry(connection, COORDINATOR, 500)
+        keep_mirror_entry(connection, COORDINATOR, 500)
     attack.collect()
     attack.consents()
     assert 0 <= settled_entry(site, COORDINATOR) < 10

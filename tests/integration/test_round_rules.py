@@ -17,14 +17,17 @@ from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant import store
 from veilsum_participant import tried as remembered
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.contributions import Contributions, Payload
 from veilsum_participant.protocol.openings import OpenedSum
 from veilsum_participant.site import Site
-from veilsum_participant.store import AttemptState, StudyState
+from veilsum_participant.store.attempts import ATTEMPTS, AttemptState, add_attempt, change_attempt
+from veilsum_participant.store.kept import STATES, find_kept
+from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
+from veilsum_participant.store.populations import COHORTS
+from veilsum_participant.store.studies import STUDIES, StudyState, change_study
 from veilsum_participant.tried import Tried
 from veilsum_privacy.computation.contribution import SitePart, SitePlace
 from veilsum_privacy.ledger import Kind, Ledger
@@ -270,8 +273,8 @@ def test_what_was_trained_before_outlives_a_failure_that_trains_nothing(
 def test_nothing_is_kept_of_a_task_that_is_not_to_be_kept(attack: Adversary) -> None:
     attack.assign("a", attack.assignment())
     with attack.bed.sites["a"].database.reading() as connection:
-        assert store.find_kept(connection, attack.key, "statistics") is None
-        assert not connection.execute(store.STATES.select()).all()
+        assert find_kept(connection, attack.key, "statistics") is None
+        assert not connection.execute(STATES.select()).all()
 
 
 def test_what_a_round_was_trained_with_counts_once_it_is_paid_for(tmp_path: Path) -> None:
@@ -336,11 +339,11 @@ def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, wh
                 case "given up":
                     contributions.give_up_open(connection, site, attack.key)
                 case "left":
-                    store.change_study(connection, attack.key, status=StudyState.LEFT)
+                    change_study(connection, attack.key, status=StudyState.LEFT)
                 case "study lost":
-                    connection.execute(delete(store.STUDIES))
+                    connection.execute(delete(STUDIES))
                 case "attempt lost":
-                    connection.execute(delete(store.ATTEMPTS))
+                    connection.execute(delete(ATTEMPTS))
 
     site.noise_random = Meanwhile(happens)
     assert attack.assign("a", attack.assignment()).refused is RefusalCode.ROUND
@@ -405,7 +408,7 @@ def test_a_round_that_a_restored_site_paid_for_is_not_paid_for_again(fresh: Adve
     attack.collect(attempt=2)
     with site.database.transaction() as connection:
         paid = {"state": AttemptState.RECOVERED, "context": bytes(32), "assignment": b"", "deadline": 0, "label": ""}
-        store.add_attempt(connection, study=attack.key, attempt=1, round=1, **paid)
+        add_attempt(connection, study=attack.key, attempt=1, round=1, **paid)
     assert consent_to(attack, attempt=2).refused is RefusalCode.ROUND
     assert attack.charges("a") == 0
 
@@ -416,14 +419,14 @@ def test_a_peers_receipts_have_rising_numbers(attack: Adversary, seen: int, answ
     attack.collect()
     database = attack.bed.sites["a"].database
     with database.transaction() as connection:
-        store.keep_peers(connection, attack.key, [("b", seen, bytes(32))])
+        keep_peers(connection, attack.key, [("b", seen, bytes(32))])
     said = consent_to(attack)
     assert said.call == answer
     if answer == "refuse":
         assert (said.refused, attack.charges("a")) == (RefusalCode.RECEIPT, 0)
         return
     with database.transaction() as connection:
-        assert store.peer_numbers(connection, attack.key) == dict.fromkeys(NAMES, 1)
+        assert peer_numbers(connection, attack.key) == dict.fromkeys(NAMES, 1)
 
 
 @pytest.mark.parametrize(("settled", "entry", "after"), [(4, 5, 4), (5, 5, 4), (9, 5, 4), (0, 5, 0), (5, 1, 0)])
@@ -431,10 +434,10 @@ def test_a_mirror_that_begins_anew_is_read_anew(attack: Adversary, settled: int,
     receipts = attack.collect()
     database = attack.bed.sites["a"].database
     with database.transaction() as connection:
-        store.keep_mirror_entry(connection, "coordinator", settled)
+        keep_mirror_entry(connection, "coordinator", settled)
     assert attack.ask_consent("a", receipts, countersigned=attack.countersign(receipts, entry=entry)).call == "consent"
     with database.transaction() as connection:
-        assert store.mirror_entry(connection, "coordinator") == after
+        assert mirror_entry(connection, "coordinator") == after
 
 
 def test_a_charge_that_the_ledger_does_not_take_is_no_consent(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +451,7 @@ def test_a_charge_that_the_ledger_does_not_take_is_no_consent(attack: Adversary,
         assert consent_to(attack).refused is RefusalCode.RECEIPT
     assert (state_of(attack), attack.charges("a")) == ("payload", 0)
     with attack.bed.sites["a"].database.transaction() as connection:
-        assert not store.peer_numbers(connection, attack.key)
+        assert not peer_numbers(connection, attack.key)
     assert consent_to(attack).call == "consent"
 
 
@@ -501,17 +504,17 @@ def test_a_cohort_that_another_sum_forbids_since_the_upload(fresh: Adversary) ->
     attack.collect()
     assert consent_to(attack).call == "consent"
     with site.database.reading() as connection:
-        assert not connection.execute(store.COHORTS.select()).all()
+        assert not connection.execute(COHORTS.select()).all()
     attack.use(altered(attack.study, privacy__cohort_difference="strict", nonce="0" * 32))
     attack.set_up()
     attack.collect()
     with site.database.transaction() as connection:
         values = {"context": bytes(32), "study": bytes(32), "dataset": "records", "population": "records", "members": None}
-        connection.execute(store.COHORTS.insert().values(values))
+        connection.execute(COHORTS.insert().values(values))
     assert consent_to(attack).refused is RefusalCode.COHORT_CHANGED
     assert consent_to(attack, "b").call == "consent"
     with attack.bed.sites["b"].database.reading() as connection:
-        (row,) = connection.execute(store.COHORTS.select()).mappings()
+        (row,) = connection.execute(COHORTS.select()).mappings()
     assert (row["study"], row["context"]) == (attack.key, context_of(attack.payloads["b", 1].receipt))
 
 
@@ -567,7 +570,7 @@ def test_a_recovered_charge_is_released_and_stays_recovered(fresh: Adversary) ->
     attack.collect()
     attack.consents()
     with attack.bed.sites["a"].database.transaction() as connection:
-        store.change_attempt(connection, attack.key, 1, state=AttemptState.RECOVERED)
+        change_attempt(connection, attack.key, 1, state=AttemptState.RECOVERED)
     assert attack.tell("a", pb.DIRECTIVE_KIND_RELEASED, 1, 1).call == "confirm"
     assert (state_of(attack), attack.kinds("a")["release-seen"]) == ("recovered", 1)
 

@@ -15,13 +15,14 @@ from support.hostile import Adversary, make_adversary
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Role
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant import store
 from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.endorsement import trust_coordinator, vouch
 from veilsum_participant.protocol.recovery import recover_receipts
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site
+from veilsum_participant.store.pending import count_waiting
+from veilsum_participant.store.studies import count_enrolled
 from veilsum_privacy.backup.backup import BackupOwner, back_up
 from veilsum_privacy.backup.restore import Restored, restore
 from veilsum_privacy.ledger import Kind
@@ -248,4 +249,4 @@ def test_a_backup_that_ends_where_the_state_ends_needs_no_word(scene: Scene) -> 
     scene.open()
     assert scene.answers() == "upload"
     with scene.site.database.transaction() as connection:
-        assert store.count_open(connection) == (1, 0)
+        assert (count_enrolled(connection), count_waiting(connection)) == (1, 0)

@@ -26,7 +26,7 @@ from sqlalchemy import event
 from sqlalchemy.util import LRUCache
 
 from veilsum_node.process.hardening import allow_files
-from veilsum_participant import site
+from veilsum_participant import open_studies
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.protocol import membership
@@ -110,7 +110,9 @@ def _in_turn(work: Callable[..., Any]) -> Callable[..., Any]:
 
 @lru_cache(maxsize=64)
 def _verified(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, hour: int) -> Roster:
-    return site.verify_roster(site.load_enrolments(data), site.parse_study(study), digest, authority, 3600 * hour)
+    return open_studies.verify_roster(
+        open_studies.load_enrolments(data), open_studies.parse_study(study), digest, authority, 3600 * hour
+    )
 
 
 def _shared_roster(data: bytes, study: bytes, digest: bytes, authority: x509.Certificate, at: int) -> Roster:
@@ -224,7 +226,7 @@ def main() -> None:
     # So many looking at their deadlines, files and sockets every second would leave their process busy with little else.
     sys.setswitchinterval(0.05)  # each of many waiting threads asks for its turn so often
     sessions.TICK_SECONDS, _common.MAXIMUM_WAIT_TIMEOUT = IDLE_SECONDS, IDLE_SECONDS
-    site.verified_roster = membership.verified_roster = _shared_roster
+    open_studies.verified_roster = membership.verified_roster = _shared_roster
     output = open(spec.events, "a", buffering=1)  # noqa: SIM115 - open as long as the process lives
     clients = [
         Hosted(

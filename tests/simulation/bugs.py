@@ -11,11 +11,12 @@ from veilsum_coordinator.protocol.accumulator import Accumulator, Upload
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.errors import Refusal
-from veilsum_participant import store
-from veilsum_participant.protocol import contributions, core, openings
+from veilsum_participant.protocol import budgets, contributions, core, limits, openings, recovery
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
+from veilsum_participant.store.attempts import find_attempt
+from veilsum_participant.store.studies import open_studies
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.totals import Follower
 
@@ -27,20 +28,22 @@ def _set(stack: ExitStack, where: Any, name: str, value: object) -> None:
     setattr(where, name, value)
 
 
+def _set_states(stack: ExitStack, name: str, value: tuple[str, ...]) -> None:
+    """Set a group of states in every part of the protocol that goes by it."""
+    for part in (budgets, contributions, limits, openings, recovery):
+        if hasattr(part, name):
+            _set(stack, part, name, value)
+
+
 def _consent_not_durable_at_the_site(stack: ExitStack) -> None:
     """The attempt's state is not written beside the charge."""
-    change = store.change_attempt
+    change = openings.change_attempt
 
-    class Store:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store, name)
+    def forgetful(connection: Any, study: bytes, attempt: int, **values: Any) -> None:
+        if values != {"state": "consented"}:
+            change(connection, study, attempt, **values)
 
-        @staticmethod
-        def change_attempt(connection: Any, study: bytes, attempt: int, **values: Any) -> None:
-            if values != {"state": "consented"}:
-                change(connection, study, attempt, **values)
-
-    _set(stack, openings, "store", Store())
+    _set(stack, openings, "change_attempt", forgetful)
 
 
 def _consent_not_durable_at_the_coordinator(stack: ExitStack) -> None:
@@ -54,7 +57,7 @@ def _consent_before_charge(stack: ExitStack) -> None:
 
     def early(self: ParticipantCore, key: bytes, number: int, attempt: int, channel: Any) -> bytes:
         with self.site.database.reading() as connection:
-            row = store.find_attempt(connection, key, attempt)
+            row = find_attempt(connection, key, attempt)
         if row is not None and row.consent is not None:
             channel.consent(key, number, attempt, bytes(row.consent))
         return consent(self, key, number, attempt, channel)
@@ -64,7 +67,7 @@ def _consent_before_charge(stack: ExitStack) -> None:
 
 def _freed_after_consent(stack: ExitStack) -> None:
     """An attempt that was consented to counts as open, so a new assignment or a deadline frees it."""
-    _set(stack, store, "OPEN", ("reserved", "payload", "consented"))
+    _set_states(stack, "OPEN", ("reserved", "payload", "consented"))
 
 
 def _freed_after_consent_in_the_ledger_too(stack: ExitStack) -> None:
@@ -138,7 +141,7 @@ def _stale_session_accepted(stack: ExitStack) -> None:
 
 def _second_attempt_consented(stack: ExitStack) -> None:
     """A site forgets that it consented in this round, and answers its next attempt."""
-    _set(stack, store, "PAID", ("released",))
+    _set_states(stack, "PAID", ("released",))
 
 
 def _echo_counts(stack: ExitStack) -> None:
@@ -171,7 +174,7 @@ def _one_study_frees_the_other(stack: ExitStack) -> None:
 
     def eager(connection: Any, site: Any, study: bytes, attempt: int | None = None) -> None:
         if attempt is None:
-            for row in store.open_studies(connection):
+            for row in open_studies(connection):
                 give_up(connection, site, row.digest)
         give_up(connection, site, study, attempt)
 

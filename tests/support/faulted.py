@@ -15,8 +15,8 @@ from support.network import wait_for
 from support.processes import Process, Processes, command
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
+from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.health import ask_ready
-from veilsum_node.telemetry.monitoring import MetricsSettings
 
 COORDINATOR = "coordinator"
 

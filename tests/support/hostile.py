@@ -23,10 +23,17 @@ from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials, Label
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant import store
+from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.site import OpenStudy
+from veilsum_participant.store.attempts import (
+    OPEN,
+    AttemptRow,
+    AttemptState,
+    attempts_in,
+    find_attempt,
+)
+from veilsum_participant.store.studies import StudyRow, find_study
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
@@ -369,17 +376,17 @@ class Adversary:
         plan, parts = self.plan(attempt).encoding, zip(*payloads, strict=True)
         return [sum_of(of, plan.parameters, plan.words(index) + TAGS) for index, of in enumerate(parts)]
 
-    def row(self, name: str) -> store.StudyRow:
+    def row(self, name: str) -> StudyRow:
         """A site's own row of the study."""
         with self.bed.sites[name].database.transaction() as connection:
-            found = store.find_study(connection, self.key)
+            found = find_study(connection, self.key)
         assert found is not None
         return found
 
-    def attempt_row(self, name: str, attempt: int = 1) -> store.AttemptRow | None:
+    def attempt_row(self, name: str, attempt: int = 1) -> AttemptRow | None:
         """A site's own row of an attempt."""
         with self.bed.sites[name].database.transaction() as connection:
-            return store.find_attempt(connection, self.key, attempt)
+            return find_attempt(connection, self.key, attempt)
 
     def spied(self, colluder: str) -> OpenStudy:
         """Everything that a colluding participant holds of the study: BFV key, tag key, its pair seeds."""
@@ -415,7 +422,7 @@ class Adversary:
             freed = {entry.reservation.context for entry in entries if entry.kind is Kind.FREE}
             reserved = {entry.reservation.context for entry in entries if entry.kind is Kind.RESERVE}
             with site.database.transaction() as connection:
-                states = {row.context: row.state for row in store.attempts_in(connection, (*store.OPEN, *_CLOSED))}
+                states = {row.context: row.state for row in attempts_in(connection, (*OPEN, *_CLOSED))}
             paid = {context for context, state in states.items() if state in ("consented", "released")}
             assert {item.context for item in charged} == paid, "charges and consents differ"
             assert freed == {context for context, state in states.items() if state == "tombstone"}
@@ -433,7 +440,7 @@ class Adversary:
             assert (type(number), type(attempt)) == (int, int)
 
 
-_CLOSED = (store.AttemptState.TOMBSTONE, store.AttemptState.CONSENTED, store.AttemptState.RELEASED)
+_CLOSED = (AttemptState.TOMBSTONE, AttemptState.CONSENTED, AttemptState.RELEASED)
 """What an attempt that the site itself made ends in; recovered ones were made by the process before the backup."""
 
 

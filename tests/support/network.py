@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from support.federation import TestBed
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, Waits
 from veilsum_coordinator.service.server import CoordinatorServer
-from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.session.client import Client
 from veilsum_participant.site import Site

@@ -34,7 +34,9 @@ from veilsum_coordinator.storage.records import RELEASES, SUMS
 from veilsum_node.database import open_database, open_readonly
 from veilsum_node.identity import load_credentials
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant import store
+from veilsum_participant.store.attempts import ATTEMPTS
+from veilsum_participant.store.populations import COHORTS
+from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.study.study import Study
@@ -298,15 +300,15 @@ class Processes(Parties):
         """Let every site stand as one whose population released nothing yet: an exact sum allows no other cohort near it."""
         for name in self.names:
             with open_database(self._state(name)) as database, database.transaction() as connection:
-                connection.execute(delete(store.COHORTS))
+                connection.execute(delete(COHORTS))
 
     def attempts(self, name: str, key: bytes) -> list[dict[str, Any]]:
         """A participant's attempts of a study, as stored."""
-        return self._query(self._state(name), select(store.ATTEMPTS).where(store.ATTEMPTS.c.study == key))
+        return self._query(self._state(name), select(ATTEMPTS).where(ATTEMPTS.c.study == key))
 
     def study_row(self, name: str, key: bytes) -> dict[str, Any] | None:
         """A participant's row of a study."""
-        rows = self._query(self._state(name), select(store.STUDIES).where(store.STUDIES.c.digest == key))
+        rows = self._query(self._state(name), select(STUDIES).where(STUDIES.c.digest == key))
         return rows[0] if rows else None
 
     def entries(self, name: str, key: bytes) -> list[Entry]:

@@ -20,8 +20,8 @@ from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.canonical import canonical
 from veilsum_node.identity import Credentials
-from veilsum_participant import store
 from veilsum_participant.site import Site
+from veilsum_participant.store.studies import find_study
 from veilsum_privacy.ledger import Mechanism, Receipt
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
@@ -67,7 +67,7 @@ def proven(journal: SqlJournal, directory: Path, authority: x509.Certificate, us
 def signed_words(site: Site, study: bytes, current: Round, words: list[Slots], /, **changes: Any) -> SignedStatement:
     """A member's signed word on a decryption of the present attempt; ``changes`` make it say something else."""
     with site.database.reading() as connection:
-        row = store.find_study(connection, study)
+        row = find_study(connection, study)
     assert row is not None
     values: dict[str, Any] = {
         "study": study,

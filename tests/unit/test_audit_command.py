@@ -22,11 +22,11 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.directory_releases import sign_directory
 from veilsum_node.identity.provision import make_kit, prepare
-from veilsum_participant import store
 from veilsum_participant.audits import SiteAudit
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.ledgers import Checked, read_audit
 from veilsum_participant.session.client import open_ledger, open_site
+from veilsum_participant.store.studies import add_study
 from veilsum_privacy.audit.report import AuditReport
 from veilsum_privacy.audit.signed import read_report, sign_report
 from veilsum_privacy.dossier import render
@@ -82,7 +82,7 @@ def known_study(site: SiteFiles, epsilon: float | None = 1.0) -> Study:
     database = open_site(load_participant_config(site.config)).database
     with database.transaction() as connection:
         digest = study_digest(body)
-        store.add_study(connection, digest=digest, status="ended", study=body, analyst="ada", enrolment=b"{}")
+        add_study(connection, digest=digest, status="ended", study=body, analyst="ada", enrolment=b"{}")
     database.close()
     return study
 

@@ -30,13 +30,15 @@ from veilsum_node.database import open_database
 from veilsum_node.errors import Misuse, Refusal, RefusalCode, StateError
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import make_kit
-from veilsum_participant import store
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import find_ledger
 from veilsum_participant.config import load_participant_config
-from veilsum_participant.ledgers import entry_fields, epsilon_text, new_file, open_source, study_labels
+from veilsum_participant.ledgers import entry_fields, open_source, study_labels
+from veilsum_participant.new_files import new_file
 from veilsum_participant.session.client import open_ledger, open_site
+from veilsum_participant.store.studies import add_study
 from veilsum_privacy.backup.restored import write_mark
+from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.ledger import Mechanism, read_export
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.study.study import study_digest
@@ -204,7 +206,7 @@ def test_a_refusal_shows_its_figures(played: Files, capsys: pytest.CaptureFixtur
     assert code == 0
     with open_source(played.state("north")) as ledger:
         figures = ledger.entries()[-1].detail["figures"]
-    after, reserved = (epsilon_text(float.fromhex(figures[name])) for name in ("after", "reserved"))
+    after, reserved = (cost(float.fromhex(figures[name])) for name in ("after", "reserved"))
     assert float(after) > 1.5 > float(reserved) > 1
     assert f"budget-exceeded: would come to {after} of 1.5, {reserved} spent and set aside" in out
 
@@ -540,10 +542,10 @@ def test_studies_are_called_by_the_names_that_the_site_knows(
     with database.transaction() as connection:
         running.ledger.reserve(connection, release)
         running.ledger.charge(connection, release.context)
-        store.add_study(
+        add_study(
             connection, digest=study_digest(body), status="ended", study=body, analyst="alice", enrolment=b"{}",
         )  # fmt: skip
-        store.add_study(connection, digest=STUDY, status="ended", study=b"of another version", analyst="bob", enrolment=b"{}")
+        add_study(connection, digest=STUDY, status="ended", study=b"of another version", analyst="bob", enrolment=b"{}")
     database.close()
     labels = study_labels(site.ledger)
     assert {label.name for label in labels.values()} == {"pressure"}
@@ -615,12 +617,12 @@ def test_recover_wants_to_know_whose_word_counts(site: SiteFiles, capsys: pytest
 
 
 def test_a_cost_is_never_shown_smaller_than_it_is() -> None:
-    assert epsilon_text(0.12341) == "0.124"
-    assert epsilon_text(0.5) == "0.5"
-    assert epsilon_text(0.1) == "0.1"
-    assert epsilon_text(0.000123) == "0.00013"
-    assert epsilon_text(None) == "unlimited"
-    assert epsilon_text("infinite") == "infinite"
+    assert cost(0.12341) == "0.124"
+    assert cost(0.5) == "0.5"
+    assert cost(0.1) == "0.1"
+    assert cost(0.000123) == "0.00013"
+    assert cost(None) == "unlimited"
+    assert cost("infinite") == "infinite"
 
 
 @pytest.mark.parametrize("command", ["show", "verify", "export", "report", "budget show"])
@@ -682,4 +684,4 @@ def test_what_is_left_is_not_drowned_in_digits(site: SiteFiles, capsys: pytest.C
     _, out, _ = run(capsys, "budget", "show", "--config", site.config)
     row = next(line for line in out.splitlines() if line.startswith("│ heart"))
     cells = [cell.strip() for cell in row.split("│")]
-    assert cells[4:7] == [epsilon_text(spent), epsilon_text(spent), "0"]
+    assert cells[4:7] == [cost(spent), cost(spent), "0"]

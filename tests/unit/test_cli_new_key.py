@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.renewing import renew_with_new_key
 from veilsum_node.errors import Misuse, StateError
-from veilsum_participant import store
 from veilsum_participant.cli.participant import app
 from veilsum_participant.session.client import open_site, run_participant
+from veilsum_participant.store.studies import find_study
 from veilsum_privacy.ledger import Kind
 
 
@@ -64,7 +64,7 @@ def test_a_study_is_left_where_its_key_is_lost(enrolled: tuple[TestBed, bytes]) 
     assert done.exit_code == 0, done.output
     assert '"left"' in done.output
     with site.database.reading() as connection:
-        row = store.find_study(connection, key)
+        row = find_study(connection, key)
     assert row is not None
     assert row.status == "left"
     assert all(getattr(row, secret) is None for secret in ("box_key", "secret_key", "tag_key", "seeds"))

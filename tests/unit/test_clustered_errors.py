@@ -22,7 +22,8 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_coordinator.parts.clustered_errors import SCORES
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
-from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
+from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.policy import study_faults
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study

@@ -15,7 +15,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_node.config import validate
 from veilsum_node.errors import RefusalCode
-from veilsum_node.telemetry.monitoring import MetricsSettings
+from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.config import ParticipantConfig, ShareGroup
 from veilsum_participant.telemetry.metrics import SiteMetrics

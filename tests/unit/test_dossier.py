@@ -26,7 +26,7 @@ from support.fresh import LEDGER, fresh_database
 from support.ledgers import GRID, Trial, open_ledger
 from veilsum_node.database import Database
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 from veilsum_participant.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
 from veilsum_privacy.dossier.axes import ticks

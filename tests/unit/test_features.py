@@ -17,8 +17,9 @@ from veilsum_aggregation.alignment import local_map
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.study.encoder import Program, Projection, projection_digest
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Alignment, FeatureParameters, Floats, Records
+from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.feature_maps import exact_affine, map_records
+from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters
 
 
 def drawn(rng: np.random.Generator, n: int, p: int, m: int, spread: float) -> tuple[Floats, Floats, Floats]:

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from veilsum_deploy import cli
 from veilsum_deploy.endpoint_certificates import EndpointAuthority
 from veilsum_node.errors import ConfigurationError
+from veilsum_node.telemetry.endpoint import MetricsServer, MetricsSettings
 from veilsum_node.telemetry.health import ask_ready
-from veilsum_node.telemetry.monitoring import MetricsServer, MetricsSettings
 from veilsum_participant import cli as participant_cli
 
 

@@ -29,7 +29,8 @@ from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, PartParameters, RecordTask
+from veilsum_privacy.tasks.base import Floats, RecordTask
+from veilsum_privacy.tasks.parameters import PartParameters
 
 IMAGE = (3, 2, 2)
 INPUTS = Inputs(schema(12))

@@ -35,8 +35,9 @@ from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records
+from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.feature_maps import map_records
+from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.tasks.parts import in_statistics_part
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import Linear

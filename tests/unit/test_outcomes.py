@@ -26,7 +26,7 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.outcomes import Outcome
-from veilsum_privacy.tasks.queries.conditions import NumberDomain, ScaledNumbers
+from veilsum_privacy.tasks.queries.cells import NumberDomain, ScaledNumbers
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.losses import Hazards, Huber, OutcomeLoss, Poisson, Squared, intervals

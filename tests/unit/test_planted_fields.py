@@ -20,7 +20,7 @@ import veilsum_node
 import veilsum_participant
 import veilsum_privacy
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
-from veilsum_node.identity.signing import SigningKey
+from veilsum_node.identity.signatures import SigningKey
 from veilsum_node.identity.tls import Credentials
 from veilsum_node.overrides import Override
 from veilsum_node.transport.route import Proxy

@@ -16,7 +16,8 @@ from support.federation import DATASET, make_request, schema_of
 from support.hostile import altered
 from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant.config import DatasetConfig, EncoderConfig, ParticipantConfig, Policy
+from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.policy import refuse, study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask

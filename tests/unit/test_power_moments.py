@@ -22,18 +22,9 @@ from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import (
-    Alignment,
-    DerivedTask,
-    FeatureParameters,
-    Floats,
-    MomentUse,
-    Part,
-    PartParameters,
-    Records,
-    RecordTask,
-)
+from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, RecordTask
 from veilsum_privacy.tasks.feature_maps import map_records
+from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, MomentUse, Part, PartParameters
 from veilsum_privacy.tasks.parts import in_statistics_part
 
 COMMON = {"clip": 1.0, "missing": "skip", "order": 4, "count_weight": 1.5, "power_weight": 0.7}

@@ -20,8 +20,8 @@ from support.hostile import altered
 from support.ledgers import any_receipt, open_ledger, ticking
 from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant import store
-from veilsum_participant.config import DatasetConfig, ParticipantConfig
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol.budgets import (
     budget_faults,
     declared,
@@ -31,7 +31,9 @@ from veilsum_participant.protocol.budgets import (
     releases_used,
     remaining,
 )
-from veilsum_participant.store import AttemptState, PendingState, StudyState
+from veilsum_participant.store.attempts import AttemptState, add_attempt, tally
+from veilsum_participant.store.pending import PendingState, add_pending
+from veilsum_participant.store.studies import StudyState, add_study
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.study.study import Study, study_digest
@@ -71,7 +73,7 @@ NUMBERS = count(1)
 
 def add(connection: Connection, state: AttemptState, label: str, times: int = 1, receipt: bytes | None = None) -> None:
     for number in [next(NUMBERS) for _ in range(times)]:
-        store.add_attempt(
+        add_attempt(
             connection,
             study=KEY,
             attempt=number,
@@ -118,7 +120,7 @@ def test_a_task_is_used_up_by_its_own_releases(connection: Connection) -> None:
     study = study_of(("one", 2, 0), ("twin", 2, 0))
 
     def used(label: str) -> bool:
-        return releases_used(connection, KEY, study, label, store.tally(connection, KEY, 0))
+        return releases_used(connection, KEY, study, label, tally(connection, KEY, 0))
 
     for spent, state in ((False, OPEN), (False, SEEN), (True, SEEN)):
         add(connection, state, "one")
@@ -129,7 +131,7 @@ def test_releases_that_bear_no_label_count_for_all_of_their_price(connection: Co
     study = study_of(("one", 2, 0), ("twin", 2, 0), ("other", 9, 5))
 
     def used() -> list[bool]:
-        counted = store.tally(connection, KEY, 0)
+        counted = tally(connection, KEY, 0)
         return [releases_used(connection, KEY, study, label, counted) for label in ("one", "twin", "other")]
 
     recovered(connection, study, "one", 2)
@@ -149,7 +151,7 @@ def test_a_recovered_release_of_another_kind_of_noise_is_of_another_price(connec
     for mechanism, spent in ((alone, False), (smaller, True)):
         signed = replace(any_receipt(KEY, "a"), mechanism=mechanism)
         add(connection, AttemptState.RECOVERED, "", receipt=signed.to_bytes())
-        assert releases_used(connection, KEY, study, "one", store.tally(connection, KEY, 0)) is spent
+        assert releases_used(connection, KEY, study, "one", tally(connection, KEY, 0)) is spent
 
 
 # -- what other studies may ask for ----------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ def config_of(**populations: str | None) -> ParticipantConfig:
 def enrol(connection: Connection, study: Study, status: StudyState = StudyState.READY) -> bytes:
     data = study.to_bytes()
     key = study_digest(data)
-    store.add_study(connection, digest=key, status=status, study=data, analyst="ana", enrolment=b"[]")
+    add_study(connection, digest=key, status=status, study=data, analyst="ana", enrolment=b"[]")
     return key
 
 
@@ -171,7 +173,7 @@ def wait(connection: Connection, study: Study, state: PendingState) -> bytes:
     data = study.to_bytes()
     key = study_digest(data)
     values = {"signature": b"", "certificate": b"", "coordinator": "coordinator", "analyst": "ana", "time": 1}
-    store.add_pending(connection, digest=key, study=data, state=state, **values)
+    add_pending(connection, digest=key, study=data, state=state, **values)
     return key
 
 

@@ -21,7 +21,8 @@ from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSch
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.persons import join_records
 from veilsum_privacy.tasks.queries.arithmetic import evaluate_sum, parse_sum
-from veilsum_privacy.tasks.queries.conditions import LevelCells, ScaledNumbers, parse_condition
+from veilsum_privacy.tasks.queries.cells import LevelCells, ScaledNumbers
+from veilsum_privacy.tasks.queries.conditions import parse_condition
 from veilsum_privacy.tasks.queries.encodings import build_encoding, build_encodings
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence

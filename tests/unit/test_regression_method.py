@@ -25,7 +25,7 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep
-from veilsum_privacy.tasks.queries.conditions import number_cells
+from veilsum_privacy.tasks.queries.cells import number_cells
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 
 SITES = [f"site-{index}" for index in range(4)]

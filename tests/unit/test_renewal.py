@@ -23,8 +23,8 @@ from veilsum_node.identity.files import replace_file
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.identity.renewal import DAY, ExpiryLog, Renewal, expiry_warning, renewed_credentials
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, load_server_pair
+from veilsum_node.phrases import counted
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_node.wording import counted
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.chain import Chain
 

@@ -17,10 +17,9 @@ from support.hostile import altered
 from support.studies import agreed
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_node.errors import RefusalCode
-from veilsum_participant import store
 from veilsum_participant.config import Policy
 from veilsum_participant.protocol.limits import FACTORS, count_faults, kept_weights, weight_faults
-from veilsum_participant.store import AttemptState
+from veilsum_participant.store.attempts import AttemptState, add_attempt
 from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
@@ -61,7 +60,7 @@ def asked(
     """Ask about a round after attempts, given as (label, round, state); gives what is refused, by whether it is resumed."""
     with fresh_database(":memory:", PARTICIPANT) as database, database.transaction() as connection:
         for attempt, (of, at, state) in enumerate(attempts, 1):
-            store.add_attempt(
+            add_attempt(
                 connection,
                 study=KEY,
                 attempt=attempt,

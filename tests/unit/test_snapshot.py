@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from veilsum_node.identity.signing import SigningKey
+from veilsum_node.identity.signatures import SigningKey
 from veilsum_participant.data.snapshot import records_digest, snapshot
 from veilsum_privacy.tasks.base import Records
 

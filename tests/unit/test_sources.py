@@ -16,9 +16,10 @@ import pytest
 
 from support.tables import SCHEMA, groups_of, rows_of
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
-from veilsum_participant.config import DatasetConfig, load_participant_config
+from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_dataset, check_structure, load_records, queries
 from veilsum_participant.data.sources import read_table
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import SourceQuery
 from veilsum_privacy.study.schema import DateColumn
 

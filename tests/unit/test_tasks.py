@@ -33,7 +33,8 @@ from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS, build_task
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, RecordTask, Task, balanced_weights, batches
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task, batches
+from veilsum_privacy.tasks.layout import Block, Layout, balanced_weights
 from veilsum_privacy.tasks.outcomes import Outcome
 
 

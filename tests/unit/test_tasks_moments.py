@@ -18,9 +18,10 @@ from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records, RecordTask
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import second_moment_bound
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 WIDTH = 4
 MAPPED = {"width": WIDTH}

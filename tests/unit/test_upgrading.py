@@ -23,9 +23,11 @@ from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.database import open_database
 from veilsum_node.identity import Role
 from veilsum_node.migration import scripts
-from veilsum_participant import store
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.session.client import open_site
+from veilsum_participant.store.attempts import find_attempt
+from veilsum_participant.store.populations import COHORTS
+from veilsum_participant.store.tables import create_tables
 from veilsum_privacy.backup.backup import BackupOwner, back_up
 from veilsum_privacy.backup.restore import restore
 from veilsum_privacy.ledger import Kind, LedgerReader
@@ -84,17 +86,17 @@ def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, vers
             ),
             {"study": bytes(32), "consent": CONSENT},
         )
-    store.create_tables(database)
-    store.create_tables(database)
+    create_tables(database)
+    create_tables(database)
     with database.transaction() as connection:
-        row = store.find_attempt(connection, bytes(32), 1)
+        row = find_attempt(connection, bytes(32), 1)
     database.close()
     assert row is not None
     assert (row.state, row.consent) == ("consented", CONSENT)
     if version == "0001":
         assert row.consent_digest == hashlib.sha256(CONSENT).digest()
     fresh = open_database(tmp_path / "fresh.db")
-    store.create_tables(fresh)
+    create_tables(fresh)
     fresh.close()
     assert tables(path) == tables(tmp_path / "fresh.db")
 
@@ -157,9 +159,9 @@ def test_cohorts_of_an_older_version_are_remembered(tmp_path: Path) -> None:
                     "receipt": None if shown is None else shown.encode(),
                 },
             )
-    store.create_tables(database)
+    create_tables(database)
     with database.transaction() as connection:
-        rows = connection.execute(select(store.COHORTS).order_by(store.COHORTS.c.context)).all()
+        rows = connection.execute(select(COHORTS).order_by(COHORTS.c.context)).all()
     database.close()
     assert [(row.study[0], row.dataset, row.population, row.members) for row in rows] == [
         (0, "records", "records", '{"a": "", "b": ""}'),

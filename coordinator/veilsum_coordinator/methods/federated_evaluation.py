@@ -32,8 +32,8 @@ from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import balanced_weights
 from veilsum_privacy.tasks.evaluation import CONFUSION, LOSS, SCORES, EvaluationParameters
+from veilsum_privacy.tasks.layout import balanced_weights
 from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.training.models import ModelSpec
 

@@ -33,8 +33,8 @@ from veilsum_coordinator.parts.references import (
 )
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.tasks.base import Alignment
 from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET
+from veilsum_privacy.tasks.parameters import Alignment
 
 Floats = NDArray[np.float64]
 

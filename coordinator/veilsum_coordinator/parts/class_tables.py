@@ -16,9 +16,9 @@ from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.encoding import Encoding
-from veilsum_privacy.tasks.queries.encodings import MeanEncoding
+from veilsum_privacy.tasks.queries.base import Encoding
 from veilsum_privacy.tasks.queries.language import Columns
+from veilsum_privacy.tasks.queries.number_encodings import MeanEncoding
 from veilsum_privacy.tasks.tables import Tables
 
 Floats = NDArray[np.float64]

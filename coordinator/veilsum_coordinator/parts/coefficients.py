@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Answer, Drowned, Figure
 from veilsum_aggregation.regression import Fit
-from veilsum_privacy.tasks.queries.conditions import MAX_LENGTH, NumberDomain
+from veilsum_privacy.tasks.queries.cells import NumberDomain
+from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 Floats = NDArray[np.float64]

@@ -17,19 +17,16 @@ from veilsum_coordinator.parts.query_answers import TABLES, encodings_of
 from veilsum_coordinator.parts.query_readers import READERS
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.conditions import NumberDomain
-from veilsum_privacy.tasks.queries.encoding import Encoding
-from veilsum_privacy.tasks.queries.encodings import (
-    SHIFT,
-    CorrelationEncoding,
+from veilsum_privacy.tasks.queries.base import Encoding
+from veilsum_privacy.tasks.queries.cell_encodings import (
     DiscriminationEncoding,
-    MeanEncoding,
-    QuantileEncoding,
     SurvivalEncoding,
     SyntheticEncoding,
     TableEncoding,
 )
+from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.language import Query
+from veilsum_privacy.tasks.queries.number_encodings import SHIFT, CorrelationEncoding, MeanEncoding, QuantileEncoding
 from veilsum_privacy.tasks.queries.outcome_encodings import EffectEncoding, LinearEncoding
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from veilsum_coordinator.parts.long_arrays import cut
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Block, Layout
+from veilsum_privacy.tasks.layout import Block, Layout
 
 Floats = NDArray[np.float64]
 

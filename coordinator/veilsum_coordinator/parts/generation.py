@@ -34,7 +34,8 @@ from veilsum_coordinator.parts.generated import (
 from veilsum_coordinator.parts.moment_plans import IMPORTANCE, Missing, task_parameters
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.study import Disclosure, Study
-from veilsum_privacy.tasks.base import Alignment, FeatureParameters, balanced_weights
+from veilsum_privacy.tasks.layout import balanced_weights
+from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters
 
 Floats = NDArray[np.float64]
 
@@ -80,7 +81,7 @@ class FeatureUse:
 
     Attributes:
         inputs: of the study.
-        clip, missing: as tasks take them (:class:`veilsum_privacy.tasks.base.FeatureParameters`).
+        clip, missing: as tasks take them (:class:`veilsum_privacy.tasks.parameters.FeatureParameters`).
         alignment: as tasks take it, None for none.
         source: label of the kept task that a site makes its own alignment from.
     """

@@ -29,7 +29,8 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Alignment, MomentUse, balanced_weights
+from veilsum_privacy.tasks.layout import balanced_weights
+from veilsum_privacy.tasks.parameters import Alignment, MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 
 Floats = NDArray[np.float64]

@@ -16,7 +16,7 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.base import balanced_weights
+from veilsum_privacy.tasks.layout import balanced_weights
 
 Missing = Literal["skip", "centre"]
 Second = Literal["pooled", "class", "class-diagonal", "none"]

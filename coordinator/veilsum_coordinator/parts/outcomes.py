@@ -15,7 +15,7 @@ from veilsum_coordinator.parts.base import Inputs
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.outcomes import HUBER_BEND, Outcome
-from veilsum_privacy.tasks.queries.conditions import MAX_LENGTH
+from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 from veilsum_privacy.training.models import Architecture
 from veilsum_privacy.training.models.trees import BASE, Trees
 

@@ -40,10 +40,11 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.model_tables import SCORE, ModelTables, ModelTablesParameters, scored_schema
 from veilsum_privacy.tasks.outcomes import Outcome
-from veilsum_privacy.tasks.queries.conditions import NumberDomain
-from veilsum_privacy.tasks.queries.encoding import Encoding
-from veilsum_privacy.tasks.queries.encodings import SHIFT, DiscriminationEncoding
+from veilsum_privacy.tasks.queries.base import Encoding
+from veilsum_privacy.tasks.queries.cell_encodings import DiscriminationEncoding
+from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.language import Columns, Text, interval_names
+from veilsum_privacy.tasks.queries.number_encodings import SHIFT
 from veilsum_privacy.tasks.tables import Tables, TableTask
 from veilsum_privacy.training.models import ModelSpec
 

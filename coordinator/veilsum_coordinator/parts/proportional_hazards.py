@@ -32,8 +32,8 @@ from veilsum_privacy.tasks.hazard_step import (
     WHITEN,
     HazardStepParameters,
 )
-from veilsum_privacy.tasks.queries.conditions import NumberDomain
-from veilsum_privacy.tasks.queries.encodings import SurvivalEncoding
+from veilsum_privacy.tasks.queries.cell_encodings import SurvivalEncoding
+from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 from veilsum_privacy.tasks.tables import Tables

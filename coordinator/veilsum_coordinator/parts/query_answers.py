@@ -14,7 +14,7 @@ from veilsum_coordinator.parts.figure_rows import Row
 from veilsum_coordinator.parts.query_readers import READERS, SyntheticReader
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
-from veilsum_privacy.tasks.queries.encoding import Encoding
+from veilsum_privacy.tasks.queries.base import Encoding
 from veilsum_privacy.tasks.tables import Tables
 
 TABLES = "statistics"

@@ -27,17 +27,19 @@ from veilsum_aggregation.weighted_means import WeightedSums, difference
 from veilsum_coordinator.parts.coefficients import coefficients, score_row, told_of
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.figure_rows import Row, rescaled, root, shown, test_row
-from veilsum_privacy.tasks.queries.encoding import Encoding
-from veilsum_privacy.tasks.queries.encodings import (
-    SHIFT,
-    CorrelationEncoding,
+from veilsum_privacy.tasks.queries.base import Encoding
+from veilsum_privacy.tasks.queries.cell_encodings import (
     DiscriminationEncoding,
-    MeanEncoding,
-    MissingEncoding,
-    QuantileEncoding,
     SurvivalEncoding,
     SyntheticEncoding,
     TableEncoding,
+)
+from veilsum_privacy.tasks.queries.number_encodings import (
+    SHIFT,
+    CorrelationEncoding,
+    MeanEncoding,
+    MissingEncoding,
+    QuantileEncoding,
 )
 from veilsum_privacy.tasks.queries.outcome_encodings import EffectEncoding, LinearEncoding
 

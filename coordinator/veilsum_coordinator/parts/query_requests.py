@@ -17,7 +17,7 @@ from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.persons import Reduction
-from veilsum_privacy.tasks.queries.conditions import LevelDomain, NumberDomain
+from veilsum_privacy.tasks.queries.cells import LevelDomain, NumberDomain
 from veilsum_privacy.tasks.queries.language import MAX_OVER, MAX_QUERIES, Columns, DerivedColumn, Query, QueryKind, Text
 
 STEPS = 32

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.queries.encoding import Encoding
+from veilsum_privacy.tasks.queries.base import Encoding
 from veilsum_privacy.tasks.queries.encodings import build_encodings
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence

@@ -8,8 +8,8 @@ from pydantic import Field, SecretStr
 
 from veilsum_node.fields import Frozen
 from veilsum_node.overrides import Loaded, load_settings
+from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
-from veilsum_node.telemetry.monitoring import MetricsSettings
 
 DATABASE_VARIABLE = "VEILSUM_DATABASE"
 """Overrides the key ``database`` as ``VEILSUM__DATABASE`` does: a URL with a password belongs into no configuration file."""

@@ -35,8 +35,8 @@ from veilsum_node.overrides import set_variables
 from veilsum_node.process.hardening import allow_files
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.telemetry.endpoint import Heartbeat, MetricsServer, write_address
 from veilsum_node.telemetry.logs import about
-from veilsum_node.telemetry.monitoring import Heartbeat, MetricsServer, write_address
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_node.transport.tls13 import require_tls13
 from veilsum_privacy.ledger.metrics import read_mirror

@@ -9,7 +9,7 @@ import typer
 
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption
-from veilsum_node.process.loading import loading
+from veilsum_node.process.imports import loading
 from veilsum_participant.cli.identity import DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file
 

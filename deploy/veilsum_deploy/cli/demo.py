@@ -11,7 +11,7 @@ import typer
 from veilsum_deploy.demo import child
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_json
-from veilsum_node.process.loading import loading
+from veilsum_node.process.imports import loading
 
 app = typer.Typer(add_completion=False)
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from veilsum_deploy.cli.display import size_text
+from veilsum_node.phrases import counted, listed
 from veilsum_node.process.console import print_fields, print_line, print_rows
-from veilsum_node.wording import counted
 
 if TYPE_CHECKING:
     from veilsum.plan import StudyPlan
@@ -48,7 +48,7 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
         f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}, over the whole study" if cost.epsilon else ""
     )
     return {
-        "participants": _listed(cost.participants),
+        "participants": _first_of(cost.participants),
         "smallest cohort": cost.min_cohort,
         "computes": ", ".join(
             f"{task.task} ({counted(task.values, 'value')} of {task.lane_bits} bits, {task.disclosure})" for task in cost.tasks
@@ -167,7 +167,7 @@ def _conclusions(plan: StudyPlan) -> list[str]:
 
     if plan.verdict is Verdict.EXACT:
         return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]
-    main = _and([part.name for part in plan.parts if part.main])
+    main = listed([part.name for part in plan.parts if part.main])
     if plan.verdict is Verdict.NOT_FORECAST:
         return [
             f"Verdict: {plan.verdict.value}. The figures of {main} are the noise of one step; what many steps leave of it in"
@@ -179,7 +179,7 @@ def _conclusions(plan: StudyPlan) -> list[str]:
     if plan.verdict is Verdict.NOT_WORTH:
         verdict += f" The noise hides the {main}, for which the study is run: any outcome would look alike."
     elif lost:
-        verdict += f" But the {_and(lost)} will tell nothing: noise exceeds their expected size."
+        verdict += f" But the {listed(lost)} will tell nothing: noise exceeds their expected size."
     lines = [
         verdict,
         f"The rule: a part tells nothing if more than half of its quantities have an interval of more than "
@@ -228,17 +228,13 @@ def _epsilon(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "no bound (released without noise)"
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _first_of(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:SHOWN_SITES])
     return f"{shown}, and {len(names) - SHOWN_SITES} more" if len(names) > SHOWN_SITES else shown
 
 
 def _rounds(number: int) -> str:
     return "1 round" if number == 1 else f"{number:,} rounds at most"
-
-
-def _and(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _duration(seconds: float) -> str:

@@ -14,7 +14,8 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.identity.files import read_file, write_new
 from veilsum_node.identity.provision import Kit, Party
 from veilsum_node.identity.tls import AUTHORITY_FILE
-from veilsum_participant.ledgers import check, load_authority, new_file, open_source, readable_entries, study_labels
+from veilsum_participant.ledgers import check, load_authority, open_source, readable_entries, study_labels
+from veilsum_participant.new_files import new_file
 from veilsum_privacy.dossier import describe, render
 from veilsum_privacy.ledger import write_jsonl
 

@@ -15,7 +15,8 @@ from veilsum.remote import Remote, StudyInfo
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process
 from veilsum_node.database import Database
 from veilsum_node.errors import StateError
-from veilsum_participant import store
+from veilsum_participant.store.attempts import AttemptState, attempts_in, find_attempt
+from veilsum_participant.store.studies import StudyState, find_study
 
 WAIT_SECONDS = 30.0
 AFTER_KEYS_SECONDS = 0.02
@@ -72,8 +73,8 @@ def _wait_for_keys(study: bytes, victim: Process, database: Database) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         with database.engine.connect() as connection:
-            row = store.find_study(connection, study)
-        if row is not None and row.status is not store.StudyState.ENROLLED:
+            row = find_study(connection, study)
+        if row is not None and row.status is not StudyState.ENROLLED:
             return
         victim.check()
         time.sleep(POLL_SECONDS / 10)
@@ -82,15 +83,15 @@ def _wait_for_keys(study: bytes, victim: Process, database: Database) -> None:
 
 def _attempts(database: Database, study: bytes) -> int:
     with database.engine.connect() as connection:
-        return len(store.attempts_in(connection, tuple(store.AttemptState), study))
+        return len(attempts_in(connection, tuple(AttemptState), study))
 
 
 def _contribution(study: bytes, others: Sequence[tuple[str, Database]]) -> tuple[str, bytes]:
     """Some bytes of the first payload found in another hospital's database: exactly what it uploads."""
     for name, database in others:
         with database.engine.connect() as connection:
-            for attempt in store.attempts_in(connection, (store.AttemptState.PAYLOAD,), study):
-                row = store.find_attempt(connection, study, attempt.attempt)
+            for attempt in attempts_in(connection, (AttemptState.PAYLOAD,), study):
+                row = find_attempt(connection, study, attempt.attempt)
                 payload = (row.payload or b"") if row is not None else b""
                 if payload:
                     middle = len(payload) // 2

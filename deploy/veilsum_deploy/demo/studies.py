@@ -26,9 +26,9 @@ from veilsum_deploy.evaluation import accuracy, exact_head, pool
 from veilsum_node.config import did_you_mean, read_toml, validate
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import Misuse, VeilsumError
-from veilsum_participant import store
 from veilsum_participant.applying.model import Model
 from veilsum_participant.data import load_records
+from veilsum_participant.store.kept import kept_vector
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Floats, Records
@@ -166,7 +166,7 @@ def _kept(done: Finished, site: str, directory: Path) -> dict[str, Floats] | Non
     if source is None:
         return None
     with open_readonly(directory / "participants" / site / "participant.db") as database, database.reading() as connection:
-        vector = store.kept_vector(connection, done.key, source)
+        vector = kept_vector(connection, done.key, source)
     return None if vector is None else AgreedStudy(done.study).task(source).kept_blocks(vector)[0]
 
 

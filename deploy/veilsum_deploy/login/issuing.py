@@ -34,9 +34,9 @@ from veilsum_node.identity.authority import LONGEST_LOGIN, parse_login_request
 from veilsum_node.identity.certificate import moment
 from veilsum_node.identity.files import read_private
 from veilsum_node.identity.record import Issued
+from veilsum_node.telemetry.endpoint import split_address, write_address
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
 from veilsum_node.telemetry.logs import LogSettings
-from veilsum_node.telemetry.monitoring import split_address, write_address
 
 LOG = logging.getLogger("veilsum.logins")
 

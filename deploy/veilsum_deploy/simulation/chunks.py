@@ -29,8 +29,9 @@ from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records, RecordTask, Task
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 Integers = NDArray[np.int64]
 State = Mapping[str, Floats]

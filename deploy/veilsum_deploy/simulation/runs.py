@@ -40,7 +40,7 @@ from veilsum_deploy.simulation.study import (
 )
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
-from veilsum_participant.store import kept_vector
+from veilsum_participant.store.kept import kept_vector
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest

@@ -12,7 +12,7 @@ from veilsum_node.identity.certificate import (
     verify_certificate,
 )
 from veilsum_node.identity.record import Issued, IssuedRecord
-from veilsum_node.identity.signing import Label, SigningKey, hello_digest, verify
+from veilsum_node.identity.signatures import Label, SigningKey, hello_digest, verify
 from veilsum_node.identity.tls import Credentials, load_credentials
 
 __all__ = [

@@ -36,7 +36,7 @@ from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private, write_new
 from veilsum_node.identity.record import Issued, IssuedRecord
-from veilsum_node.identity.signing import SigningKey
+from veilsum_node.identity.signatures import SigningKey
 
 PEOPLE = (Role.ANALYST, Role.OPERATOR)
 """Roles that a login may be certified for: no site and no coordinator ever logs in."""

@@ -23,7 +23,7 @@ from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.identity.certificate import Role, federation_id, moment, p256_key
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file
 from veilsum_node.identity.record import Issued
-from veilsum_node.identity.signing import Label, SigningKey, verify
+from veilsum_node.identity.signatures import Label, SigningKey, verify
 
 if TYPE_CHECKING:
     from mnemonic import Mnemonic

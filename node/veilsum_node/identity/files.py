@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError, StateError
-from veilsum_node.wording import unreadable, unwritable
+from veilsum_node.phrases import unreadable, unwritable
 
 MAX_FILE_BYTES = 64 * 1024
 """Largest key, certificate or request file that is read, in bytes."""

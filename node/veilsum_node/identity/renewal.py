@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity.certificate import moment
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials, load_credentials
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 
 LOG = logging.getLogger("veilsum.identity")
 

@@ -21,7 +21,7 @@ from veilsum_node.identity.certificate import (
     verify_certificate,
 )
 from veilsum_node.identity.files import read_file, read_private
-from veilsum_node.identity.signing import SigningKey
+from veilsum_node.identity.signatures import SigningKey
 
 KEY_FILE = "key.pem"
 REQUEST_FILE = "request.csr"

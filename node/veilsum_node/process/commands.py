@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from veilsum_node.errors import StateError, VeilsumError
 from veilsum_node.process.console import report_crash, report_error
-from veilsum_node.process.loading import loading
+from veilsum_node.process.imports import loading
 
 PROGRAM = "veilsum"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.process.console import print_json, print_line
+from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.telemetry.monitoring import MetricsSettings
 
 SECONDS = 5.0
 """How long an answer may take."""

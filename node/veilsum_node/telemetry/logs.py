@@ -2,7 +2,7 @@
 
 A line never holds an exception's own text, which may quote a record, and never a control character that a peer sent. Calls
 say what an event is about by :func:`about`; these fields are a closed list of names, numbers and digests. Lines that a peer
-causes at will are bounded (:mod:`.flood`).
+causes at will are bounded (:mod:`.log_floods`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pydantic import model_validator
 
 from veilsum_node.errors import ConfigurationError, VeilsumError
 from veilsum_node.fields import Frozen
+from veilsum_node.phrases import unwritable
 from veilsum_node.telemetry.log_floods import FloodFilter
-from veilsum_node.wording import unwritable
 
 FRAMES = 8
 """Frames of a trace that a line keeps, the innermost ones."""

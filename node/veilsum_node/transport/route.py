@@ -21,7 +21,7 @@ from pathlib import Path
 
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
-from veilsum_node.wording import unreadable
+from veilsum_node.phrases import unreadable
 
 PROBE_SECONDS = 5.0
 

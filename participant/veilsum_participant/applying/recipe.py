@@ -23,7 +23,7 @@ from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHea
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection, check_projection
 from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, LabelColumn
-from veilsum_privacy.tasks.base import MomentUse
+from veilsum_privacy.tasks.parameters import MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.losses import LARGEST_EXPONENT
 

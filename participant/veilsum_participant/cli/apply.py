@@ -7,9 +7,7 @@ for each. Where the file tells the classes, the predictions are compared with th
 from __future__ import annotations
 
 import csv
-import io
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError, Misuse, StateError
-from veilsum_node.identity.files import write_new
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
-from veilsum_node.wording import unwritable
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
 from veilsum_participant.data.encode import LocalCounts, encode_table
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.sources import read_table
+from veilsum_participant.new_files import new_file
 from veilsum_participant.query import Source
 from veilsum_privacy.results.result import MANIFEST, load_result
 from veilsum_privacy.study.encoder import Program
@@ -72,6 +69,11 @@ class Own:
                 "This result aligns the features of each site.",
                 "Name the site with --site, or its configuration with --config.",
             )
+        return self.certified_name
+
+    @property
+    def certified_name(self) -> str:
+        """The name in the certificate of the configuration's identity."""
         from veilsum_node.identity import Role, load_credentials
 
         return load_credentials(self.settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
@@ -102,11 +104,7 @@ def apply_result(result: Path, data: Path, own: Own, *, schema: Path | None, out
     """
     if out.exists() and not force:
         raise Misuse(f"{out} already exists.", "Name another file with --out, or replace it with --force.")
-    model = open_model(result, own)
-    if schema is not None:
-        from veilsum_privacy.study.schema_file import load_schema
-
-        model = model.with_schema(load_schema(schema))
+    model = with_schema(open_model(result, own), schema)
     sheet = read_sheet(data, model.schema)
     site, kept, noise_std = alignment_inputs(model, result, own)
     if model.recipe.head is None:
@@ -151,6 +149,15 @@ def open_model(result: Path, own: Own) -> Model:
     return Model.from_result(bundle, own.encoder)
 
 
+def with_schema(model: Model, path: Path | None) -> Model:
+    """The model for files as another schema says, where one is given."""
+    if path is None:
+        return model
+    from veilsum_privacy.study.schema_file import load_schema
+
+    return model.with_schema(load_schema(path))
+
+
 def read_sheet(source: Source, schema: DatasetSchema) -> Sheet:
     """Read a file under the model's schema, with the classes where they are in it.
 
@@ -167,8 +174,7 @@ def read_sheet(source: Source, schema: DatasetSchema) -> Sheet:
         table = read_table(source, schema)  # raises again if it was not for the label
         reason = str(error)
     records, counts = encode_table(table, schema)
-    every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)
-    return Sheet(records, np.setdiff1d(every, np.array([*table.broken], dtype=np.int64), assume_unique=True), counts, reason)
+    return Sheet(records, table.row_numbers(), counts, reason)
 
 
 def alignment_inputs(
@@ -190,12 +196,7 @@ def _require_own(own: Own) -> None:
     Raises:
         Misuse: ``--site`` names another than the configuration's identity.
     """
-    if own.site is None:
-        return
-    from veilsum_node.identity import Role, load_credentials
-
-    name = load_credentials(own.settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
-    if name != own.site:
+    if own.site is not None and (name := own.certified_name) != own.site:
         raise Misuse(
             f"Each site applies this result with what it kept itself; --site names {own.site!r}, and this is {name!r}.",
             f"Leave out --site, or run this at {own.site!r}.",
@@ -224,12 +225,13 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
         StateError: the site kept nothing of that task, or its state cannot be read.
     """
     from veilsum_node.database import open_readonly
-    from veilsum_participant import store
+    from veilsum_participant.store.kept import kept_vector
+    from veilsum_participant.store.studies import find_study
     from veilsum_privacy.securesum.agreed import AgreedStudy
 
     with open_readonly(settings.state) as database, database.reading() as connection:
-        row = store.find_study(connection, study)
-        vector = store.kept_vector(connection, study, label)
+        row = find_study(connection, study)
+        vector = kept_vector(connection, study, label)
     if row is None or vector is None:
         raise StateError(
             f"{settings.state}: this site kept nothing of the study's task {label!r}.",
@@ -244,19 +246,11 @@ def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> N
     Raises:
         StateError: it exists and ``force`` is False, or cannot be written.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heading)
-    for *cells, values in lines:
-        writer.writerow([*cells, *(f"{value:.6g}" if np.isfinite(value) else "" for value in values)])
-    target = path.with_name(f".{path.name}.{os.getpid()}") if force else path
-    write_new(target, text.getvalue().encode(), mode=0o600)
-    if force:
-        try:
-            target.replace(path)
-        except OSError as error:
-            target.unlink(missing_ok=True)
-            raise StateError(f"{path} {unwritable(error)}.", "Check the path.") from error
+    with new_file(path, force=force) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(heading)
+        for *cells, values in lines:
+            writer.writerow([*cells, *(f"{value:.6g}" if np.isfinite(value) else "" for value in values)])
 
 
 def about(values: Floats, sheet: Sheet, out: Path, site: str | None) -> dict[str, Any]:
@@ -303,19 +297,21 @@ def print_report(report: Mapping[str, Any], data: Path) -> None:
     plain.pop("unlabelled", None)
     print_fields(plain, title=f"Predictions for {data}", as_json=False)
     if (confusion := report.get("confusion")) is not None:
-        rows = [
-            {
-                "class": name,
-                **{f"predicted {other}": number for other, number in zip(confusion["predicted"], counts, strict=True)},
-            }
-            for name, counts in zip(confusion["true"], confusion["counts"], strict=True)
-        ]
-        print_rows(rows, title="Confusion", as_json=False, empty="No record has a class and a prediction.")
+        empty = "No record has a class and a prediction."
+        print_rows(confusion_rows(confusion), title="Confusion", as_json=False, empty=empty)
     elif "by_class" in report:
         rows = [{"class": name, "predicted": number} for name, number in report["by_class"].items()]
         print_rows(rows, title="Predictions by class", as_json=False)
         if report.get("unlabelled"):
             print_line(f"No accuracy: {report['unlabelled']}")
+
+
+def confusion_rows(confusion: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each true class: how many of its records got each prediction."""
+    return [
+        {"class": name, **{f"predicted {other}": count for other, count in zip(confusion["predicted"], counts, strict=True)}}
+        for name, counts in zip(confusion["true"], confusion["counts"], strict=True)
+    ]
 
 
 _TABLES = ("by_class", "confusion")

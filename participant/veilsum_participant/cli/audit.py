@@ -16,7 +16,7 @@ from veilsum_node.process.console import print_json, print_line, print_rows
 from veilsum_participant.audits import SiteAudit, known_study
 from veilsum_participant.checks import compile_asked
 from veilsum_participant.directory import with_pins
-from veilsum_participant.ledgers import new_file, require_new
+from veilsum_participant.new_files import new_file, require_new
 from veilsum_privacy.audit.report import AuditReport, AuditRow
 from veilsum_privacy.audit.signed import sign_report
 from veilsum_privacy.dossier.figures import cost, remaining

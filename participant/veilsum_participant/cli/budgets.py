@@ -10,9 +10,9 @@ import typer
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
-from veilsum_participant.cli.entries import entry_row
+from veilsum_participant.cli.entries import entry_row, spending_row
 from veilsum_participant.cli.places import ConfigOption, LedgerArgument, OwnOption, find_ledger, load_participant, open_own
-from veilsum_participant.ledgers import entry_fields, open_source, spending_fields, spending_row
+from veilsum_participant.ledgers import entry_fields, open_source, spending_fields
 from veilsum_privacy.ledger import Kind
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Set, change or show budgets.")

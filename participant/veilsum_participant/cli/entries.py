@@ -1,4 +1,4 @@
-"""How the ``ledger`` commands take times and show entries."""
+"""How the ``ledger`` commands take times, and show entries and spending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import moment
-from veilsum_participant.ledgers import epsilon_text
+from veilsum_privacy.dossier.figures import cost, remaining
 
 _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _ADVICE = "Give a date such as 2026-03-31, a time such as 2026-03-31T12:00, or a span up to now such as 30d, 12h or 8w."
@@ -45,6 +45,17 @@ def entry_row(fields: Mapping[str, Any], study: str | None) -> dict[str, Any]:
         "round": fields["round"],
         "what": f"{_size(fields)}{_what(fields)}",
     }
+
+
+def spending_row(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`spending_fields` returns, for people."""
+    shown = {name: cost(fields[name]) for name in ("epsilon", "spent", "alone", "reserved")}
+    shown["left"] = remaining(fields["left"])
+    shown["estimate"] = "" if fields["estimate"] is None else cost(fields["estimate"])
+    named = {**fields, **shown}
+    names = {"epsilon": "budget", "reserved": "with open ones", "alone": "against all others"}
+    columns = ("population", "epsilon", "delta", "spent", "reserved", "left", "estimate", "alone", "releases")
+    return {names.get(name, name): named[name] for name in columns}
 
 
 def _size(fields: Mapping[str, Any]) -> str:
@@ -98,7 +109,7 @@ def _mechanism(mechanism: Mapping[str, Any] | None) -> str:
 
 
 def _cost(figure: Any) -> str:
-    return "infinite" if figure is None else epsilon_text(_number(figure))
+    return "infinite" if figure is None else cost(_number(figure))
 
 
 def _figure(figure: Any) -> str:

@@ -15,7 +15,7 @@ from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_participant.applying.measurement import measure
-from veilsum_participant.cli.apply import Own, alignment_inputs, open_model, read_sheet
+from veilsum_participant.cli.apply import Own, alignment_inputs, confusion_rows, open_model, read_sheet, with_schema
 from veilsum_participant.query import Source
 
 
@@ -36,10 +36,7 @@ def evaluate_result(
             f"This result predicts {model.recipe.outcome.column!r} and tells no classes apart.",
             "Write its predictions with `veilsum participant apply`, and compare them with the column.",
         )
-    if schema is not None:
-        from veilsum_privacy.study.schema_file import load_schema
-
-        model = model.with_schema(load_schema(schema))
+    model = with_schema(model, schema)
     sheet = read_sheet(path, model.schema)
     if sheet.records.labels is None:
         raise Misuse(f"{path}: holds no classes ({sheet.unlabelled}).", "Use records whose classes are known.")
@@ -107,12 +104,7 @@ def print_measures(report: Mapping[str, Any]) -> None:
         for row in report["classes"]
     ]
     print_rows(rows, title="By class", as_json=False)
-    confusion = report["confusion"]
-    table = [
-        {"class": name, **{f"predicted {other}": count for other, count in zip(confusion["predicted"], counts, strict=True)}}
-        for name, counts in zip(confusion["true"], confusion["counts"], strict=True)
-    ]
-    print_rows(table, title="Confusion", as_json=False)
+    print_rows(confusion_rows(report["confusion"]), title="Confusion", as_json=False)
     bins = [
         {
             "confidence": f"{row['from']:.0%} to {row['to']:.0%}",

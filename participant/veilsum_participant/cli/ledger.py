@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Collection
@@ -18,7 +17,7 @@ from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_participant.cli import budgets
-from veilsum_participant.cli.entries import entry_row, read_time
+from veilsum_participant.cli.entries import entry_row, read_time, spending_row
 from veilsum_participant.cli.places import (
     ConfigOption,
     LedgerArgument,
@@ -29,20 +28,11 @@ from veilsum_participant.cli.places import (
     verify_place,
 )
 from veilsum_participant.cli.recovery import recover
-from veilsum_participant.ledgers import (
-    entry_fields,
-    new_file,
-    open_source,
-    read_audit,
-    readable_entries,
-    require_new,
-    spending_fields,
-    spending_row,
-    study_labels,
-)
+from veilsum_participant.ledgers import entry_fields, open_source, read_audit, readable_entries, spending_fields, study_labels
+from veilsum_participant.new_files import new_file, require_new
 from veilsum_privacy.dossier import describe, proven, render, unproven
-from veilsum_privacy.dossier.figures import cost
-from veilsum_privacy.ledger import Kind, LedgerFault, write_csv, write_jsonl
+from veilsum_privacy.dossier.figures import cost, plain
+from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, write_csv, write_jsonl
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(budgets.app, name="budget")
@@ -81,21 +71,10 @@ def show(
     `spent` is the guarantee, by the budget's rule, `estimate` the tighter accountant's figure (PRV), `against all others`
     counts the site's own noise alone, and `with open ones` open releases too; `left` is the budget less that.
     """
-    where, now = find_ledger(place, config, ctx.obj), int(time.time())
+    where = find_ledger(place, config, ctx.obj)
     with open_source(where.text) as opened:
-        populations = opened.populations()
-        if population is not None and population not in populations:
-            raise Misuse(f"The ledger knows no population {population!r}.", did_you_mean(population, populations))
-        entries = opened.entries(
-            kind=None if kind is None else _kind(kind),
-            population=population,
-            dataset=dataset,
-            since=None if since is None else read_time(since, now),
-            until=None if until is None else read_time(until, now, end=True),
-        )
-        if dataset is not None and not entries:
-            _require_known("dataset", dataset, {entry.dataset for entry in opened.entries() if entry.dataset is not None})
-        spending = [spending_fields(opened, name) for name in populations if population in (None, name)]
+        entries = _chosen_entries(opened, kind, population, dataset, since, until)
+        spending = [spending_fields(opened, name) for name in opened.populations() if population in (None, name)]
         site, role, head = opened.site, opened.role, opened.head().hex()
     names = {digest.hex(): label.name for digest, label in study_labels(where.text).items()}
     fields = [entry_fields(entry) for entry in entries]
@@ -113,6 +92,29 @@ def show(
     rows = [entry_row(item, _study(item["study"], names)) for item in fields]
     title = "Entries" if role is Role.PARTICIPANT else f"Entries of the mirror of {site}"
     print_rows(rows, title=title, as_json=False, empty="No such entry.")
+
+
+def _chosen_entries(
+    opened: LedgerReader, kind: str | None, population: str | None, dataset: str | None, since: str | None, until: str | None
+) -> list[Entry]:
+    """Entries by what the command line says of them.
+
+    Raises:
+        Misuse: it names what the ledger does not know, or no time.
+    """
+    now, populations = int(time.time()), opened.populations()
+    if population is not None and population not in populations:
+        raise Misuse(f"The ledger knows no population {population!r}.", did_you_mean(population, populations))
+    entries = opened.entries(
+        kind=None if kind is None else _kind(kind),
+        population=population,
+        dataset=dataset,
+        since=None if since is None else read_time(since, now),
+        until=None if until is None else read_time(until, now, end=True),
+    )
+    if dataset is not None and not entries:
+        _require_known("dataset", dataset, {entry.dataset for entry in opened.entries() if entry.dataset is not None})
+    return entries
 
 
 @app.command()
@@ -158,10 +160,7 @@ def verify(
         fields["set_back"] = list(found.set_back)  # entries at which the clock had been set back
     proves, left = proven(proof, found.site, mirror=mirror), unproven(proof, mirror=mirror)
     if as_json:
-        spending = {
-            name: {"spent": spent if math.isfinite(spent) else "infinite", "estimate": estimate}
-            for name, (spent, estimate) in found.spending.items()
-        }
+        spending = {name: {"spent": plain(spent), "estimate": estimate} for name, (spent, estimate) in found.spending.items()}
         print_json(fields | {"spending": spending, "proves": proves, "leaves_open": left})
         return
     print_fields(fields, title="Ledger", as_json=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,8 @@ import typer
 
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role
-from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
-from veilsum_node.process.loading import loading
+from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
+from veilsum_node.process.imports import loading
 from veilsum_participant.cli.directory import app as directory_app
 from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
-    from veilsum_participant.protocol.approval import Waiting
     from veilsum_participant.site import Site
     from veilsum_privacy.backup.backup import BackupOwner
     from veilsum_privacy.study.schema import DatasetSchema
@@ -170,14 +168,15 @@ def audit(
 @app.command()
 def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """List studies that wait for your word, with what each costs by this site's own ledger."""
+    from veilsum_participant.cli.waiting import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import waiting_studies
 
     with _site(config) as site:
-        found = [_waiting_fields(item) for item in waiting_studies(site)]
+        found = [waiting_fields(item) for item in waiting_studies(site)]
     if as_json:
         print_json(found)
         return
-    print_rows([_waiting_row(item) for item in found], title="Studies", as_json=False, empty="No study waits.")
+    print_rows([waiting_row(item) for item in found], title="Studies", as_json=False, empty="No study waits.")
     if any(item["state"] == "waiting" for item in found):
         print_line("Decide with `veilsum participant approve ID` or `veilsum participant decline ID --reason TEXT`.")
 
@@ -185,11 +184,12 @@ def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
 @app.command()
 def approve(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Let a waiting study in; the participant enrols at once if it runs, else at its next start."""
+    from veilsum_participant.cli.waiting import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import approve as decide
 
     with _site(config) as site:
-        fields = _waiting_fields(decide(site, study))
-    print_fields(fields if as_json else _waiting_row(fields), title="Approved", as_json=as_json)
+        fields = waiting_fields(decide(site, study))
+    print_fields(fields if as_json else waiting_row(fields), title="Approved", as_json=as_json)
 
 
 @app.command()
@@ -200,11 +200,12 @@ def decline(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse a waiting study for good."""
+    from veilsum_participant.cli.waiting import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import decline as decide
 
     with _site(config) as site:
-        fields = _waiting_fields(decide(site, study, reason))
-    print_fields(fields if as_json else _waiting_row(fields), title="Declined", as_json=as_json)
+        fields = waiting_fields(decide(site, study, reason))
+    print_fields(fields if as_json else waiting_row(fields), title="Declined", as_json=as_json)
 
 
 @app.command()
@@ -291,58 +292,6 @@ def _site(config: Path, *, same_key: bool = True) -> Iterator[Site]:
         yield site
     finally:
         site.database.close()
-
-
-def _waiting_fields(item: Waiting) -> dict[str, Any]:
-    study, privacy = item.study, item.study.privacy
-    reasons = () if item.obstacle is None else item.obstacle.reasons
-    return {
-        "id": item.digest.hex(),
-        "state": item.state,
-        "since": item.time,
-        "expires": study.expires,
-        "name": study.name,
-        "analyst": item.analyst,
-        "method": study.method,
-        "disclosures": {task.label: task.disclosure for task in study.tasks},
-        "dataset": study.dataset,
-        "unit": privacy.unit,
-        "epsilon": _plain(item.epsilon),
-        "spent_before": _plain(item.before),
-        "spent_after": _plain(item.after),
-        "noise": privacy.noise,
-        "assumed_colluders": privacy.assumed_colluders,
-        "participants": list(study.participants),
-        "min_cohort": privacy.min_cohort,
-        "obstacles": [{"code": item.code.value, "message": item.message, "advice": item.advice} for item in reasons],
-    }
-
-
-def _plain(epsilon: float | None) -> float | str | None:
-    return "infinite" if epsilon is not None and math.isinf(epsilon) else epsilon
-
-
-def _waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
-    from veilsum_participant.ledgers import epsilon_text
-
-    before, after = fields["spent_before"], fields["spent_after"]
-    least, most = fields["min_cohort"], len(fields["participants"])
-    row = {
-        "id": fields["id"][:12],
-        "state": fields["state"],
-        "until": moment(fields["expires"]),
-        "study": f"{fields['name']} by {fields['analyst']}",
-        "method": fields["method"] + ("\nper site" if "per-site" in fields["disclosures"].values() else ""),
-        "dataset": fields["dataset"],
-        "unit": fields["unit"],
-        "epsilon": epsilon_text(fields["epsilon"]),
-        "spent": "no budget" if before is None else f"{epsilon_text(before)} -> {epsilon_text(after)}",
-        "noise": fields["noise"],
-        "cohort": str(most) if least == most else f"{least} to {most}",
-    }
-    for item in fields["obstacles"]:
-        row["study"] += f"\n{item['code']}: {item['message']}"
-    return row
 
 
 def _subject(

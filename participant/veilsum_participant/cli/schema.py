@@ -57,19 +57,10 @@ def draft(
     as_json: JsonOption = False,
 ) -> None:
     """Draft a schema of a data dictionary, of OMOP's vocabulary or of public records; bounds stay open for a person to set."""
-    chosen = bool(domain or concept)
-    if chosen and (public or local):
-        raise Misuse("--domain and --concept are of a vocabulary.", "Leave out --public and --local: it holds no records.")
-    if not (public or local) and is_vocabulary(file) and not chosen:
-        raise Misuse(
-            "It is not said what to draft of the vocabulary.",
-            "Say --domain Gender, or --concept 3004410; both may be repeated.",
-        )
-    if public and local:
-        raise Misuse("--public and --local exclude each other.", "Records that not everyone may see are private.")
+    _require_one_kind(file, public=public, local=local, chosen=bool(domain or concept))
     if local and not as_json:
         print_line(GIVES_AWAY)
-    if chosen:
+    if domain or concept:
         found = draft_vocabulary(file, domain or (), concept or ())
     else:
         found = draft_records(file, private=local) if public or local else draft_dictionary(file)
@@ -79,3 +70,20 @@ def draft(
     fields: dict[str, object] = {"file": str(out), "columns": len(found.columns), "open": found.open}
     fields["left out"] = found.left_out if as_json else [f"{name} ({why})" for name, why in found.left_out.items()]
     print_fields(fields | ({"gives away": GIVES_AWAY} if local and as_json else {}), title="Draft", as_json=as_json)
+
+
+def _require_one_kind(file: Path, *, public: bool, local: bool, chosen: bool) -> None:
+    """Insist that the options fit together and say what kind of file it is.
+
+    Raises:
+        Misuse: they do not.
+    """
+    if chosen and (public or local):
+        raise Misuse("--domain and --concept are of a vocabulary.", "Leave out --public and --local: it holds no records.")
+    if not (public or local or chosen) and is_vocabulary(file):
+        raise Misuse(
+            "It is not said what to draft of the vocabulary.",
+            "Say --domain Gender, or --concept 3004410; both may be repeated.",
+        )
+    if public and local:
+        raise Misuse("--public and --local exclude each other.", "Records that not everyone may see are private.")

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_participant.data.cells import Bools, judge_categories, judge_column, judge_labels
+from veilsum_participant.data.cells import judge_categories, judge_column, judge_labels
 from veilsum_participant.data.lines import MAX_LINE, Fault, line_numbers
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.subjects import number_subjects
@@ -130,7 +130,7 @@ def check_dataset(
     table = read_table(source, schema, subject=subject, header=header)
     findings = [finding for finding in _findings(table, schema, subject) if len(finding.rows)]
     records = table.rows + len(table.broken)
-    numbers = _row_numbers(table)
+    numbers = table.row_numbers()
     totals: dict[str | None, dict[FindingKind, int]] = {}
     for finding in findings:
         totals.setdefault(finding.column, {})[finding.kind] = len(finding.rows)
@@ -171,23 +171,25 @@ def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Itera
             numbers = judge_column(table.columns, column, schema.missing)
             kind = "date after so many days" if isinstance(column, DateColumn) else "number"
             bounds = f"expected a {kind} in [{column.low:g}, {column.high:g}]{' ' + column.unit if column.unit else ''}"
-            yield _Places(FindingKind.NOT_A_NUMBER, column.name, _where(numbers.invalid), bounds)
-            yield _Places(FindingKind.OUT_OF_BOUNDS, column.name, _where(numbers.outside), bounds)
+            yield _Places(FindingKind.NOT_A_NUMBER, column.name, np.flatnonzero(numbers.invalid), bounds)
+            yield _Places(FindingKind.OUT_OF_BOUNDS, column.name, np.flatnonzero(numbers.outside), bounds)
             missing = numbers.missing
         else:
             codes = judge_categories(table.columns[column.name], column, schema.missing)
             expected = f"expected one of {_listed(column.categories)}"
-            yield _Places(FindingKind.UNKNOWN_CATEGORY, column.name, _where(codes.invalid), expected)
+            yield _Places(FindingKind.UNKNOWN_CATEGORY, column.name, np.flatnonzero(codes.invalid), expected)
             missing = codes.missing
-        yield _Places(FindingKind.MISSING, column.name, _where(missing), _substitute(column))
+        yield _Places(FindingKind.MISSING, column.name, np.flatnonzero(missing), _substitute(column))
     if schema.label is not None:
         labels = judge_labels(table.columns[schema.label.column], schema.label, schema.missing)
         expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"
-        yield _Places(FindingKind.UNKNOWN_CLASS, schema.label.column, _where(labels.invalid), expected)
-        yield _Places(FindingKind.MISSING, schema.label.column, _where(labels.missing), "the record counts for no class")
+        yield _Places(FindingKind.UNKNOWN_CLASS, schema.label.column, np.flatnonzero(labels.invalid), expected)
+        yield _Places(
+            FindingKind.MISSING, schema.label.column, np.flatnonzero(labels.missing), "the record counts for no class"
+        )
     if subject is not None:
         missing = number_subjects(table.subjects)[1]
-        yield _Places(FindingKind.MISSING, subject, _where(missing), "the record counts as a person of its own")
+        yield _Places(FindingKind.MISSING, subject, np.flatnonzero(missing), "the record counts as a person of its own")
 
 
 def _substitute(column: NumberColumn | CategoryColumn) -> str:
@@ -198,16 +200,6 @@ def _substitute(column: NumberColumn | CategoryColumn) -> str:
 
 def _listed(values: tuple[str, ...]) -> str:
     return ", ".join(repr(value) for value in values[:10]) + (", ..." if len(values) > 10 else "")
-
-
-def _where(mask: Bools) -> NDArray[np.intp]:
-    return np.flatnonzero(mask)
-
-
-def _row_numbers(table: Table) -> NDArray[np.int64]:
-    """The 1-based data row of each row of the table: broken rows were skipped when it was read."""
-    every = np.arange(1, table.rows + len(table.broken) + 1, dtype=np.int64)
-    return np.setdiff1d(every, np.array([*table.broken], dtype=np.int64), assume_unique=True)
 
 
 def _lines(table: Table, rows: set[int]) -> dict[int, int]:

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import ConfigurationError, Misuse
-from veilsum_node.wording import unreadable
-from veilsum_participant.config import EncoderConfig
+from veilsum_node.phrases import unreadable
 from veilsum_participant.data.programs import read_program
+from veilsum_participant.dataset_config import EncoderConfig
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import device
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_node.identity.files import read_private
-from veilsum_node.wording import unreadable
+from veilsum_node.phrases import unreadable
 from veilsum_participant.query import Bucket
 
 _FETCH = 1 << 22

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from veilsum_node.errors import DataError, VeilsumError
-from veilsum_node.wording import unreadable
+from veilsum_node.phrases import unreadable
 from veilsum_participant.data import csv_files, lines, npz_files, parquet_files
 from veilsum_participant.data.objects import AnyFile, StoredFile, reachable, stored_csv
 from veilsum_participant.data.table import CHECK_FORMAT, Table

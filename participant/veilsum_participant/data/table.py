@@ -50,6 +50,11 @@ class Table:
         subjects = None if self.subjects is None else self.subjects.filter(mask)
         return Table(self.path, columns, int(keep.sum()), subjects, header=self.header)
 
+    def row_numbers(self) -> NDArray[np.int64]:
+        """The 1-based data row of each row: broken rows were skipped when it was read."""
+        every = np.arange(1, self.rows + len(self.broken) + 1, dtype=np.int64)
+        return np.setdiff1d(every, np.array([*self.broken], dtype=np.int64), assume_unique=True)
+
 
 def typed_table(path: Path | None, schema: DatasetSchema, subject: str | None, columns: Any, rows: int | None = None) -> Table:
     """The table of chunked columns, by name: an Arrow table, or a mapping with the number of its ``rows``."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from veilsum_node.errors import DataError
-from veilsum_node.wording import unreadable
+from veilsum_node.phrases import unreadable
 from veilsum_participant.drafting.draft import MAX_CATEGORIES, MAX_NAME, NUMBER, Drafted, SchemaDraft, checked_draft
 
 MAX_DICTIONARY_BYTES = 1 << 24
@@ -49,6 +49,9 @@ _KINDS = {
     "text": ("text", "string", "str", "char", "character", "varchar", "freetext", "notes"),
     "none": ("descriptive", "file", "signature", "sql", "time", "id", "identifier"),
 }
+_LEFT_OUT = {"text": "free text", "none": "neither number, date nor category"}
+"""Kinds that make no column, and why."""
+
 _KIND_OF = {word: kind for kind, words in _KINDS.items() for word in words}
 _RECORDS = "If the file holds records, say --public where anyone may see them, or --local where they are private."
 
@@ -123,42 +126,55 @@ def _roles(headings: Sequence[str]) -> dict[str, int]:
 
 def _described(row: Mapping[str, str]) -> list[Drafted] | str | None:
     """The columns of one variable of a dictionary; or why it is none; None where its type is unknown."""
-    name, word = row["name"], re.sub("[^a-z0-9]", "", row["type"].lower())
+    word = re.sub("[^a-z0-9]", "", row["type"].lower())
     kind = _KIND_OF.get(word)
     if kind is None:
         return None
     if row["identifier"].lower() in ("y", "yes", "1", "true"):
         return "identifier"
-    validation = row["validation"].lower()
-    choices = {} if word in ("calc", "slider") else _choices(row["choices"])
-    if word in ("yesno", "truefalse"):
-        choices = choices or {"0": "", "1": ""}
+    choices = _offered(word, row["choices"])
     if kind == "text":
-        if validation.startswith(("date_", "datetime_")):
-            kind = "date"
-        elif validation.startswith(("integer", "number", "float")):
-            kind = "number"
-        elif choices:
-            kind = "category"
-        else:
-            return "free text"
-    if kind == "none":
-        return "neither number, date nor category"
+        kind = _kind_of_text(row["validation"].lower(), choices)
+    if kind in _LEFT_OUT:
+        return _LEFT_OUT[kind]
     if len(choices) > MAX_CATEGORIES:
         return f"more than {MAX_CATEGORIES} categories"
-    if kind == "checkbox":  # REDCap exports a column for each box
-        boxes = {re.sub("[^a-z0-9_]", "_", code.lower()): label for code, label in choices.items()}
-        return [
-            Drafted(f"{name}___{code}", "category", categories=("0", "1"), note=f"{row['label']}: {label}")
-            for code, label in boxes.items()
-        ] or "no boxes"
+    if kind == "checkbox":
+        return _boxes(row, choices) or "no boxes"
     if kind == "category":
         told = "; ".join(f"{code} = {label}" for code, label in choices.items() if label)
-        return [Drafted(name, kind, categories=tuple(choices), note=" | ".join(filter(None, (row["label"], told))))]
+        note = " | ".join(filter(None, (row["label"], told)))
+        return [Drafted(row["name"], kind, categories=tuple(choices), note=note)]
     if kind == "date":
-        return [Drafted(name, kind, note=row["label"])]
-    low, high = _bounds(name, row["low"], row["high"])
-    return [Drafted(name, kind, low, high, row["unit"], note=row["label"])]
+        return [Drafted(row["name"], kind, note=row["label"])]
+    low, high = _bounds(row["name"], row["low"], row["high"])
+    return [Drafted(row["name"], kind, low, high, row["unit"], note=row["label"])]
+
+
+def _offered(word: str, text: str) -> dict[str, str]:
+    """The choices of a variable whose type is this word."""
+    if word in ("calc", "slider"):  # REDCap keeps a formula, or the slider's labels, in the same cell
+        return {}
+    choices = _choices(text)
+    return choices or {"0": "", "1": ""} if word in ("yesno", "truefalse") else choices
+
+
+def _kind_of_text(validation: str, choices: Mapping[str, str]) -> str:
+    """What a variable of text is, by how its entries are validated and whether there are choices."""
+    if validation.startswith(("date_", "datetime_")):
+        return "date"
+    if validation.startswith(("integer", "number", "float")):
+        return "number"
+    return "category" if choices else "text"
+
+
+def _boxes(row: Mapping[str, str], choices: Mapping[str, str]) -> list[Drafted]:
+    """A column for each box, as REDCap exports them."""
+    boxes = {re.sub("[^a-z0-9_]", "_", code.lower()): label for code, label in choices.items()}
+    return [
+        Drafted(f"{row['name']}___{code}", "category", categories=("0", "1"), note=f"{row['label']}: {label}")
+        for code, label in boxes.items()
+    ]
 
 
 def _choices(text: str) -> dict[str, str]:

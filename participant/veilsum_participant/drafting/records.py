@@ -47,29 +47,14 @@ def draft_records(path: Path, *, private: bool) -> SchemaDraft:
     Raises:
         DataError: the file cannot be read, or its first line holds no names.
     """
-    from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema, read_table
-    from veilsum_participant.data.typed import is_date, readable
+    from veilsum_participant.data.readers import read_table
     from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn
 
     if path.suffix.lower() == ".npz":
         raise DataError(
             f"{path}: is neither CSV nor Parquet.", "An npz archive names no categories; write its schema by hand."
         )
-    left_out: dict[str, str] = {}
-    dates: set[str] = set()
-    if is_csv(path):
-        names = csv_names(path)
-        if any(not name or NUMBER.fullmatch(name) or _DATE.fullmatch(name) for name in names):
-            raise DataError(
-                f"{path}: its first line does not name the columns.", "Put a line with their names before the records."
-            )
-    else:
-        found = parquet_schema(path)[1]
-        dates = {name for name in found.names if is_date(found.field(name).type)}
-        names = [name for name in found.names if name in dates or readable(found.field(name).type)]
-        left_out = {name: "neither numbers, texts nor dates" for name in found.names if name not in names}
-    left_out |= {name: "name too long" for name in names if not 0 < len(name) <= MAX_NAME}
-    names = [name for name in names if name not in left_out]
+    names, dates, left_out = _readable_columns(path)
     check_count(path, len(names))
     read = DatasetSchema(
         columns=tuple(
@@ -88,6 +73,32 @@ def draft_records(path: Path, *, private: bool) -> SchemaDraft:
         else:
             columns.append(made)
     return checked_draft(path, columns, left_out)
+
+
+def _readable_columns(path: Path) -> tuple[list[str], set[str], dict[str, str]]:
+    """Names of the columns that a draft may have, those of them that hold dates, and why others are left out.
+
+    Raises:
+        DataError: the file cannot be read, or its first line holds no names.
+    """
+    from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema
+    from veilsum_participant.data.typed import is_date, readable
+
+    left_out: dict[str, str] = {}
+    dates: set[str] = set()
+    if is_csv(path):
+        names = csv_names(path)
+        if any(not name or NUMBER.fullmatch(name) or _DATE.fullmatch(name) for name in names):
+            raise DataError(
+                f"{path}: its first line does not name the columns.", "Put a line with their names before the records."
+            )
+    else:
+        found = parquet_schema(path)[1]
+        dates = {name for name in found.names if is_date(found.field(name).type)}
+        names = [name for name in found.names if name in dates or readable(found.field(name).type)]
+        left_out = {name: "neither numbers, texts nor dates" for name in found.names if name not in names}
+    left_out |= {name: "name too long" for name in names if not 0 < len(name) <= MAX_NAME}
+    return [name for name in names if name not in left_out], dates, left_out
 
 
 def _counts(array: Any, schema: DatasetSchema) -> Counter[str]:

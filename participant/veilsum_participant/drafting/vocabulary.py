@@ -12,7 +12,7 @@ from pathlib import Path
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError
-from veilsum_node.wording import unreadable
+from veilsum_node.phrases import unreadable
 from veilsum_participant.drafting.draft import MAX_CATEGORIES, Drafted, SchemaDraft, checked_draft
 
 FILE = "CONCEPT.csv"

@@ -12,10 +12,10 @@ from sqlalchemy import Connection, RowMapping, delete, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant import store
 from veilsum_participant.protocol.budgets import remaining
 from veilsum_participant.site import LOG, Site
-from veilsum_participant.store import ANSWERS
+from veilsum_participant.store.populations import ANSWERS
+from veilsum_participant.store.studies import find_study
 from veilsum_privacy.study.study import Study, parse_study
 
 DAY = 86_400
@@ -69,7 +69,7 @@ def _is_bounded(connection: Connection, site: Site, study: Study) -> bool:
 
 def _is_paid(connection: Connection, row: RowMapping) -> bool:
     """Whether all that the study declared was paid; then the answer is dropped."""
-    study = store.find_study(connection, row["study"]) if row["fits"] else None
+    study = find_study(connection, row["study"]) if row["fits"] else None
     if study is None or remaining(connection, row["study"], parse_study(study.study), paid_only=True):
         return False
     connection.execute(delete(ANSWERS).where(ANSWERS.c.study == row["study"], ANSWERS.c.fits.is_(True)))

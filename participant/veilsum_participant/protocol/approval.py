@@ -15,13 +15,21 @@ from sqlalchemy import Connection
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.logs import about
-from veilsum_participant import store
+from veilsum_participant.open_studies import check_directory
 from veilsum_participant.policy import study_faults
 from veilsum_participant.protocol.answers import answer_fault, keep_answer
 from veilsum_participant.protocol.budgets import budget_faults, declared, promised, record_refused_study
 from veilsum_participant.protocol.cohorts import joining_faults
-from veilsum_participant.site import LOG, Site, check_directory
-from veilsum_participant.store import PendingRow, PendingState
+from veilsum_participant.site import LOG, Site
+from veilsum_participant.store.pending import (
+    PendingRow,
+    PendingState,
+    add_pending,
+    change_pending,
+    drop_pending,
+    find_pending,
+    pending_studies,
+)
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -132,24 +140,24 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Agre
         Why it is refused, entered into the ledger; None if it is accepted or waits.
     """
     key, study = agreed.digest, agreed.study
-    row = store.find_pending(connection, key)
+    row = find_pending(connection, key)
     if row is not None and row.state not in UNDECIDED:
-        store.change_pending(connection, key, state=PendingState.REFUSED)
+        change_pending(connection, key, state=PendingState.REFUSED)
         return Refusal(RefusalCode.APPROVAL, _declined(row.reason))
     approved = row is not None and row.state == PendingState.APPROVED  # the operator's word, which no bound holds back
     refusal = (study_refusal if approved else _answer)(connection, site, agreed, analyst)
     refusal = refusal or Refusal.of(rehearsal_faults(site, agreed))
     if refusal is not None:
-        store.drop_pending(connection, key)
+        drop_pending(connection, key)
         record_refused_study(connection, site, key, study, refusal)
         return refusal
     waits = site.config.policy.approval == "manual" and not approved
     if not waits:
-        store.drop_pending(connection, key)
+        drop_pending(connection, key)
     elif row is None:
-        if sum(item.state in UNDECIDED for item in store.pending(connection)) >= MOST_WAITING:
+        if sum(item.state in UNDECIDED for item in pending_studies(connection)) >= MOST_WAITING:
             return Refusal(RefusalCode.APPROVAL, f"{MOST_WAITING} studies wait for the operator's word already.")
-        store.add_pending(
+        add_pending(
             connection,
             digest=key,
             study=signed.data,
@@ -195,7 +203,7 @@ class Waiting:
 def waiting_studies(site: Site) -> list[Waiting]:
     """Every study that waits or was decided on lately, oldest first."""
     with site.database.reading() as connection:
-        return [_waiting(connection, site, row) for row in store.pending(connection)]
+        return [_waiting(connection, site, row) for row in pending_studies(connection)]
 
 
 def approve(site: Site, name: str) -> Waiting:
@@ -213,7 +221,7 @@ def approve(site: Site, name: str) -> Waiting:
         found = _waiting(connection, site, row)
         if found.obstacle is not None:
             raise found.obstacle
-        store.change_pending(connection, row.digest, state=PendingState.APPROVED)
+        change_pending(connection, row.digest, state=PendingState.APPROVED)
         return _waiting(connection, site, _row(connection, row.digest))
 
 
@@ -232,7 +240,7 @@ def decline(site: Site, name: str, reason: str) -> Waiting:
         raise Misuse(f"A reason is a text of 1 to {_LONGEST_REASON} characters.", "Say in a sentence why the site declines.")
     with site.database.transaction() as connection:
         row = _find(connection, name, UNDECIDED)
-        store.change_pending(connection, row.digest, state=PendingState.DECLINED, reason=reason)
+        change_pending(connection, row.digest, state=PendingState.DECLINED, reason=reason)
         refusal = Refusal(RefusalCode.APPROVAL, _declined(reason))
         record_refused_study(connection, site, row.digest, parse_study(row.study), refusal, by_operator=True)
         return _waiting(connection, site, _row(connection, row.digest))
@@ -241,7 +249,9 @@ def decline(site: Site, name: str, reason: str) -> Waiting:
 def decided_studies(site: Site) -> list[bytes]:
     """Digests of studies that the operator decided on and the coordinator has not heard of."""
     with site.database.reading() as connection:
-        return [row.digest for row in store.pending(connection) if row.state in (PendingState.APPROVED, PendingState.DECLINED)]
+        return [
+            row.digest for row in pending_studies(connection) if row.state in (PendingState.APPROVED, PendingState.DECLINED)
+        ]
 
 
 def _declined(reason: str) -> str:
@@ -249,7 +259,7 @@ def _declined(reason: str) -> str:
 
 
 def _find(connection: Connection, name: str, states: tuple[PendingState, ...]) -> PendingRow:
-    rows = [row for row in store.pending(connection) if row.state in states]
+    rows = [row for row in pending_studies(connection) if row.state in states]
     found = [row for row in rows if len(name) >= _PREFIX and row.digest.hex().startswith(name.lower())]
     if len(found) == 1:
         return found[0]
@@ -258,7 +268,7 @@ def _find(connection: Connection, name: str, states: tuple[PendingState, ...]) -
 
 
 def _row(connection: Connection, digest: bytes) -> PendingRow:
-    row = store.find_pending(connection, digest)
+    row = find_pending(connection, digest)
     assert row is not None  # noqa: S101  read in the transaction that found it
     return row
 

@@ -15,11 +15,19 @@ from typing import Protocol
 from sqlalchemy import Connection, inspect
 
 from veilsum_node.errors import Misuse, Refusal, RefusalCode
-from veilsum_node.wording import counted
-from veilsum_participant import store
+from veilsum_node.phrases import counted
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.site import LOG, Site
-from veilsum_participant.store import AttemptState, PendingRow, PendingState, StudyRow
+from veilsum_participant.store.attempts import (
+    OPEN,
+    PAID,
+    AttemptState,
+    AttemptTally,
+    recovered_receipts,
+    tally,
+)
+from veilsum_participant.store.pending import PENDING, PendingRow, PendingState, pending_studies
+from veilsum_participant.store.studies import STUDIES, StudyRow, open_studies
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.entries import why_infinite
 from veilsum_privacy.ledger.ledger import LONGEST_TEXT
@@ -59,22 +67,22 @@ def declared(study: Study) -> Counter[Mechanism]:
 
 def remaining(connection: Connection, key: bytes, study: Study, *, paid_only: bool = False) -> Counter[Mechanism]:
     """What a study may still ask for: declared, less what was charged or is open; ``paid_only``: less what was charged."""
-    used = _used(connection, key, study, store.PAID if paid_only else (*store.OPEN, *store.PAID))
+    used = _used(connection, key, study, PAID if paid_only else (*OPEN, *PAID))
     left = Counter({mechanism: count - used[_price(mechanism)] for mechanism, count in declared(study).items()})
     return +left
 
 
-def releases_used(connection: Connection, key: bytes, study: Study, label: str, counted: store.AttemptTally) -> bool:
+def releases_used(connection: Connection, key: bytes, study: Study, label: str, counted: AttemptTally) -> bool:
     """Whether the releases that the study declares for a task are charged.
 
     Releases that are known from receipts only, after a backup was restored, bear no label: they count for all tasks of the
     same price together, so that the study never costs more than it declared.
     """
     declaration = study.task(label)
-    if counted.labels(store.PAID)[label] >= declaration.releases:
+    if counted.labels(PAID)[label] >= declaration.releases:
         return True
     price = _task_price(study, declaration)
-    return _used(connection, key, study, store.PAID, counted)[price] >= _prices(study)[price]
+    return _used(connection, key, study, PAID, counted)[price] >= _prices(study)[price]
 
 
 def budget_faults(
@@ -123,10 +131,10 @@ def promised(connection: Connection, config: ParticipantConfig, population: str,
         offered = study.dataset in config.datasets
         return study if row.digest != but and offered and config.population(study.dataset) == population else None
 
-    for row in store.open_studies(connection) if store.STUDIES.name in tables else ():
+    for row in open_studies(connection) if STUDIES.name in tables else ():
         if (study := concerned(row)) is not None:
             total += remaining(connection, row.digest, study)
-    for asked in store.pending(connection) if store.PENDING.name in tables else ():
+    for asked in pending_studies(connection) if PENDING.name in tables else ():
         if asked.state is PendingState.APPROVED and (study := concerned(asked)) is not None:
             total += declared(study)
     return total
@@ -197,16 +205,16 @@ def _used(
     key: bytes,
     study: Study,
     states: tuple[AttemptState, ...],
-    counted: store.AttemptTally | None = None,
+    counted: AttemptTally | None = None,
 ) -> Counter[_Price]:
     """Attempts of a study in some states, the recovered ones among them, counted by price; those without a label by their
     receipts."""
     prices = {task.label: _task_price(study, task) for task in study.tasks}
     used: Counter[_Price] = Counter()
-    counted = store.tally(connection, key, 0) if counted is None else counted
+    counted = tally(connection, key, 0) if counted is None else counted
     for label, count in (+counted.labels([state for state in states if state is not AttemptState.RECOVERED])).items():
         used[prices[label]] += count
     if counted.total((AttemptState.RECOVERED,)):
-        for receipt in store.recovered_receipts(connection, key):
+        for receipt in recovered_receipts(connection, key):
             used[_price(parse_receipt(receipt).mechanism)] += 1
     return used

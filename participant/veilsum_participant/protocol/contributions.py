@@ -19,16 +19,28 @@ from sqlalchemy import Connection
 from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
-from veilsum_participant import store
 from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.observer import AttemptOutcome, SiteStep
+from veilsum_participant.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.patience import patiently
-from veilsum_participant.site import LOG, OpenStudy, Reading, Site, check_certificates, load_open_study
-from veilsum_participant.store import AttemptRow, AttemptState, KeptVector, StudyState
+from veilsum_participant.site import LOG, Reading, Site
+from veilsum_participant.store.attempts import (
+    OPEN,
+    AttemptRow,
+    AttemptState,
+    add_attempt,
+    attempts_in,
+    change_attempt,
+    find_attempt,
+    is_late,
+)
+from veilsum_participant.store.kept import KeptVector, find_kept, keep_state, keep_vector, paid_state
+from veilsum_participant.store.studies import StudyState, change_study, find_method, find_study
+from veilsum_participant.store.tables import promised
 from veilsum_privacy.computation.contribution import SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Mechanism, Reservation
@@ -76,9 +88,9 @@ class Payload:
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
     """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
-    rows = [row for row in store.attempts_in(connection, store.OPEN, study) if attempt in (None, row.attempt)]
+    rows = [row for row in attempts_in(connection, OPEN, study) if attempt in (None, row.attempt)]
     for row in rows:
-        store.change_attempt(
+        change_attempt(
             connection,
             study,
             row.attempt,
@@ -89,7 +101,7 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
             sizes=None,
         )
         site.ledger.free(connection, row.context)
-    method = store.find_method(connection, study) if rows else None
+    method = find_method(connection, study) if rows else None
     if method is not None:
         after_commit(connection, lambda: site.observer.ended(method, AttemptOutcome.GIVEN_UP, len(rows)))
 
@@ -137,6 +149,22 @@ class _Computed:
     digest: bytes | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True)
+class _Drawn:
+    """What was drawn and made for one context, and is drawn once.
+
+    Attributes:
+        values: the vector with its noise, in grid units.
+        ciphertexts: in order.
+        self_seed, consent: of the self-mask, and the key that opens it.
+    """
+
+    values: Integers = field(repr=False)
+    ciphertexts: list[bytes] = field(repr=False)
+    self_seed: bytes = field(repr=False)
+    consent: bytes = field(repr=False)
+
+
 class Contributions:
     """The part of a round before consent."""
 
@@ -163,7 +191,7 @@ class Contributions:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
         with site.database.reading() as connection:
             opened = load_open_study(connection, site, key)
-            row = store.find_attempt(connection, key, assignment.attempt)
+            row = find_attempt(connection, key, assignment.attempt)
             checked = self._check(connection, opened, assignment, broadcast, resumed=row is not None)
             if row is not None and site.steady() >= row.deadline:
                 raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
@@ -192,10 +220,10 @@ class Contributions:
         site = self._site
         now = site.steady()
         with site.database.reading() as connection:  # every second, and hardly ever for anything: it takes no lock
-            if not store.is_late(connection, now):
+            if not is_late(connection, now):
                 return
         with site.database.transaction() as connection:
-            for row in store.attempts_in(connection, store.OPEN):
+            for row in attempts_in(connection, OPEN):
                 if now >= row.deadline:
                     fields = about("given-up", label=row.label, digest=row.study, round=row.round, attempt=row.attempt)
                     LOG.warning("attempt %d of study %s passed its deadline", row.attempt, row.study.hex()[:12], extra=fields)
@@ -236,7 +264,7 @@ class Contributions:
             raise Refusal(RefusalCode.NOISE, error.message) from error
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
-        keys = keys_digest(store.promised(row.secret_key), store.promised(row.tag_key))
+        keys = keys_digest(promised(row.secret_key), promised(row.tag_key))
         context = context_digest(plan, roster, keys, assignment)
         return _Checked(assignment, roster, graph, plan, context)
 
@@ -254,10 +282,10 @@ class Contributions:
             raise Refusal(RefusalCode.CONTEXT, error.message) from error
         origin = task.kept_origin(checked.assignment.broadcast)
         with site.database.reading() as connection:
-            kept = store.find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
+            kept = find_kept(connection, opened.digest, declaration.label) if declaration.keep else None
             sources = [] if declaration.source is None else [declaration.source]
-            found = {label: store.find_kept(connection, opened.digest, label) for label in sources}
-            state = store.paid_state(connection, opened.digest, declaration.label)
+            found = {label: find_kept(connection, opened.digest, label) for label in sources}
+            state = paid_state(connection, opened.digest, declaration.label)
         if kept is not None and kept.origin != origin:
             raise Refusal(
                 RefusalCode.CONTEXT, "The site's kept statistic of this task was computed from a different broadcast."
@@ -333,7 +361,7 @@ class Contributions:
         left = min(assignment.deadline, opened.study.expires) - site.clock()
         give_up_open(connection, site, opened.digest)
         site.ledger.reserve(connection, self._reservation(opened, checked))
-        store.add_attempt(
+        add_attempt(
             connection,
             study=opened.digest,
             attempt=assignment.attempt,
@@ -344,7 +372,7 @@ class Contributions:
             deadline=site.steady() + min(left, 3600 * site.config.policy.attempt_hours),
             label=assignment.label,
         )
-        store.change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)
+        change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)
 
     def _reservation(self, opened: OpenStudy, checked: _Checked) -> Reservation:
         return Reservation(
@@ -376,64 +404,79 @@ class Contributions:
         sharing = [name for name in assignment.names if name == site.name or name in others]
         words = masked_words(values, plan.encoding, context, site.name, sharing, opened.seeds, self_seed)
         ciphertexts = list(encrypt_contribution(words, plan.encoding, context, site.name, secret, tag))
-        consent = consent_key(self_seed, context)
-
-        def keep() -> SignedReceipt:
-            with site.database.transaction() as connection:
-                row = store.find_study(connection, opened.digest)
-                kept = store.find_attempt(connection, opened.digest, assignment.attempt)
-                if row is None or row.status != StudyState.READY or kept is None or kept.state != AttemptState.RESERVED:
-                    raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
-                if site.steady() >= kept.deadline:
-                    raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
-                task = plan.task
-                if plan.declaration.keep and store.find_kept(connection, opened.digest, task.label) is None:
-                    part = task.kept_part(values, opened.study.participants.index(site.name))
-                    kept_vector = KeptVector(part, values, task.kept_origin(assignment.broadcast))
-                    store.keep_vector(connection, opened.digest, task.label, kept_vector)
-                if computed.state:
-                    store.keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
-                if computed.fault is not None:
-                    site.ledger.fault(connection, context, type(computed.fault).__name__)
-                if computed.digest is not None:
-                    key = site.credentials.signing_key.secret(KEY_PURPOSE)
-                    site.ledger.snapshot(connection, context, snapshot(computed.digest, key, context))
-                number = row.receipts + 1
-                receipt = Receipt(
-                    study=opened.digest,
-                    participant=site.name,
-                    round=assignment.round,
-                    attempt=assignment.attempt,
-                    context=context,
-                    payload=payload_digest(ciphertexts),
-                    number=number,
-                    head=site.ledger.head(connection),
-                    dataset=opened.study.dataset,
-                    mechanism=Mechanism.of(plan.declaration, plan.noise),
-                    unit=opened.study.privacy.unit,
-                    cohort_size=len(assignment.cohort),
-                    consent=consent_commitment(consent_proof(consent)),
-                )
-                signed = sign_receipt(receipt, site.credentials.signing_key)
-                store.change_study(connection, opened.digest, receipts=number)
-                store.change_attempt(
-                    connection,
-                    opened.digest,
-                    assignment.attempt,
-                    state=AttemptState.PAYLOAD,
-                    self_seed=self_seed,
-                    consent=consent,
-                    consent_digest=consent_proof(consent),
-                    sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
-                    payload=b"".join(ciphertexts),
-                    receipt=signed.body,
-                    receipt_signature=signed.signature,
-                )
-            return signed
-
+        drawn = _Drawn(values, ciphertexts, self_seed, consent_key(self_seed, context))
         # what was drawn for this context is drawn once: a disk that takes nothing for the moment is waited for with it in hand
-        signed = patiently(keep, site.patience, threading.Event())
+        signed = patiently(lambda: self._keep(opened, checked, computed, drawn), site.patience, threading.Event())
         return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
+
+    def _keep(self, opened: OpenStudy, checked: _Checked, computed: _Computed, drawn: _Drawn) -> SignedReceipt:
+        """Make the payload durable with its receipt and all that later rounds need, in one transaction.
+
+        Raises:
+            Refusal: the attempt was given up, or its time ran out, while it was computed.
+        """
+        site, assignment = self._site, checked.assignment
+        with site.database.transaction() as connection:
+            row = find_study(connection, opened.digest)
+            attempt = find_attempt(connection, opened.digest, assignment.attempt)
+            if row is None or row.status != StudyState.READY or attempt is None or attempt.state != AttemptState.RESERVED:
+                raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
+            if site.steady() >= attempt.deadline:
+                raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
+            self._keep_for_later(connection, opened, checked, computed, drawn.values)
+            if computed.fault is not None:
+                site.ledger.fault(connection, checked.context, type(computed.fault).__name__)
+            if computed.digest is not None:
+                key = site.credentials.signing_key.secret(KEY_PURPOSE)
+                site.ledger.snapshot(connection, checked.context, snapshot(computed.digest, key, checked.context))
+            number = row.receipts + 1
+            receipt = self._receipt(opened, checked, drawn, number, site.ledger.head(connection))
+            signed = sign_receipt(receipt, site.credentials.signing_key)
+            change_study(connection, opened.digest, receipts=number)
+            change_attempt(
+                connection,
+                opened.digest,
+                assignment.attempt,
+                state=AttemptState.PAYLOAD,
+                self_seed=drawn.self_seed,
+                consent=drawn.consent,
+                consent_digest=consent_proof(drawn.consent),
+                sizes=json.dumps([len(ciphertext) for ciphertext in drawn.ciphertexts]),
+                payload=b"".join(drawn.ciphertexts),
+                receipt=signed.body,
+                receipt_signature=signed.signature,
+            )
+        return signed
+
+    def _keep_for_later(
+        self, connection: Connection, opened: OpenStudy, checked: _Checked, computed: _Computed, values: Integers
+    ) -> None:
+        """Store the noised vector of a task that is kept, and what was trained."""
+        assignment, task = checked.assignment, checked.plan.task
+        if task.declaration.keep and find_kept(connection, opened.digest, task.label) is None:
+            part = task.kept_part(values, opened.study.participants.index(self._site.name))
+            kept = KeptVector(part, values, task.kept_origin(assignment.broadcast))
+            keep_vector(connection, opened.digest, task.label, kept)
+        if computed.state:
+            keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
+
+    def _receipt(self, opened: OpenStudy, checked: _Checked, drawn: _Drawn, number: int, head: bytes) -> Receipt:
+        assignment, plan = checked.assignment, checked.plan
+        return Receipt(
+            study=opened.digest,
+            participant=self._site.name,
+            round=assignment.round,
+            attempt=assignment.attempt,
+            context=checked.context,
+            payload=payload_digest(drawn.ciphertexts),
+            number=number,
+            head=head,
+            dataset=opened.study.dataset,
+            mechanism=Mechanism.of(plan.declaration, plan.noise),
+            unit=opened.study.privacy.unit,
+            cohort_size=len(assignment.cohort),
+            consent=consent_commitment(consent_proof(drawn.consent)),
+        )
 
 
 def _resume(row: AttemptRow, checked: _Checked) -> Payload:

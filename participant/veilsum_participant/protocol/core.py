@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, VeilsumError
 from veilsum_node.telemetry.logs import about
-from veilsum_participant import store
 from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions, Payload
@@ -21,7 +20,7 @@ from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.openings import Openings, Shown
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
-from veilsum_participant.store import StudyState
+from veilsum_participant.store.studies import StudyState, find_method
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
 from veilsum_privacy.securesum.context import parse_assignment
@@ -161,7 +160,7 @@ class ParticipantCore:
     def _method(self, key: bytes) -> str | None:
         try:
             with self.site.database.reading() as connection:
-                return store.find_method(connection, key)
+                return find_method(connection, key)
         except VeilsumError:  # what is refused may be the database's own fault
             return None
 

@@ -12,11 +12,10 @@ import numpy as np
 from sqlalchemy import Connection
 
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
-from veilsum_participant import store
 from veilsum_participant.config import Policy
+from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.budgets import releases_used
-from veilsum_participant.site import OpenStudy
-from veilsum_participant.store import AttemptState
+from veilsum_participant.store.attempts import PAID, AttemptState, tally
 from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.agreed import AgreedTask
@@ -37,13 +36,13 @@ def count_faults(
         resumed: it was answered before and is asked for again, so it is no further attempt.
     """
     key, study = opened.digest, opened.study
-    counted = store.tally(connection, key, assignment.round)
-    if counted.total(store.PAID, present=True):
+    counted = tally(connection, key, assignment.round)
+    if counted.total(PAID, present=True):
         yield Refusal(RefusalCode.ROUND, "This site consented in this round already.")
     if releases_used(connection, key, study, assignment.label, counted):
         yield Refusal(RefusalCode.TASK, "The task's releases are used up.")
     source = study.task(assignment.label).source
-    if source is not None and not counted.labels(store.PAID)[source]:
+    if source is not None and not counted.labels(PAID)[source]:
         yield Refusal(RefusalCode.TASK, f"The task computes from {source!r}, which was not released yet.")
     lost = counted.total((AttemptState.CONSENTED,))
     if lost >= policy.max_lost:

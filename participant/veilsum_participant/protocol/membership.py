@@ -8,19 +8,24 @@ from collections.abc import Mapping, Sequence
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
-from veilsum_participant import store
+from veilsum_participant.open_studies import check_directory, load_open_study, verified_roster
 from veilsum_participant.policy import mask_faults, member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
-from veilsum_participant.site import (
-    LOG,
-    Site,
-    check_directory,
-    dump_enrolments,
-    load_enrolments,
-    load_open_study,
-    verified_roster,
+from veilsum_participant.site import LOG, Site
+from veilsum_participant.store.attempts import AttemptState, attempts_in, change_attempt, took_part
+from veilsum_participant.store.enrolments import dump_enrolments, load_enrolments
+from veilsum_participant.store.kept import drop_states
+from veilsum_participant.store.pending import drop_pending, find_pending, pending_studies
+from veilsum_participant.store.studies import (
+    TAKING_PART,
+    StudyState,
+    add_study,
+    change_study,
+    find_study,
+    open_studies,
+    signed_studies,
 )
-from veilsum_participant.store import TAKING_PART, AttemptState, StudyState
+from veilsum_participant.store.tables import promised
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
 from veilsum_privacy.securesum.contribution import SECRET_BYTES
@@ -60,16 +65,16 @@ class Membership:
         box_key = BoxKey.generate()
         enrolment = enrol(key, site.credentials.identity, box_key.public, site.credentials.signing_key)
         with site.database.transaction() as connection:
-            row = store.find_study(connection, key)
+            row = find_study(connection, key)
             if row is not None and row.status in TAKING_PART:
                 return load_enrolments(row.enrolment)[0]
-            if row is not None or store.took_part(connection, key):
+            if row is not None or took_part(connection, key):
                 raise Refusal(RefusalCode.STUDY_REPLAYED, "This study was enrolled before and is over; a digest serves once.")
             refusal = decide(connection, site, signed, agreed, analyst)
-            if refusal is None and store.find_pending(connection, key) is not None:
+            if refusal is None and find_pending(connection, key) is not None:
                 return None
             if refusal is None:
-                store.add_study(
+                add_study(
                     connection,
                     digest=key,
                     status=StudyState.ENROLLED,
@@ -129,12 +134,12 @@ class Membership:
                 values["secret_key"] = SecretKey.generate(opened.agreed.parameters(len(roster.members))).to_bytes()
                 values["tag_key"] = site.random.bytes(SECRET_BYTES)
                 values["dealer"] = site.name
-            store.change_study(connection, key, **values)
+            change_study(connection, key, **values)
             opened = load_open_study(connection, site, key)
         others = [name for name in roster.names if name != site.name]
         boxes = [self._seal(key, roster, name, Purpose.PAIR_SHARE, shares[name]) for name in others if name in neighbours]
         if dealer and opened.row.dealer == site.name:
-            dealt = store.promised(opened.row.tag_key) + store.promised(opened.row.secret_key)
+            dealt = promised(opened.row.tag_key) + promised(opened.row.secret_key)
             boxes += [self._seal(key, roster, name, Purpose.DEALT_KEYS, dealt) for name in others]
         return boxes
 
@@ -166,7 +171,7 @@ class Membership:
                     values |= {"tag_key": secret[:SECRET_BYTES], "secret_key": secret[SECRET_BYTES:], "dealer": dealer}
             except HostileInput as error:
                 raise Refusal(RefusalCode.KEYS, error.message) from error
-            store.change_study(connection, key, **values)
+            change_study(connection, key, **values)
 
     def leave(self, key: bytes, status: StudyState) -> None:
         """End this site's part: give up open attempts, erase keys, seeds and payloads; what waited is dropped. Idempotent."""
@@ -174,17 +179,17 @@ class Membership:
 
         site = self._site
         with site.database.transaction() as connection:
-            waiting = store.find_pending(connection, key)
+            waiting = find_pending(connection, key)
             if waiting is not None and waiting.state in UNDECIDED:
-                store.drop_pending(connection, key)
-            row = store.find_study(connection, key)
+                drop_pending(connection, key)
+            row = find_study(connection, key)
             if row is None or row.status not in TAKING_PART:
                 return
             give_up_open(connection, site, key)
-            store.drop_states(connection, key)
-            for attempt in store.attempts_in(connection, (AttemptState.CONSENTED, AttemptState.RELEASED), key):
-                store.change_attempt(connection, key, attempt.attempt, payload=None, self_seed=None)
-            store.change_study(
+            drop_states(connection, key)
+            for attempt in attempts_in(connection, (AttemptState.CONSENTED, AttemptState.RELEASED), key):
+                change_attempt(connection, key, attempt.attempt, payload=None, self_seed=None)
+            change_study(
                 connection,
                 key,
                 status=status,
@@ -201,12 +206,12 @@ class Membership:
         """Leave studies whose time is over, and drop those that waited for too long."""
         now = self._site.clock()
         with self._site.database.reading() as connection:
-            held, waiting = store.signed_studies(connection), store.pending(connection)
+            held, waiting = signed_studies(connection), pending_studies(connection)
         over = [row.digest for row in waiting if now >= parse_study(row.study).expires]
         if over:
             with self._site.database.transaction() as connection:
                 for digest in over:
-                    store.drop_pending(connection, digest)
+                    drop_pending(connection, digest)
         for digest, study in held:
             if now >= parse_study(study).expires:
                 self.leave(digest, StudyState.ENDED)
@@ -265,7 +270,7 @@ def leave_study(site: Site, name: str) -> bytes:
         Misuse: no open study or several begin so.
     """
     with site.database.reading() as connection:
-        keys = [bytes(row.digest) for row in store.open_studies(connection)]
+        keys = [bytes(row.digest) for row in open_studies(connection)]
     found = [key for key in keys if len(name) >= 4 and key.hex().startswith(name.lower())]
     if len(found) != 1:
         known = ", ".join(key.hex()[:12] for key in keys) or "none"

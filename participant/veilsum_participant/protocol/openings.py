@@ -15,14 +15,17 @@ from veilsum_node.canonical import digest
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
-from veilsum_participant import store
 from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
+from veilsum_participant.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import by_key, cohort_faults, is_held, remember
 from veilsum_participant.protocol.contributions import give_up_open
-from veilsum_participant.site import LOG, OpenStudy, Site, check_certificates, load_open_study
-from veilsum_participant.store import AttemptRow, AttemptState
+from veilsum_participant.site import LOG, Site
+from veilsum_participant.store.attempts import PAID, AttemptRow, AttemptState, change_attempt, count_attempts, find_attempt
+from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
+from veilsum_participant.store.studies import find_method
+from veilsum_participant.store.tables import promised
 from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import Countersignature, parse_receipt, verify_countersignature
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
@@ -90,11 +93,11 @@ class Openings:
         site = self._site
         with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
-            row = store.find_attempt(connection, key, attempt)
+            row = find_attempt(connection, key, attempt)
             if row is None or row.round != round_number:
                 raise Refusal(RefusalCode.ROUND, "This site has no such attempt.")
             if row.state == AttemptState.CONSENTED:
-                return store.promised(row.consent)
+                return promised(row.consent)
             if row.state != AttemptState.PAYLOAD:
                 raise Refusal(RefusalCode.ROUND, f"The attempt is {row.state}; it cannot be consented to.")
             in_time = site.steady() < row.deadline
@@ -107,7 +110,7 @@ class Openings:
         study, label = opened.study.name, row.label
         fields = about("consented", study=study, digest=key, round=round_number, attempt=attempt, label=label)
         LOG.info("study %s: round %d is paid for and consented to", study, round_number, extra=fields)
-        return store.promised(row.consent)
+        return promised(row.consent)
 
     def _pay(self, connection: Connection, opened: OpenStudy, row: AttemptRow, shown: Shown) -> None:
         """Charge the ledger for an attempt and note the consent, if nothing speaks against it.
@@ -118,20 +121,20 @@ class Openings:
         site, key, roster = self._site, opened.digest, opened.roster(self._site)
         assignment = parse_assignment(row.assignment)
         self._check_policy(connection, opened, roster, assignment)
-        if store.count_attempts(connection, key, store.PAID, round=assignment.round):
+        if count_attempts(connection, key, PAID, round=assignment.round):
             raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
         compared = self._compare(shown.receipts, row, assignment, key)
         word = self._verify_coordinator(shown, opened.study, key, row.context)
-        seen = store.peer_numbers(connection, key)
+        seen = peer_numbers(connection, key)
         for receipt in compared:
             if receipt.number <= seen[receipt.participant]:
                 raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
-        store.keep_peers(connection, key, [(item.participant, item.number, item.head) for item in compared])
+        keep_peers(connection, key, [(item.participant, item.number, item.head) for item in compared])
         self._follow_mirror(connection, word)
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
         certificates[word.coordinator] = shown.certificate
         self._charge(connection, row.context, Witness(tuple(shown.receipts), shown.countersigned, certificates))
-        store.change_attempt(connection, key, assignment.attempt, state=AttemptState.CONSENTED)
+        change_attempt(connection, key, assignment.attempt, state=AttemptState.CONSENTED)
         if is_held(opened.study):
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
             remember(connection, key, dataset, site.config.population(dataset), row.context, members)
@@ -146,13 +149,13 @@ class Openings:
         site = self._site
         with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
-            row = store.find_attempt(connection, key, attempt)
+            row = find_attempt(connection, key, attempt)
             if row is None or row.round != round_number or row.state != AttemptState.CONSENTED:
                 raise Refusal(RefusalCode.ROUND, "This site gave no consent for that attempt, or it is released.")
             mark = digest("veilsum/1/sum", *ciphertexts)
             if row.decrypted not in (None, mark):
                 raise Refusal(RefusalCode.TAG, "A different sum was already decrypted for this context.")
-            store.change_attempt(connection, key, attempt, decrypted=mark)
+            change_attempt(connection, key, attempt, decrypted=mark)
             roster = opened.roster(site)
         assignment = parse_assignment(row.assignment)
         plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(assignment.cohort))
@@ -160,7 +163,7 @@ class Openings:
         try:
             with site.observer.timed(SiteStep.DECRYPT):
                 words = decrypt_sum(ciphertexts, plan.encoding, row.context, assignment.names, secret, tag)
-                keys = keys_digest(store.promised(opened.row.secret_key), store.promised(opened.row.tag_key))
+                keys = keys_digest(promised(opened.row.secret_key), promised(opened.row.tag_key))
                 said = Statement(key, site.name, round_number, attempt, row.context, keys, words_digest(words))
                 return OpenedSum(words, sign_statement(said, site.credentials.signing_key))
         except HostileInput as error:
@@ -171,13 +174,13 @@ class Openings:
         """The sum opened: the payload is no longer needed. Idempotent."""
         site = self._site
         with site.database.transaction() as connection:
-            row = store.find_attempt(connection, key, attempt)
+            row = find_attempt(connection, key, attempt)
             if row is None or row.state not in (AttemptState.CONSENTED, AttemptState.RECOVERED):
                 return
             if row.state == AttemptState.CONSENTED:
-                store.change_attempt(connection, key, attempt, state=AttemptState.RELEASED, payload=None, self_seed=None)
+                change_attempt(connection, key, attempt, state=AttemptState.RELEASED, payload=None, self_seed=None)
             site.ledger.release_seen(connection, row.context)
-            method = store.find_method(connection, key)
+            method = find_method(connection, key)
         if method is not None:
             site.observer.ended(method, AttemptOutcome.RELEASED)
         fields = about("released", digest=key, round=row.round, attempt=attempt, label=row.label or None)
@@ -202,7 +205,7 @@ class Openings:
     def _record_refusal(self, key: bytes, attempt: int, refusal: Refusal) -> None:
         site = self._site
         with site.database.transaction() as connection:
-            row = store.find_attempt(connection, key, attempt)
+            row = find_attempt(connection, key, attempt)
             if row is not None:
                 reserved = site.ledger.entries(kind=Kind.RESERVE, context=row.context, connection=connection)
                 record_refused_release(connection, site, reserved[0].reservation, refusal)
@@ -227,7 +230,7 @@ class Openings:
     @staticmethod
     def _follow_mirror(connection: Connection, word: Countersignature) -> None:
         """A mirror whose entries begin anew is read from there again: what it held before is settled or lost."""
-        settled = store.mirror_entry(connection, word.coordinator)
+        settled = mirror_entry(connection, word.coordinator)
         if word.entry <= settled:
             LOG.warning(
                 "the mirror of coordinator %s is at entry %d, but had reached %d: it was restored or begun anew",
@@ -235,7 +238,7 @@ class Openings:
                 word.entry,
                 settled,
             )
-            store.keep_mirror_entry(connection, word.coordinator, word.entry - 1)
+            keep_mirror_entry(connection, word.coordinator, word.entry - 1)
 
     def _compare(
         self, receipts: Sequence[SignedReceipt], row: AttemptRow, assignment: Assignment, key: bytes

@@ -18,10 +18,21 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Role, key_fingerprint
 from veilsum_node.identity.certificate import common_name, issued, load_certificate, p256_key
 from veilsum_node.telemetry.logs import about
-from veilsum_participant import store
 from veilsum_participant.protocol.cohorts import Cohort, complete, is_held, is_unknown, remember
-from veilsum_participant.site import LOG, Site, load_enrolments
-from veilsum_participant.store import AttemptRow, AttemptState, StudyRow
+from veilsum_participant.site import LOG, Site
+from veilsum_participant.store.attempts import (
+    OPEN,
+    PAID,
+    AttemptRow,
+    AttemptState,
+    add_attempt,
+    change_attempt,
+    find_attempt,
+    find_context,
+)
+from veilsum_participant.store.enrolments import load_enrolments
+from veilsum_participant.store.peers import keep_mirror_entry, mirror_entry
+from veilsum_participant.store.studies import StudyRow, change_study, find_study
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import (
@@ -59,7 +70,7 @@ class MirroredReceipt:
 def settled_entry(site: Site, coordinator: str) -> int:
     """The entry of a coordinator's mirror up to which this site has settled everything."""
     with site.database.reading() as connection:
-        return store.mirror_entry(connection, coordinator)
+        return mirror_entry(connection, coordinator)
 
 
 def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> list[int]:
@@ -81,8 +92,8 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
     settled = min([max((item.entry for item in valid), default=0), *(entry - 1 for entry in unsettled)])
     with site.database.transaction() as connection:
-        if settled > store.mirror_entry(connection, coordinator):
-            store.keep_mirror_entry(connection, coordinator, settled)
+        if settled > mirror_entry(connection, coordinator):
+            keep_mirror_entry(connection, coordinator, settled)
     return _tell(outcomes)
 
 
@@ -160,11 +171,11 @@ def _settle_one(
         return _Outcome(fault=error.message)
     if receipt.participant != site.name:
         return _Outcome(fault=f"It is of {receipt.participant}.")
-    row = store.find_context(connection, receipt.context)
-    if row is not None and row.state in store.PAID:
+    row = find_context(connection, receipt.context)
+    if row is not None and row.state in PAID:
         return _Outcome()
     if row is not None and not _proven(receipt, proof):
-        return _Outcome(again=row.state in store.OPEN)
+        return _Outcome(again=row.state in OPEN)
     try:  # verifies the signature before anything else
         entry = site.ledger.recover(connection, signed, _population(connection, site, receipt), certificate=certificate)
     except HostileInput as error:
@@ -195,9 +206,9 @@ def _remember(connection: Connection, site: Site, receipt: Receipt, signed: Sign
     study = receipt.study
     if row is not None:
         state = AttemptState.CONSENTED if row.state is AttemptState.PAYLOAD else AttemptState.RECOVERED
-        store.change_attempt(connection, study, row.attempt, state=state)
-    elif store.find_attempt(connection, study, receipt.attempt) is None:
-        store.add_attempt(
+        change_attempt(connection, study, row.attempt, state=state)
+    elif find_attempt(connection, study, receipt.attempt) is None:
+        add_attempt(
             connection,
             study=study,
             attempt=receipt.attempt,
@@ -210,10 +221,10 @@ def _remember(connection: Connection, site: Site, receipt: Receipt, signed: Sign
             receipt=signed.body,
             receipt_signature=signed.signature,
         )
-    kept = store.find_study(connection, study)
+    kept = find_study(connection, study)
     if kept is not None:
         highest = {name: max(getattr(kept, name), getattr(receipt, name)) for name in ("round", "attempt")}
-        store.change_study(connection, study, receipts=max(kept.receipts, receipt.number), **highest)
+        change_study(connection, study, receipts=max(kept.receipts, receipt.number), **highest)
     if kept is None or is_held(parse_study(kept.study)):
         members = None if row is None or kept is None else _members(row, kept)
         population = _population(connection, site, receipt)

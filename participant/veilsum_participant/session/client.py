@@ -31,8 +31,8 @@ from veilsum_participant.session.channel import STALE, GrpcChannel
 from veilsum_participant.session.renewal import OwnCertificate
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
-from veilsum_participant.store import create_tables
-from veilsum_participant.telemetry.monitoring import monitored
+from veilsum_participant.store.tables import create_tables
+from veilsum_participant.telemetry.watch import monitored
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.training import device
 from veilsum_proto import federation_pb2 as pb

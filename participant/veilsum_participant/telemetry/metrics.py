@@ -2,7 +2,7 @@
 
 Counters are kept as events come; what the site's database knows is read when somebody asks, in short transactions that only
 read and not more often than every few seconds. No round waits for it. Everything stays at the site but what its policy shares
-(:mod:`.sharing`).
+(:mod:`.shared_metrics`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from veilsum_node.errors import RefusalCode
-from veilsum_node.telemetry.monitoring import Heartbeat
+from veilsum_node.telemetry.endpoint import Heartbeat
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
-from veilsum_participant import store
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, SiteStep, Stage
 from veilsum_participant.site import Site
+from veilsum_participant.store.pending import count_waiting
+from veilsum_participant.store.studies import count_enrolled
 from veilsum_participant.telemetry.figures import SiteFigures
 from veilsum_participant.telemetry.shared_metrics import Reporter
 from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
@@ -35,7 +36,7 @@ class SiteMetrics(SiteObserver):
     """A participant's metrics in a registry of their own.
 
     Args:
-        site: whose; it is not told to observe it, see :func:`veilsum_participant.telemetry.monitoring.monitored`.
+        site: whose; it is not told to observe it, see :func:`veilsum_participant.telemetry.watch.monitored`.
 
     Attributes:
         figures: what the site's database knows, some seconds old at most.
@@ -89,7 +90,7 @@ class SiteMetrics(SiteObserver):
 
         def read() -> SiteFigures:
             with site.database.reading() as connection:
-                enrolled, waiting = store.count_open(connection)
+                enrolled, waiting = count_enrolled(connection), count_waiting(connection)
             return SiteFigures(watch.read(), enrolled, waiting)
 
         self.figures = Refreshed(read, "ledger")

@@ -29,7 +29,7 @@ from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file, read_private
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_node.wording import unreadable
+from veilsum_node.phrases import unreadable
 from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.results.result import MANIFEST as RESULT_MANIFEST
 

@@ -24,7 +24,7 @@ from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import common_name, load_certificate
 from veilsum_node.identity.files import write_new
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 from veilsum_privacy.backup.backup import (
     DATABASE,
     IDENTITY,

@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 from veilsum_privacy.dossier.axes import Frame, grid
 from veilsum_privacy.dossier.figures import cost, day, exact, remaining
 from veilsum_privacy.dossier.svg import (

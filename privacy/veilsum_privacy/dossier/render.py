@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 
-from veilsum_node.wording import counted
+from veilsum_node.phrases import counted
 from veilsum_privacy.dossier import charts, figures
 from veilsum_privacy.dossier.groups import MOST_ROWS, refusal_rows, release_rows
 

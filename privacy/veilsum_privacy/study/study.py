@@ -8,7 +8,7 @@ the SHA-256 of its canonical bytes. This module holds no defaults that a later v
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -149,23 +149,38 @@ class PrivacyDemand(Frozen):
         for task in tasks:
             if task.source is not None and task.source not in kept:
                 raise ValueError(f"task {task.label}: its source {task.source!r} is no kept task before it")
-            if task.keep and task.releases != 1:
-                raise ValueError(f"task {task.label}: what a site keeps is released once")
-            if task.keep and task.sampling_rate < 1:
-                raise ValueError(f"task {task.label}: what a site keeps is of all its records")
-            if task.local_steps and (self.noise == "none" or task.keep):
-                raise ValueError(f"task {task.label}: steps with noise need a study with noise, and are not kept")
-            if task.own_noise and (task.disclosure != "per-site" or task.variance == 0 or task.local_steps):
-                raise ValueError(f"task {task.label}: noise of its own block is for per-site sums that get noise")
-            if task.slack and (self.accounting != "gaussian" or task.variance == 0 or task.sampling_rate == 1):
-                raise ValueError(f"task {task.label}: slack is for sampled tasks with noise, priced by the rule gaussian")
-            if not task.derived and (task.variance == 0) != (self.noise == "none"):
-                raise ValueError(f"task {task.label}: noise = {self.noise!r} contradicts variance {task.variance}")
+            for broken, rule in self._rules(task):
+                if broken:
+                    raise ValueError(f"task {task.label}: {rule}")
             kept |= {task.label} if task.keep else set()
         if kept and self.cohort_difference != "strict":
             raise ValueError("a study that keeps statistics is always strict: two cohorts would show one site's noised vector")
         if self.noise == "none" and self.cohort_difference != "strict":
             raise ValueError("a study without noise is always strict: differencing two cohorts would show one site")
+
+    def _rules(self, task: TaskDeclaration) -> Iterable[tuple[bool, str]]:
+        """What holds for every task by itself: whether it is broken, and how it reads."""
+        exact = task.variance == 0
+        return (
+            (task.keep and task.releases != 1, "what a site keeps is released once"),
+            (task.keep and task.sampling_rate < 1, "what a site keeps is of all its records"),
+            (
+                task.local_steps > 0 and (self.noise == "none" or task.keep),
+                "steps with noise need a study with noise, and are not kept",
+            ),
+            (
+                task.own_noise and (task.disclosure != "per-site" or exact or task.local_steps > 0),
+                "noise of its own block is for per-site sums that get noise",
+            ),
+            (
+                task.slack > 0 and (self.accounting != "gaussian" or exact or task.sampling_rate == 1),
+                "slack is for sampled tasks with noise, priced by the rule gaussian",
+            ),
+            (
+                not task.derived and exact != (self.noise == "none"),
+                f"noise = {self.noise!r} contradicts variance {task.variance}",
+            ),
+        )
 
 
 class Study(Frozen):

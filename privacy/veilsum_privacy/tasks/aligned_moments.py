@@ -17,7 +17,9 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Alignment, Block, DerivedTask, Floats, Layout, WidthParameters
+from veilsum_privacy.tasks.base import DerivedTask, Floats
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import Alignment, WidthParameters
 
 ROOM = 4.0
 """How far above the largest sums of records values may lie before they are clamped."""

@@ -16,7 +16,9 @@ from veilsum_aggregation.gaussian import barycenter_term, factor
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout, WidthParameters
+from veilsum_privacy.tasks.base import DerivedTask, Floats
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import WidthParameters
 
 FACTOR = "barycenter.factor"
 """Broadcast array Q (m, m) of the last step; absent in the first, which starts from the identity."""

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
 from veilsum_node.errors import HostileInput
-from veilsum_node.fields import LARGEST, SMALLEST, Frozen, Real
+from veilsum_node.fields import LARGEST, SMALLEST, Frozen
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
+from veilsum_privacy.tasks.layout import Layout
+from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, WidthParameters
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -83,164 +84,6 @@ def join_batches(batches: Iterable[Records]) -> Records:
         if subjects is not None:
             subjects[place] = part.subjects
     return Records(features, present, labels, subjects)
-
-
-@dataclass(frozen=True)
-class Block:
-    """A named part of a task's vector.
-
-    Attributes:
-        name: unique in the layout.
-        shape: the block's shape once read; its values lie flat, row-major, in the vector.
-        weight: every value is multiplied by it before clipping and divided by it after release; a larger weight buys the
-            block less noise at the others' cost.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    weight: float = 1.0
-
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The blocks of a vector, in order."""
-
-    blocks: tuple[Block, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of values of the whole vector."""
-        return sum(block.size for block in self.blocks)
-
-    def split(self, vector: Floats) -> dict[str, Floats]:
-        """The blocks of a released sum in their own units (weights divided out), by name; of weight 1, views of it."""
-        if vector.shape != (self.size,):
-            raise ValueError(f"expected a vector of {self.size} values, got shape {vector.shape}")
-        blocks: dict[str, Floats] = {}
-        offset = 0
-        for block in self.blocks:
-            part = vector[offset : offset + block.size].reshape(block.shape)
-            blocks[block.name] = part if block.weight == 1.0 else part / block.weight
-            offset += block.size
-        return blocks
-
-    def noise_std(self, std: float) -> dict[str, float]:
-        """Standard deviation of each block's noise in its own units, for noise of ``std`` on the weighted vector."""
-        return {block.name: std / block.weight for block in self.blocks}
-
-
-class MomentUse(Frozen):
-    """How features are aligned by their moments, one by one (:mod:`veilsum_aggregation.moment_alignment`).
-
-    Attributes:
-        order: 2, mean and variance, or 4, skewness and kurtosis as well where that can be.
-        adjust: which of mean and variance are changed; ``both`` with order 4.
-        channels: features are so many channels, each with equally many features side by side that share their moments; None
-            for moments of each feature.
-        bound: moments are of features divided by it; 1 for the schema's own.
-    """
-
-    order: Literal[2, 4]
-    adjust: Literal["mean", "variance", "both"]
-    channels: int | None = Field(default=None, ge=1, le=4096)
-    bound: Real = Field(default=1.0, gt=0, le=1e6)
-
-    @model_validator(mode="after")
-    def _four_adjust_both(self) -> Self:
-        if self.order == 4 and self.adjust != "both":
-            raise ValueError("four moments adjust mean and variance both")
-        return self
-
-
-class Alignment(Frozen):
-    """How a site's features are aligned before a task clips them.
-
-    Attributes:
-        kind: ``broadcast``: the site's own affine map stands in the broadcast. Others: the site makes its
-            map from its kept noised statistic and the broadcast reference (:mod:`veilsum_aggregation.alignment`).
-        tau: strength in [0, 1] of a map that the site makes; 0 leaves the features as they are.
-        moments: of the kind ``moments``, which maps each feature by itself; None for all other kinds.
-    """
-
-    kind: Literal["broadcast", "barycenter", "two-way", "slopes", "moments"]
-    tau: Real = Field(ge=0, le=1)
-    moments: MomentUse | None = None
-
-    @model_validator(mode="after")
-    def _moments_of_their_kind(self) -> Self:
-        if (self.kind == "moments") != (self.moments is not None):
-            raise ValueError("moments are stated exactly if features are aligned by them")
-        return self
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names of the tasks whose kept statistic a site's own map can be made from; none where the map is broadcast."""
-        if self.kind == "broadcast":
-            return ()
-        if self.kind == "moments":
-            return ("power-moments",)
-        return ("gaussian-moments", "class-moments") if self.kind == "barycenter" else ("class-moments",)
-
-
-class WidthParameters(Frozen):
-    """Parameters of every task that computes on features, or from a statistic of features.
-
-    Attributes:
-        width: None for the schema's own features, in [-1, 1]^d. A number for features of so many dimensions that an encoder
-            or an alignment made.
-    """
-
-    width: int | None = Field(default=None, ge=1, le=4096)
-
-    def dimension(self, schema: DatasetSchema) -> int:
-        """Number of features."""
-        return schema.width if self.width is None else self.width
-
-
-class FeatureParameters(WidthParameters):
-    """Parameters of every task that computes on features; all public and independent of the data.
-
-    Attributes:
-        width: features that an encoder or an alignment made are bounded by ``clip`` alone.
-        alignment: None for none; needs a ``width``, unless it is by moments, which leaves features in their box.
-        clip: L2 norm C that a record's features are scaled down to if they exceed it.
-        missing: ``skip`` leaves a record with an absent feature out; ``centre`` takes an absent feature as 0, the middle of
-            its bounds.
-    """
-
-    alignment: Alignment | None = None
-    clip: Real = Field(gt=0, le=1e6)
-    missing: Literal["skip", "centre"]
-
-    @property
-    def boxed(self) -> bool:
-        """Whether features lie in [-1, 1]^d when they are clipped."""
-        return self.width is None
-
-    def largest_square(self, schema: DatasetSchema) -> float:
-        """R^2, the largest squared norm of a record's features after clipping: min(C^2, d) in the box, else C^2."""
-        return min(self.clip**2, float(schema.width)) if self.boxed else self.clip**2
-
-
-Part = Literal["all", "statistics", "training"]
-
-
-class PartParameters(FeatureParameters):
-    """Parameters of a task that may work on a part of the records only; all public and independent of the data.
-
-    Attributes:
-        part: ``statistics`` are the records that :func:`veilsum_privacy.tasks.parts.in_statistics_part` picks, ``training``
-            the others, ``all`` both.
-        part_share: share of the records, in expectation, that are for statistics; of no meaning with ``all``.
-    """
-
-    part: Part = "all"
-    part_share: Real = Field(default=0.5, gt=0, lt=1)
 
 
 class Piece(NamedTuple):
@@ -585,14 +428,3 @@ def batches(records: int, size: int) -> Iterator[slice]:
     step = max(1, min(4096, 2**16 // max(size, 1)))
     for start in range(0, records, step):
         yield slice(start, min(start + step, records))
-
-
-def balanced_weights(norms: Sequence[float], sizes: Sequence[int], importances: Sequence[float]) -> tuple[float, ...]:
-    """Block weights that minimise the summed, importance-weighted noise variance of a vector at a given cost.
-
-    Block b with weight w_b costs w_b^2 s_b^2 and has noise variance d_b / w_b^2 in its own units, for norm s_b, size d_b and
-    importance a_b. The sum of a_b d_b / w_b^2 under a fixed total cost is smallest at w_b^2 = sqrt(a_b d_b) / s_b, that is
-    at a share of the budget in proportion to s_b sqrt(a_b d_b). Everything here is public.
-    """
-    triples = zip(norms, sizes, importances, strict=True)
-    return tuple(math.sqrt(math.sqrt(importance * size) / norm) for norm, size, importance in triples)

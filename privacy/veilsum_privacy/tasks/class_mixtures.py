@@ -18,8 +18,10 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 CENTRES = "mixture.centres"
 """Broadcast array (K, G, d) of the centres; (sites, K, G, d) where each site has its own. Not read where G is 1."""

@@ -13,7 +13,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Records, batches
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.conditions import Cells
+from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 

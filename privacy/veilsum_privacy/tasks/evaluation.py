@@ -14,8 +14,10 @@ from veilsum_aggregation.classification import bin_of
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.released import broadcast_model

@@ -12,8 +12,10 @@ from pydantic import Field
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 
 class FeatureMeansParameters(FeatureParameters):

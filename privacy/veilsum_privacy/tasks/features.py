@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import FeatureParameters, Floats, Layout, Records
+from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.layout import Layout
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 
 def usable(parameters: FeatureParameters, records: Records, part: slice, classes: int | None = None) -> NDArray[np.bool_]:

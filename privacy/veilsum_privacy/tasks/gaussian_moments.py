@@ -14,8 +14,10 @@ from pydantic import Field
 
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, Task, batches
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task, batches
 from veilsum_privacy.tasks.features import clipped, products, second_moment_bound, usable, weighted
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 
 class GaussianMomentsParameters(FeatureParameters):

@@ -13,9 +13,11 @@ from pydantic import Field
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, SiteTask
+from veilsum_privacy.tasks.base import Floats, Records, SiteTask
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS, centre_of, class_weights, clipped, usable
+from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.outcomes import Outcome, outcome_model
+from veilsum_privacy.tasks.parameters import PartParameters
 from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
 from veilsum_privacy.training.gradients import clipped_gradient_sum, clipped_outcome_sum, summation_slack
 from veilsum_privacy.training.losses import OutcomeLoss

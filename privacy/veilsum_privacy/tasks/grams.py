@@ -18,9 +18,11 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, SiteTask, balanced_weights
+from veilsum_privacy.tasks.base import Floats, Records, SiteTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.gradient import LARGEST_SITE
+from veilsum_privacy.tasks.layout import Block, Layout, balanced_weights
+from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.arrays import from_broadcast, to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, check_resolved
 
@@ -62,7 +64,7 @@ class Grams(SiteTask[GramsParameters]):
     Sensitivity. With weight a of a layer, a record's values are a v_i^2 and sqrt 2 a v_i v_j, i < j, whose squares add up to
     a^2 |v|^4 <= a^2 C^4. All layers together: C^2 sqrt(sum of a^2), reached by a record that is C long or longer in each
     layer. Where the unit is the subject, each subject's sum is scaled down to that norm once more. Weights are those of
-    :func:`veilsum_privacy.tasks.base.balanced_weights`, from the layers' sizes alone.
+    :func:`veilsum_privacy.tasks.layout.balanced_weights`, from the layers' sizes alone.
 
     A record's u depends on the record and the broadcast alone (:func:`veilsum_privacy.training.layer_inputs.layer_inputs`),
     so v does, and a subject's sum depends on its own records alone. Rounding: a value of the sum is a product, rounded, that

@@ -14,9 +14,10 @@ from veilsum_node.fields import Frozen
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 from veilsum_privacy.study.study import Disclosure
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records
+from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays, row_products
-from veilsum_privacy.tasks.queries.conditions import number_cells
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.queries.cells import number_cells
 
 WHITEN, CENTRE, POINT, PERIODS, HAZARDS = "cox.whiten", "cox.centre", "cox.point", "cox.periods", "cox.hazards"
 """Broadcast arrays: W (p, p), the centre (p,), gamma (p,), the ends of the periods (P + 1,) in [0, 1], log hazards (P,)."""

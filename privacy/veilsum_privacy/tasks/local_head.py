@@ -18,8 +18,10 @@ from veilsum_aggregation.softmax import fit_softmax
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, SiteTask
+from veilsum_privacy.tasks.base import Floats, Records, SiteTask
 from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 STOP = 1e-6
 """The solver stops at a gradient of this share of the Lipschitz constant L."""

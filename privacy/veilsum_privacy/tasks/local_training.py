@@ -20,11 +20,13 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, Floats, Layout, PartParameters, Records, Trained, TrainingTask
+from veilsum_privacy.tasks.base import Floats, Records, Trained, TrainingTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import DIRECTIONS, MOST_GENERATED, PROTOTYPES, USE, Generation, finite_array, generate
 from veilsum_privacy.tasks.gradient import LARGEST_SITE
+from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.outcomes import Outcome, outcome_model
+from veilsum_privacy.tasks.parameters import PartParameters
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, to_broadcast
 from veilsum_privacy.training.clipped_sums import ClippedGradients, Rows, relative_slack

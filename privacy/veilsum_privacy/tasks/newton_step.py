@@ -15,9 +15,10 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records
+from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.designs import DesignParameters, DesignTask, broadcast_arrays, row_products
-from veilsum_privacy.tasks.queries.conditions import NumberDomain
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 WHITEN, POINT = "newton.whiten", "newton.point"

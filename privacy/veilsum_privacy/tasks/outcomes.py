@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import CategoryColumn, ColumnName, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import FeatureParameters, Floats, Records
+from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.losses import Hazards, Huber, OutcomeLoss, Poisson, Squared, intervals
 from veilsum_privacy.training.models import ModelSpec
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # tasks import this module
-    from veilsum_privacy.tasks.base import Part, Records
+    from veilsum_privacy.tasks.base import Records
+    from veilsum_privacy.tasks.parameters import Part
 
 _PERSON = b"veilsum.parts.1"
 

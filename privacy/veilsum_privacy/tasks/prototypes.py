@@ -8,8 +8,8 @@ from pydantic import Field
 
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import FeatureParameters
 from veilsum_privacy.tasks.class_moments import ClassMoments, ClassMomentsParameters
+from veilsum_privacy.tasks.parameters import FeatureParameters
 
 
 class PrototypesParameters(FeatureParameters):

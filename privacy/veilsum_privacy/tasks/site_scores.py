@@ -16,9 +16,10 @@ from veilsum_aggregation.newton import mean_of
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records
+from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays, row_products
 from veilsum_privacy.tasks.hazard_step import HazardStep
+from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, check_outcome, in_units
 
 SCALE, BASELINE = "scores.scale", "scores.baseline"

@@ -13,7 +13,8 @@ import numpy as np
 
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Block, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
+from veilsum_privacy.tasks.layout import Block, Layout
 
 
 class StatisticsParameters(Frozen):
@@ -34,9 +35,9 @@ class Statistics(RecordTask[StatisticsParameters]):
     w^2 + r, plus w^2 with a label; a record that has every value and all numbers at a bound reaches it. A missing value
     contributes zeros.
 
-    Weights. By :func:`veilsum_privacy.tasks.base.balanced_weights` a block of m values whose norm is sqrt(m) has weight 1. The
-    number of records and the class balance are few values that a study is read by first: w^2 = r / 8 (at least 1) gives each
-    an eighth of what the columns have together, which costs the columns at most sqrt(5/4) in noise where w > 1.
+    Weights. By :func:`veilsum_privacy.tasks.layout.balanced_weights` a block of m values whose norm is sqrt(m) has weight 1.
+    The number of records and the class balance are few values that a study is read by first: w^2 = r / 8 (at least 1) gives
+    each an eighth of what the columns have together, which costs the columns at most sqrt(5/4) in noise where w > 1.
     """
 
     name = "statistics"

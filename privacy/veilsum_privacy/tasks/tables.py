@@ -11,9 +11,10 @@ from pydantic import Field
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Integers, Layout, Records, batches
+from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
+from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.encoding import Bools
+from veilsum_privacy.tasks.queries.base import Bools
 from veilsum_privacy.tasks.queries.encodings import build_encodings
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
 

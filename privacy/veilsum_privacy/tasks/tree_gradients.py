@@ -13,10 +13,12 @@ from veilsum_aggregation.newton import mean_of
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, FeatureParameters, Floats, Layout, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.features import usable
+from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.outcomes import Outcome
+from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models.base import Shapes
 from veilsum_privacy.training.models.trees import FEATURES, THRESHOLDS, tree_shapes

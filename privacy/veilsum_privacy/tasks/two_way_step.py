@@ -16,7 +16,9 @@ from veilsum_aggregation.alignment import CLASS_MEANS, SCALARS, WITHIN, class_st
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout, WidthParameters
+from veilsum_privacy.tasks.base import DerivedTask, Floats
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import WidthParameters
 
 ROOM = 4.0
 """How far above the largest number of records degrees of freedom may lie before they are clamped."""

@@ -14,7 +14,9 @@ from pydantic import Field
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Block, DerivedTask, Floats, Layout, WidthParameters
+from veilsum_privacy.tasks.base import DerivedTask, Floats
+from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.parameters import WidthParameters
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 
 ROOM = 4.0

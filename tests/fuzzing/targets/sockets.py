@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from fuzzing.driver import Unexpected
 from fuzzing.targets.base import Corpus
-from veilsum_node.telemetry.monitoring import MetricsServer, MetricsSettings
+from veilsum_node.telemetry.endpoint import MetricsServer, MetricsSettings
 from veilsum_node.transport.route import Proxy
 
 

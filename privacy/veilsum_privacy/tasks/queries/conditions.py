@@ -8,103 +8,25 @@ and a constant is scaled in the same way: equal values stay equal.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.queries.cells import Bools, Cells, Domain, Floats, LevelCells, LevelDomain, NumberDomain
+from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH, Lexeme, lexemes_of, unquoted
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]
-
-MAX_LENGTH = 2000
-"""Characters of a condition."""
 
 MAX_DEPTH = 32
 """Parentheses and ``not`` within one another."""
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')"
-    r"|(?P<quoted>\"(?:[^\"]|\"\")*\")|(?P<word>[^\W\d][\w.]*)|(?P<sign><=|>=|!=|<>|==|=|<|>|\(|\)|,|\+|-|\*|/))"
-)
 _COMPARE: Mapping[str, Callable[[Floats, float], Bools]] = {
     "=": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ScaledNumbers:
-    """Values of a numeric column, scaled by its public bounds: ``x`` (n,) in [-1, 1] and ``present`` (n,)."""
-
-    x: Floats
-    present: Bools
-
-
-@dataclass(frozen=True)
-class LevelCells:
-    """Levels of a categorical column: ``codes`` (n,), -1 where the value is missing."""
-
-    codes: NDArray[np.int64]
-
-    @property
-    def present(self) -> Bools:
-        """Where there is a value."""
-        return self.codes >= 0
-
-
-Cells = ScaledNumbers | LevelCells
-
-
-def number_cells(cells: Mapping[str, Cells], name: str) -> ScaledNumbers:
-    """The cells of a numeric column."""
-    found = cells[name]
-    if not isinstance(found, ScaledNumbers):
-        raise HostileInput(f"{name!r} is no numeric column.")
-    return found
-
-
-def level_cells(cells: Mapping[str, Cells], name: str) -> LevelCells:
-    """The cells of a categorical column."""
-    found = cells[name]
-    if not isinstance(found, LevelCells):
-        raise HostileInput(f"{name!r} is no categorical column.")
-    return found
-
-
-@dataclass(frozen=True)
-class NumberDomain:
-    """What values a numeric column can have: ``low`` to ``high`` in its unit."""
-
-    low: float
-    high: float
-    unit: str = ""
-
-    def scale(self, value: float) -> float:
-        """A value as its cells are scaled, the same to the last bit; beyond the bounds it lies beyond -1 and 1."""
-        if value <= self.low or value >= self.high:
-            beyond = (value - self.high if value >= self.high else value - self.low) / (self.high / 2.0 - self.low / 2.0)
-            return (1.0 if value >= self.high else -1.0) + beyond
-        return min(max((value - self.low) / (self.high / 2.0 - self.low / 2.0) - 1.0, -1.0), 1.0)
-
-    def value(self, x: float) -> float:
-        """The value in the column's unit of a scaled one."""
-        return self.low + (x + 1.0) * (self.high / 2.0 - self.low / 2.0)
-
-
-@dataclass(frozen=True)
-class LevelDomain:
-    """What values a categorical column can have."""
-
-    levels: tuple[str, ...]
-
-
-Domain = NumberDomain | LevelDomain
 
 
 class Condition(ABC):
@@ -217,15 +139,6 @@ def parse_condition(text: str, domains: Mapping[str, Domain]) -> Condition:
     found = parser.either(0)
     parser.end()
     return found
-
-
-@dataclass(frozen=True)
-class Lexeme:
-    """A number, text, name, word or sign of a text, and where it begins; the last one is of the kind ``end``."""
-
-    kind: str
-    text: str
-    place: int
 
 
 class _Parser:
@@ -376,30 +289,3 @@ class _Parser:
 def _given_and_not(name: str, condition: Condition) -> Condition:
     """A value that is there, and another one: missing values fail ``!=`` and ``not in`` as they fail every comparison."""
     return Both((Not(Leaf(name, missing=True)), Not(condition)))
-
-
-def lexemes_of(text: str) -> Iterator[Lexeme]:
-    """Cut a text into its lexemes.
-
-    Raises:
-        HostileInput: a character belongs to none.
-    """
-    place = 0
-    end = len(text.rstrip())
-    while place < end:
-        match = _TOKEN.match(text, place)
-        if match is None or match.lastgroup is None:
-            start = place + len(text[place:]) - len(text[place:].lstrip())
-            raise HostileInput(f"{text!r}: character {start + 1} ({text[start]!r}) belongs to no condition.")
-        kind = match.lastgroup
-        yield Lexeme(kind, match.group(kind), match.start(kind))
-        place = match.end()
-    yield Lexeme("end", "", len(text))
-
-
-def unquoted(lexeme: Lexeme) -> str:
-    """What stands between its quotes, if it has any."""
-    if lexeme.kind in ("text", "quoted"):
-        quote = lexeme.text[0]
-        return lexeme.text[1:-1].replace(quote * 2, quote)
-    return lexeme.text

@@ -15,8 +15,7 @@ from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.queries.arithmetic import Product, evaluate_sum, parse_sum
-from veilsum_privacy.tasks.queries.conditions import (
-    MAX_LENGTH,
+from veilsum_privacy.tasks.queries.cells import (
     Bools,
     Cells,
     Domain,
@@ -26,6 +25,7 @@ from veilsum_privacy.tasks.queries.conditions import (
     ScaledNumbers,
     number_cells,
 )
+from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 
 MAX_QUERIES = 512
 MAX_EDGES = 1025

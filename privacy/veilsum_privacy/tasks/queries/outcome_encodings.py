@@ -9,23 +9,18 @@ import numpy as np
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
-from veilsum_privacy.tasks.base import Block, Floats
-from veilsum_privacy.tasks.queries.conditions import (
-    Cells,
-    Condition,
-    NumberDomain,
-    level_cells,
-    number_cells,
-    parse_condition,
-)
-from veilsum_privacy.tasks.queries.encoding import Bools, Encoding, Integers
+from veilsum_privacy.tasks.base import Floats
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.queries.base import Bools, Integers, OutcomeEncoding
+from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
+from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 LARGEST_LOG_ODDS = 20.0
 """Of a treatment; weights of larger ones would be those of single records."""
 
 
-class LinearEncoding(Encoding):
+class LinearEncoding(OutcomeEncoding):
     """z z' of z = c (1, terms, outcome), as of correlations, of records that have them all; and who is at the bounds.
 
     Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
@@ -33,8 +28,7 @@ class LinearEncoding(Encoding):
     |z|^2 <= C^2 + 1; rounding adds half a unit a value at most.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         self.outcome, self.event = outcome_of(query, columns)
         if not query.over or self.explained & set(query.over) or len(set(query.over)) != len(query.over):
             raise HostileInput(
@@ -52,11 +46,6 @@ class LinearEncoding(Encoding):
         )
         numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
         self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
-        super().__init__(query, columns)
-
-    @property
-    def explained(self) -> frozenset[str]:
-        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
 
     @property
     def _entries(self) -> int:
@@ -115,15 +104,14 @@ class LinearEncoding(Encoding):
             rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
 
 
-class EffectEncoding(Encoding):
+class EffectEncoding(OutcomeEncoding):
     """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
 
     The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
     in [-1, 1], or 1 with the event and 0 without. With w and y at 1 a row has two values of ``scale`` and three of 2/5 of it.
     """
 
-    def __init__(self, query: Query, columns: Columns) -> None:
-        self.query, self.columns, self.what = query, columns, f"query {query.name!r}"
+    def prepare(self, query: Query, columns: Columns) -> None:
         self.outcome, self.event = outcome_of(query, columns)
         self.odds = columns.number(self._one_column(), f"{self.what}, over")
         if len(query.by) != 1 or len(columns.levels(query.by[0], f"{self.what}, by")) != 2:
@@ -131,11 +119,6 @@ class EffectEncoding(Encoding):
                 f"{self.what}: `by` names the treatment, a category of two levels.", "The second is the treated."
             )
         self.largest = 1.0 + math.exp(min(max(abs(self.odds.low), abs(self.odds.high)), LARGEST_LOG_ODDS))
-        super().__init__(query, columns)
-
-    @property
-    def explained(self) -> frozenset[str]:
-        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
 
     @property
     def light(self) -> int:

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_privacy.tasks.base import Floats
-from veilsum_privacy.tasks.queries.conditions import Cells, Leaf, LevelCells, LevelDomain, ScaledNumbers, number_cells
-from veilsum_privacy.tasks.queries.encoding import Encoding, Integers
+from veilsum_privacy.tasks.queries.base import Encoding, Integers
+from veilsum_privacy.tasks.queries.cells import Cells, LevelCells, LevelDomain, ScaledNumbers, number_cells
+from veilsum_privacy.tasks.queries.conditions import Leaf
 from veilsum_privacy.tasks.queries.language import Columns
 
 Bools = NDArray[np.bool_]

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from veilsum_node.process.loading import loading
+from veilsum_node.process.imports import loading
 
 
 @pytest.mark.parametrize("before", [True, False])

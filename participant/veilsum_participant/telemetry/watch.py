@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import VeilsumError
+from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import about
-from veilsum_node.telemetry.monitoring import MetricsServer
 from veilsum_participant.site import Site
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_privacy.ledger import LedgerFault, LedgerReader

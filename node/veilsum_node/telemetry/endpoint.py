@@ -32,8 +32,8 @@ from pydantic import AfterValidator
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_node.identity.files import read_private
+from veilsum_node.phrases import unwritable
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
-from veilsum_node.wording import unwritable
 
 SHORTEST_TOKEN = 16
 """Characters."""

@@ -1,52 +1,38 @@
-"""What `veilsum participant check` tests: identity, connection, clock, ledger, budgets, policy, data. Nothing is changed.
-
-Every check runs, whatever failed before. Reports name places in files, never a cell's value, and are for the site's operator.
-"""
+"""The checks of one site, in order; one that fails stops none of the others."""
 
 from __future__ import annotations
 
-import math
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import grpc
 from prometheus_client import CollectorRegistry
-from sqlalchemy import Connection
 
-from veilsum_node.config import did_you_mean
-from veilsum_node.database import open_readonly
-from veilsum_node.errors import HostileInput, Refusal, VeilsumError
+from veilsum_node.errors import Refusal, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_node.identity.tls import KEY_FILE
+from veilsum_node.phrases import counted
+from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.telemetry.monitoring import MetricsServer
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import unused_proxy_variables
-from veilsum_node.wording import counted
+from veilsum_participant.checks import accounts, datasets
+from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.config import ParticipantConfig, Policy
-from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.encoders import file_digest
-from veilsum_participant.data.images import check_images
-from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.data.queries import query_schema
 from veilsum_participant.directory import with_pins
-from veilsum_participant.ledgers import epsilon_text
 from veilsum_participant.policy import invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
-from veilsum_participant.protocol.budgets import Books, budget_faults, promised
-from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
-from veilsum_participant.query import Images, Source, SourceQuery
-from veilsum_participant.site import COMPLETE, RESTORED
+from veilsum_participant.protocol.budgets import budget_faults
+from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.telemetry.shared_metrics import SHARED
-from veilsum_privacy.backup.restored import read_mark
-from veilsum_privacy.ledger import LedgerReader
+from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
@@ -69,28 +55,6 @@ class AskedStudy(Protocol):
     def min_cohort(self) -> int | None: ...
 
     def compile(self, federation: str, participants: list[str], clock: Callable[[], int]) -> Study: ...
-
-
-class CheckOutcome(StrEnum):
-    """How a check ended."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check: what was found, and for a warning or failure what to do."""
-
-    check: str
-    status: CheckOutcome
-    detail: str
-    advice: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 class SiteCheck:
@@ -125,14 +89,14 @@ class SiteCheck:
             ("TCP connection", self._tcp),
             ("TLS", self._tls),
             ("protocol", self._hello),
-            ("ledger", self._ledger),
-            ("budgets", self._budgets),
+            ("ledger", lambda: accounts.ledger(self._config, self._credentials)),
+            ("budgets", lambda: accounts.budgets(self._config)),
             ("directory", self._directory),
             ("policy", self._policy),
-            ("cohorts", self._cohorts),
+            ("cohorts", lambda: accounts.cohorts(self._config)),
             ("metrics", self._metrics),
-            *((f"dataset {name}", lambda name=name: self._dataset(name)) for name in self._config.datasets),
-            *((f"encoder {name}", lambda name=name: self._encoder(name)) for name in self._config.encoders),
+            *((f"dataset {name}", partial(self._dataset, name)) for name in self._config.datasets),
+            *((f"encoder {name}", partial(self._encoder, name)) for name in self._config.encoders),
         ]
         if self._config.device != device.CPU:
             checks.append(("device", self._device))
@@ -217,51 +181,6 @@ class SiteCheck:
         advice = "" if status is CheckOutcome.OK else "Let both machines take their time from a time server."
         yield Check("clock", status, f"the coordinator's clock differs by {skew:+d} s", advice)
 
-    def _ledger(self) -> Iterator[Check]:
-        if not self._config.state.exists():
-            yield Check("ledger", CheckOutcome.WARNING, "there is none yet", "It is made when the participant starts.")
-            return
-        with open_readonly(self._config.state) as database:
-            ledger = LedgerReader(database)
-            if self._credentials is not None and ledger.site != self._credentials.identity.name:
-                raise HostileInput(f"The ledger belongs to {printable(ledger.site)}.", "Check identity and state file.")
-            authority = None if self._credentials is None else self._credentials.authority
-            count = ledger.verify(authority=authority).entries
-            with database.reading() as connection:
-                mark = read_mark(connection)
-        yield Check(
-            "ledger", CheckOutcome.OK, f"{counted(count, 'entry', 'entries')}: chain, signatures, receipts and budgets hold"
-        )
-        if mark is not None and mark.trusted:
-            detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"
-            yield Check("restored", CheckOutcome.WARNING, detail, "The next session with the coordinator lifts it.")
-        elif mark is not None:
-            yield Check("restored", CheckOutcome.FAILED, f"the backup of {moment(mark.made)}. {RESTORED}", COMPLETE)
-
-    def _budgets(self) -> Iterator[Check]:
-        config = self._config
-        populations = sorted({config.population(name) for name in config.datasets})
-        for name in sorted(set(config.budgets) - set(populations)):
-            advice = did_you_mean(name, populations)
-            yield Check(f"budget {name}", CheckOutcome.WARNING, "no dataset is of this population", advice)
-        with open_books(self._config) as (connection, books):
-            for name in populations:
-                yield self._budget(connection, books, name)
-
-    def _budget(self, connection: Connection, books: Books, name: str) -> Check:
-        label, budget = f"budget {name}", books.budget(name, connection)
-        if budget is None:
-            advice = f"Add [budgets.{name}], or use `veilsum ledger budget set {name}`."
-            return Check(label, CheckOutcome.FAILED, "none: every study is refused", advice)
-        room = books.headroom(name, promised(connection, self._config, name), connection)
-        held = f"{_shown(room.reserved)} spent and set aside, {_shown(room.after)} if enrolled studies use all that they may"
-        if budget.epsilon is None:
-            return Check(label, CheckOutcome.WARNING, f"unlimited; {held}", "No limit is enforced.")
-        detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
-        if _shown(room.after) == _shown(budget.epsilon) or room.after > budget.epsilon:  # a rest that no figure shows is none
-            return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
-        return Check(label, CheckOutcome.OK, detail)
-
     def _directory(self) -> Iterator[Check]:
         if self._config.policy.directory is None:
             return
@@ -303,20 +222,6 @@ class SiteCheck:
         else:
             yield Check("pinned peers", CheckOutcome.OK, detail)
 
-    def _cohorts(self) -> Iterator[Check]:
-        config = self._config
-        with open_books(config) as (connection, _):
-            for name in sorted({config.population(dataset) for dataset in config.datasets}):
-                earlier = remembered(connection, config, name)
-                known = {tuple(item.members) for item in earlier if item.members is not None}
-                if any(item.members is None for item in earlier):
-                    detail = "who was in a sum that this restored site took part in is not known: no such study is accepted"
-                    yield Check(f"cohorts {name}", CheckOutcome.WARNING, detail, FORGOTTEN)
-                elif known:
-                    detail = "; ".join(", ".join(names) for names in sorted(known, key=lambda names: (len(names), names)))
-                    said = f"studies without noise or of one cohort only are held to: {printable(detail)}"
-                    yield Check(f"cohorts {name}", CheckOutcome.OK, said)
-
     def _metrics(self) -> Iterator[Check]:
         settings, granted = self._config.metrics, self._config.policy.share_metrics
         if settings is None:
@@ -329,44 +234,7 @@ class SiteCheck:
         yield Check("shared metrics", CheckOutcome.OK, f"the coordinator is told: {told}" if told else "none: nothing is told")
 
     def _dataset(self, name: str) -> Iterator[Check]:
-        offered, label = self._config.datasets[name], f"dataset {name}"
-        source = offered.origin(name)
-        schema = self._schemas.get(name)
-        if schema is None:
-            yield self._there(label, source)
-            return
-        report = check_dataset(source, schema, subject=offered.subject, header=offered.header)
-        columns = {column.name for column in schema.columns} | ({schema.label.column} if schema.label else set())
-        clean = f"{len(columns - set(report.totals))} of {counted(len(columns), 'column')} as the schema says"
-        detail = f"{counted(report.records, 'record')}; {clean}"
-        if report.ok:
-            yield Check(label, CheckOutcome.OK, detail)
-        else:
-            advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
-            yield Check(label, CheckOutcome.WARNING, detail, advice)
-        for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
-            known = all(kind is FindingKind.MISSING for kind in kinds)  # what becomes of it was agreed
-            told = "; ".join(_finding(report, column, kind) for kind in kinds)
-            where = "whole rows" if column is None else f"column {column!r}"
-            yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}")
-        if (spread := report.per_person) is not None:
-            several = f"{spread.several:,} of them with several records, {spread.most:,} at most"
-            advice = 'A study with privacy.unit = "record" protects each of them by itself; "subject" protects the person.'
-            told = f"{counted(spread.persons, 'person')}, {several}"
-            yield Check(label, CheckOutcome.OK, told, advice if spread.several else "")
-
-    @staticmethod
-    def _there(label: str, source: Source) -> Check:
-        """What can be said of a dataset without a schema and without a record."""
-        if isinstance(source, Images):
-            check_images(source)
-            source = source.table
-        if isinstance(source, SourceQuery):
-            names = query_schema(source).names
-            return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {', '.join(names)}")
-        if file_parts(source):
-            return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
-        return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")
+        return datasets.dataset(name, self._config.datasets[name], self._schemas.get(name))
 
     def _encoder(self, name: str) -> Iterator[Check]:
         path = self._config.encoders[name].path
@@ -392,12 +260,8 @@ class SiteCheck:
             faults += budget_faults(connection, config, books, agreed.digest, study)
         refusal = Refusal.of(faults)
         if refusal is None:
-            cost = (
-                "gives no guarantee"
-                if study.privacy.epsilon is None
-                else f"costs epsilon {epsilon_text(study.privacy.epsilon)}"
-            )
-            yield Check("study", CheckOutcome.OK, f"policy and budget allow it; it {cost}")
+            price = "gives no guarantee" if study.privacy.epsilon is None else f"costs epsilon {cost(study.privacy.epsilon)}"
+            yield Check("study", CheckOutcome.OK, f"policy and budget allow it; it {price}")
         else:
             for reason in refusal.reasons:
                 yield Check("study", CheckOutcome.FAILED, f"{reason.code.value}: {reason.message}", reason.advice)
@@ -420,15 +284,3 @@ def compile_asked(request: AskedStudy, policy: Policy, own: str, federation: str
         wanted = max(policy.min_cohort, request.min_cohort or 2)
         names |= {f"site-{number}" for number in range(1, wanted - len(names) + 1)}
     return request.compile(federation, sorted(names), clock)
-
-
-def _shown(epsilon: float) -> str:
-    return "infinite" if math.isinf(epsilon) else epsilon_text(epsilon)
-
-
-def _finding(report: CheckReport, column: str | None, kind: FindingKind) -> str:
-    """How often a fault is in a column, where it is first, and what is expected there."""
-    count = report.totals[column][kind]
-    places = [item for item in report.violations if (item.column, item.kind) == (column, kind)]
-    where = ", ".join(item.place for item in places) + (", ..." if len(places) < count else "")
-    return f"{kind}: {count:,} ({where}); {places[0].expected}"

@@ -1,11 +1,18 @@
-"""Numbers and causes in sentences that operators read."""
+"""Numbers, rows of words and causes in sentences that operators read."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: 1 day, 2 days, 1,204 entries."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Words in a row: a, b and c; or with another word before the last."""
+    return " ".join((", ".join(words[:-1]), last, words[-1])) if len(words) > 1 else "".join(words)
 
 
 def unreadable(error: OSError) -> str:

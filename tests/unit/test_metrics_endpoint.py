@@ -29,8 +29,8 @@ from prometheus_client.registry import Collector
 from support.network import PATIENCE, wait_for
 from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, StateError
-from veilsum_node.telemetry import listener, monitoring
-from veilsum_node.telemetry.monitoring import Heartbeat, MetricsServer, MetricsSettings
+from veilsum_node.telemetry import endpoint, listener
+from veilsum_node.telemetry.endpoint import Heartbeat, MetricsServer, MetricsSettings
 from veilsum_node.telemetry.refresh import Refreshed
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -148,7 +148,7 @@ def test_no_header_chooses_more_than_one_of_two_formats(
 def test_however_many_formats_are_asked_for_there_are_two_passes_in_a_second(
     serve: Callable[..., str], registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitoring, "_KEPT_SECONDS", 600.0)
+    monkeypatch.setattr(endpoint, "_KEPT_SECONDS", 600.0)
     passes = []
 
     class Counting(Collector):

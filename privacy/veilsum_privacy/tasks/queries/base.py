@@ -16,13 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.base import Block, Floats
-from veilsum_privacy.tasks.queries.conditions import (
-    Cells,
-    Condition,
-    ScaledNumbers,
-    parse_condition,
-)
+from veilsum_privacy.tasks.base import Floats
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.queries.cells import Cells, ScaledNumbers
+from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
 
 Integers = NDArray[np.int64]
@@ -59,11 +56,16 @@ class Axis:
 
 
 class Encoding(ABC):
-    """A query's part of the vector."""
+    """A query's part of the vector.
+
+    Raises:
+        HostileInput: the query names columns that are not there, or asks for what its kind cannot give.
+    """
 
     def __init__(self, query: Query, columns: Columns) -> None:
         self.query, self.columns = query, columns
         self.what = f"query {query.name!r}"
+        self.prepare(query, columns)
         self.condition: Condition | None = parse_condition(query.where, columns.domains) if query.where.strip() else None
         if query.where and self.condition is None:
             raise HostileInput(f"{self.what}: `where` is empty.", "Leave it out to ask about all records.")
@@ -108,6 +110,10 @@ class Encoding(ABC):
     def explained(self) -> frozenset[str]:
         """Columns that an outcome is computed from."""
         return frozenset()
+
+    @abstractmethod
+    def prepare(self, query: Query, columns: Columns) -> None:
+        """Insist on what the kind needs of a query, and keep what :meth:`blocks` is made of."""
 
     @abstractmethod
     def blocks(self) -> tuple[Block, ...]:
@@ -170,6 +176,20 @@ class Encoding(ABC):
 
     def _name(self, part: str) -> str:
         return f"{self.query.name}/{part}"
+
+
+class OutcomeEncoding(Encoding):
+    """Of a query that explains an outcome: a numeric column, or an event.
+
+    Attributes:
+        event: the condition that an outcome is, if it is no column.
+    """
+
+    event: Condition | None
+
+    @property
+    def explained(self) -> frozenset[str]:
+        return frozenset({self.query.outcome}) if self.event is None else self.event.columns
 
 
 def mark_cells(rows: Integers, cell: Integers, value: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from support.commands import veilsum
 from veilsum_node.identity.renewal import expiry_warning
-from veilsum_node.wording import counted, unreadable, unwritable
+from veilsum_node.phrases import counted, listed, unreadable, unwritable
 
 DAY = 86_400
 
@@ -18,6 +18,12 @@ def test_one_is_no_plural() -> None:
     assert [counted(number, "entry", "entries") for number in (1, 2)] == ["1 entry", "2 entries"]
     assert expiry_warning("north", 0, -DAY).endswith("in 1 day")
     assert expiry_warning("north", 0, -2 * DAY).endswith("in 2 days")
+
+
+def test_words_in_a_row() -> None:
+    rows = ([], ["a"], ["a", "b"], ["a", "b", "c"])
+    assert [listed(words) for words in rows] == ["", "a", "a and b", "a, b and c"]
+    assert listed(["record", "subject", "site"], "or") == "record, subject or site"
 
 
 def test_why_a_file_cannot_be_read(tmp_path: Path) -> None:

@@ -1,0 +1,181 @@
+"""Attempts at rounds: their payloads, receipts and consents, and how many there were."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, func, insert, select, update
+
+from veilsum_participant.store.tables import all_rows, one_row, promised, table
+from veilsum_privacy.ledger.receipts import SignedReceipt
+
+
+class AttemptState(StrEnum):
+    """Where a site stands in an attempt at a round."""
+
+    RESERVED = "reserved"
+    PAYLOAD = "payload"
+    TOMBSTONE = "tombstone"
+    CONSENTED = "consented"
+    RELEASED = "released"
+    RECOVERED = "recovered"
+
+
+OPEN = (AttemptState.RESERVED, AttemptState.PAYLOAD)
+"""States of an attempt whose reservation is open."""
+
+PAID = (AttemptState.CONSENTED, AttemptState.RELEASED, AttemptState.RECOVERED)
+"""States of an attempt that was charged; ``recovered`` is known from its receipt only."""
+
+
+@dataclass(frozen=True, repr=False)
+class AttemptRow:
+    """One attempt at a round."""
+
+    study: bytes
+    attempt: int
+    round: int
+    state: AttemptState
+    context: bytes
+    assignment: bytes
+    deadline: int
+    label: str
+    self_seed: bytes | None
+    consent: bytes | None
+    sizes: str | None  # JSON: sizes of the ciphertexts in order
+    receipt: bytes | None
+    receipt_signature: bytes | None
+    decrypted: bytes | None  # digest of the sum that was decrypted for this context
+    consent_digest: bytes | None  # SHA-256 of the consent; outlives it, to know it again
+    payload: bytes | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", AttemptState(self.state))
+
+    @property
+    def ciphertexts(self) -> list[bytes]:
+        """The stored payload's, in order."""
+        data = io.BytesIO(promised(self.payload))
+        return [data.read(size) for size in json.loads(promised(self.sizes))]
+
+    @property
+    def signed_receipt(self) -> SignedReceipt:
+        """The site's own receipt; there is one as soon as there is a payload."""
+        return SignedReceipt(promised(self.receipt), promised(self.receipt_signature))
+
+
+ATTEMPTS = table("participant_attempt", AttemptRow, "study", "attempt")
+
+# Statements are made once: to put one together takes longer than the database takes to carry it out.
+_ATTEMPT = select(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.attempt == bindparam("attempt"))
+_CONTEXT = select(ATTEMPTS).where(ATTEMPTS.c.context == bindparam("context"))
+_ADD_ATTEMPT = insert(ATTEMPTS)
+_CHANGE_ATTEMPT = update(ATTEMPTS).where(
+    ATTEMPTS.c.study == bindparam("of_study"), ATTEMPTS.c.attempt == bindparam("of_attempt")
+)
+_IN_STATES = (
+    select(*(column for column in ATTEMPTS.c if column.name != "payload"))
+    .where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
+    .order_by(ATTEMPTS.c.attempt)
+)
+_IN_STATES_OF_STUDY = _IN_STATES.where(ATTEMPTS.c.study == bindparam("study"))
+_LATE = select(ATTEMPTS.c.attempt).where(ATTEMPTS.c.state.in_(OPEN), ATTEMPTS.c.deadline <= bindparam("now")).limit(1)
+_PRESENT = ATTEMPTS.c.round == bindparam("round")
+_TALLY = (
+    select(ATTEMPTS.c.label, ATTEMPTS.c.state, _PRESENT, func.count())
+    .where(ATTEMPTS.c.study == bindparam("study"))
+    .group_by(ATTEMPTS.c.label, ATTEMPTS.c.state, _PRESENT)
+)
+
+
+def add_attempt(connection: Connection, **values: Any) -> None:
+    """Store a new attempt."""
+    connection.execute(_ADD_ATTEMPT, values)
+
+
+def find_attempt(connection: Connection, study: bytes, attempt: int) -> AttemptRow | None:
+    """The attempt's row."""
+    return one_row(AttemptRow, connection.execute(_ATTEMPT, {"study": study, "attempt": attempt}))
+
+
+def find_context(connection: Connection, context: bytes) -> AttemptRow | None:
+    """The row of the attempt with this context."""
+    return one_row(AttemptRow, connection.execute(_CONTEXT, {"context": context}))
+
+
+def attempts_in(connection: Connection, states: Sequence[AttemptState], study: bytes | None = None) -> list[AttemptRow]:
+    """Attempts in one of the states, payloads left out."""
+    if study is None:
+        return all_rows(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
+    return all_rows(AttemptRow, connection.execute(_IN_STATES_OF_STUDY, {"states": states, "study": study}))
+
+
+def is_late(connection: Connection, now: int) -> bool:
+    """Whether an attempt whose reservation is open is past its deadline."""
+    return connection.execute(_LATE, {"now": now}).first() is not None
+
+
+def count_attempts(connection: Connection, study: bytes, states: Sequence[AttemptState], **equal: Any) -> int:
+    """How many attempts of the study are in one of the states, with the given columns equal."""
+    return int(connection.execute(_count(tuple(equal)), {"of_study": study, "states": states, **equal}).scalar_one())
+
+
+@lru_cache(maxsize=16)
+def _count(equal: tuple[str, ...]) -> Select[Any]:
+    """Count a study's attempts in some states, with the named columns equal to parameters of their names."""
+    query = select(func.count()).select_from(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("of_study"))
+    query = query.where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
+    return query.where(*(ATTEMPTS.c[name] == bindparam(name) for name in equal))
+
+
+def took_part(connection: Connection, study: bytes) -> bool:
+    """Whether there is any attempt of the study."""
+    return count_attempts(connection, study, tuple(AttemptState)) > 0
+
+
+def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
+    """The study's receipts that were charged after a backup was restored."""
+    query = select(ATTEMPTS.c.receipt).where(ATTEMPTS.c.study == study, ATTEMPTS.c.state == AttemptState.RECOVERED)
+    return [bytes(receipt) for receipt in connection.scalars(query)]
+
+
+def change_attempt(connection: Connection, study: bytes, attempt: int, **values: Any) -> None:
+    """Update the attempt's row."""
+    connection.execute(_CHANGE_ATTEMPT, {"of_study": study, "of_attempt": attempt, **values})
+
+
+@dataclass(frozen=True)
+class AttemptTally:
+    """A study's attempts, counted in one reading.
+
+    Attributes:
+        counts: by label, state and whether they are of the round that was asked about.
+    """
+
+    counts: Counter[tuple[str, AttemptState, bool]]
+
+    def total(self, states: Sequence[AttemptState], *, present: bool = False) -> int:
+        """How many are in one of the states; ``present``: of the round only."""
+        return sum(count for (_, state, here), count in self.counts.items() if state in states and (here or not present))
+
+    def labels(self, states: Sequence[AttemptState]) -> Counter[str]:
+        """Those in one of the states, by the task's label."""
+        found = Counter[str]()
+        for (label, state, _), count in self.counts.items():
+            found[label] += count if state in states else 0
+        return found
+
+
+def tally(connection: Connection, study: bytes, number: int) -> AttemptTally:
+    """Count the study's attempts; ``number``: of the round to tell apart."""
+    rows = connection.execute(_TALLY, {"study": study, "round": number})
+    return AttemptTally(
+        Counter({(str(label), AttemptState(state), bool(here)): int(count) for label, state, here, count in rows})
+    )

@@ -1,0 +1,83 @@
+"""Cells of columns as conditions and encodings read them, and the values that a column can have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_node.errors import HostileInput
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ScaledNumbers:
+    """Values of a numeric column, scaled by its public bounds: ``x`` (n,) in [-1, 1] and ``present`` (n,)."""
+
+    x: Floats
+    present: Bools
+
+
+@dataclass(frozen=True)
+class LevelCells:
+    """Levels of a categorical column: ``codes`` (n,), -1 where the value is missing."""
+
+    codes: NDArray[np.int64]
+
+    @property
+    def present(self) -> Bools:
+        """Where there is a value."""
+        return self.codes >= 0
+
+
+Cells = ScaledNumbers | LevelCells
+
+
+def number_cells(cells: Mapping[str, Cells], name: str) -> ScaledNumbers:
+    """The cells of a numeric column."""
+    found = cells[name]
+    if not isinstance(found, ScaledNumbers):
+        raise HostileInput(f"{name!r} is no numeric column.")
+    return found
+
+
+def level_cells(cells: Mapping[str, Cells], name: str) -> LevelCells:
+    """The cells of a categorical column."""
+    found = cells[name]
+    if not isinstance(found, LevelCells):
+        raise HostileInput(f"{name!r} is no categorical column.")
+    return found
+
+
+@dataclass(frozen=True)
+class NumberDomain:
+    """What values a numeric column can have: ``low`` to ``high`` in its unit."""
+
+    low: float
+    high: float
+    unit: str = ""
+
+    def scale(self, value: float) -> float:
+        """A value as its cells are scaled, the same to the last bit; beyond the bounds it lies beyond -1 and 1."""
+        if value <= self.low or value >= self.high:
+            beyond = (value - self.high if value >= self.high else value - self.low) / (self.high / 2.0 - self.low / 2.0)
+            return (1.0 if value >= self.high else -1.0) + beyond
+        return min(max((value - self.low) / (self.high / 2.0 - self.low / 2.0) - 1.0, -1.0), 1.0)
+
+    def value(self, x: float) -> float:
+        """The value in the column's unit of a scaled one."""
+        return self.low + (x + 1.0) * (self.high / 2.0 - self.low / 2.0)
+
+
+@dataclass(frozen=True)
+class LevelDomain:
+    """What values a categorical column can have."""
+
+    levels: tuple[str, ...]
+
+
+Domain = NumberDomain | LevelDomain
