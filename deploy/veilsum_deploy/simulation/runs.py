@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,21 +22,12 @@ from veilsum_deploy.simulation.baseline_names import OF_RECORDS
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, deal, site_names
 from veilsum_deploy.simulation.engines import Engine
-from veilsum_deploy.simulation.held_out import held_out
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.progress import Progress, RoundProgress, WatchedFederation
 from veilsum_deploy.simulation.record import RunRecorder
 from veilsum_deploy.simulation.run_store import UNFINISHED, RunStore, once
-from veilsum_deploy.simulation.scores import Kept, overall
-from veilsum_deploy.simulation.study import (
-    Beside,
-    SimulatedRun,
-    SimulatedRuns,
-    Simulation,
-    SimulationDraft,
-    accuracies_of,
-    compiled,
-)
+from veilsum_deploy.simulation.scores import Kept, Scores, score
+from veilsum_deploy.simulation.study import Beside, SimulatedRun, SimulatedRuns, Simulation, SimulationDraft, compiled
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
 from veilsum_participant.store import kept_vector
@@ -115,17 +105,15 @@ def _simulate(
             span = ((number - 1) / simulation.repeat, number / simulation.repeat)
             study, result, kept, seconds = run(number, lambda study: RoundProgress(study, progress, what, span))  # noqa: B023
             about = {"name": study.name, "digest": study_digest(study.to_bytes()).hex(), "method": study.method}
-            accuracies = accuracies_of(result, dealt, simulation.draft, kept)
-            share = None if accuracies is None else overall(accuracies, dealt)
-            figures = held_out(result, dealt, simulation.draft.schema, kept, simulation.draft.program)
-            runs.append((study, SimulatedRun(result, about, seconds, accuracies, share, figures)))
+            scores = score(result, dealt, simulation.draft.schema, kept, simulation.draft.program)
+            runs.append((study, SimulatedRun(result, about, seconds, scores)))
             if store is not None:
                 store.save(number, *runs[-1])
     found: dict[str, Beside] = {}
-    first = runs[0][1]
-    if dealt.tests and (first.accuracies is not None or first.held_out):
+    first = runs[0][1].scores
+    if first.accuracies or first.held_out:
         for kind in simulation.baselines:
-            if first.accuracies is None and kind in OF_RECORDS:  # discriminants tell classes, and here are none
+            if not first.accuracies and kind in OF_RECORDS:  # discriminants tell classes, and here are none
                 continue
             progress(f"Beside it: {kind}", 1.0)
             found[kind] = _beside(kind, simulation.draft, dealt, clock)
@@ -137,10 +125,9 @@ def _simulate(
 def _beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> Beside:
     """A baseline; one that the study does not have says why, and leaves the result as it is."""
     try:
-        found = beside(kind, draft, dealt, clock)
+        return beside(kind, draft, dealt, clock)
     except VeilsumError as error:
-        return Beside({}, None, " ".join(error.message.split()))
-    return replace(found, accuracy=overall(found.accuracies, dealt) if found.accuracies else None)
+        return Beside(Scores(), note=" ".join(error.message.split()))
 
 
 def run_plain(
