@@ -72,13 +72,13 @@ def simulate(
         raise Misuse("The whole protocol runs in one process.", "Add --no-encryption, or leave out --jobs and --engine.")
     if many and simulation.draft.program is not None:
         raise Misuse("A frozen program is simulated in one process.", "Leave out --jobs and --engine.")
-    if store is None:
-        return _simulate(simulation, names, progress, clock, engine, None)
-    store.open()
+    if store is not None:
+        store.open()
     try:
         return _simulate(simulation, names, progress, clock, engine, store)
     except BaseException:
-        store.leave()
+        if store is not None:
+            store.leave()
         raise
 
 
@@ -130,16 +130,14 @@ def _beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], 
         return Beside(Scores(), note=" ".join(error.message.split()))
 
 
-def run_plain(
-    draft: SimulationDraft, dealt: Deal, clock: Callable[[], int], *, watch: Callable[[Study], Watch] | None = None
-) -> tuple[Study, Result, Kept]:
+def run_plain(draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> tuple[Study, Result, Kept]:
     """Run a study once without encryption; the last of the three looks up what a site kept.
 
     Raises:
         VeilsumError: the study cannot be compiled for these sites, or its method refuses.
     """
     study = compiled(draft, "0" * 64, list(dealt.training), clock)
-    federation = PlainFederation(study, _sites(draft, dealt), draft.broadcast, watch=None if watch is None else watch(study))
+    federation = PlainFederation(study, _sites(draft, dealt), draft.broadcast)
     return study, get_method(study.method).run(federation), federation.kept_blocks
 
 
@@ -159,9 +157,9 @@ def _plain(
         own = None if folder is None else folder / f"run-{number}"
         recorder = None if own is None else RunRecorder(own)
         study = once(own, lambda: compiled(draft, "0" * 64, list(dealt.training), clock))
-        federation = PlainFederation(study, sites, draft.broadcast, engine=engine, recorder=recorder, watch=watch(study))
+        federation = PlainFederation(study, sites, draft.broadcast, engine=engine, recorder=recorder)
         try:
-            result = get_method(study.method).run(federation)
+            result = get_method(study.method).run(WatchedFederation(federation, watch(study)))
         finally:
             if recorder is not None:
                 recorder.close()
