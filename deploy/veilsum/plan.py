@@ -23,8 +23,8 @@ from typing import Any
 
 from veilsum.compile import StudyDraft
 from veilsum.costs import StudyCost, study_cost
+from veilsum.privacy_loss import ParticipantLoss, epsilon_alone, participant_losses
 from veilsum.quantisation import ROUNDING
-from veilsum.spending import ParticipantLoss, epsilon_alone, participant_losses
 from veilsum_coordinator.parts.expectations import Expectation, finite
 from veilsum_coordinator.parts.expected_moments import DIRECTIONS
 from veilsum_coordinator.parts.moment_alignment import LABEL as POWER_MOMENTS

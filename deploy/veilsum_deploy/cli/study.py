@@ -266,8 +266,8 @@ def mlflow(
     as_json: JsonOption = False,
 ) -> None:
     """Write a result to an MLflow tracking server, once for each study; needs the extra `mlflow`."""
+    from veilsum.mlflow_run import log_result
     from veilsum.provenance import stated_cost, stated_study
-    from veilsum.tracking import log_result
 
     about = {**stated_study(result), **stated_cost(result)}
     run = log_result(result, about, tracking_uri, experiment, dossier=dossier, proof=proof)

@@ -1,4 +1,4 @@
-"""What fedavg reaches on numbers, counts and times beside fedsgd: ``python -m evaluations.averaging``.
+"""What fedavg reaches on numbers, counts and times beside fedsgd: ``python -m evaluations.outcomes``.
 
 Six public tables that come with scikit-learn, statsmodels and lifelines, over four sites, with the real noise and without
 encryption; on 30% of the records, which no site has, R squared, explained Poisson deviance, or Harrell's C.
@@ -81,7 +81,7 @@ def reached(table: Table, method: str, model: str, epsilon: float, seed: int) ->
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="evaluations.averaging", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="evaluations.outcomes", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
