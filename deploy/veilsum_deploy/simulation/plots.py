@@ -67,6 +67,15 @@ class PlottedTable:
         return row.average if self.figure == ACCURACY else row.figures.get(str(self.figure))
 
 
+class PlottedPoint(NamedTuple):
+    """A point of a line, in points; hollow where some runs could not tell."""
+
+    x: float
+    mean: float
+    error: float
+    whole: bool
+
+
 def require_matplotlib() -> None:
     """Fail before a sweep, not after it, where pictures cannot be drawn.
 
@@ -140,7 +149,7 @@ def _line(
     for row in rows:
         x, value = places.get(row.cell.value(EPSILON)), table.of(row)
         if x is not None and value is not None:
-            points.append(_Point(x, 100 * value.mean, 100 * (value.error or 0.0), value.runs == row.planned))
+            points.append(PlottedPoint(x, 100 * value.mean, 100 * (value.error or 0.0), value.runs == row.planned))
     if not points:
         return
     points.sort()
@@ -157,15 +166,6 @@ def _line(
         face = colour if point.whole else "white"
         panel.errorbar([point.x], [point.mean], yerr=[bar] if bar else None, markerfacecolor=face, capsize=2, **look)
     panel.plot([], [], style, linewidth=1.6, label=_words(table.sweep, variant) or "the study", **look)
-
-
-class _Point(NamedTuple):
-    """A point of a line, in points; hollow where some runs could not tell."""
-
-    x: float
-    mean: float
-    error: float
-    whole: bool
 
 
 def _bars(table: PlottedTable) -> Any:
