@@ -16,6 +16,7 @@ from veilsum_deploy.datasets import PACKAGED
 from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
 from veilsum_deploy.simulation.deal import Setting
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, cores, running
+from veilsum_deploy.simulation.jobs import load_source
 from veilsum_deploy.simulation.report import save, summarise
 from veilsum_deploy.simulation.run_store import RunStore
 from veilsum_deploy.simulation.runs import simulate
@@ -184,18 +185,17 @@ def simulate_study(
     if engine == "ray" and device_name != device.CPU:
         raise Misuse("--device belongs to processes of this machine.", "Leave it out with --engine ray.")
     place = Place(engine, address, jobs, device.choose(device_name))
+    if holdout is None and not sweeping and source.kind != "collection":
+        holdout = 0.0
+    setting = Setting(partition, sites, limit, cap, holdout, split, leave_out)
+    axes = tuple(parse_axis(text) for text in vary or ())
+    pair = None if baseline is None else parse_baseline(baseline, axes)
+    numbers = tuple(range(seed, seed + (seeds or 1)))
+    sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, program, baselines)
     if sweeping:
-        setting = Setting(partition, sites, limit, cap, holdout, split, leave_out)
-        axes = tuple(parse_axis(text) for text in vary or ())
-        pair = None if baseline is None else parse_baseline(baseline, axes)
-        numbers = tuple(range(seed, seed + (seeds or 1)))
-        sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, program, baselines)
         _sweep(sweep, encryption, repeat, place, out, resume, as_json)
-        return
-    share = holdout if holdout is not None or source.kind == "collection" else 0.0
-    setting = Setting(partition, sites, limit, cap, share, split, leave_out)
-    one = Sweep(read_content(study, encoder), study.parent, source, setting, (), (seed,), None, program, baselines)
-    _study(study, one, repeat, encryption is not False, place, out, resume, as_json)
+    else:
+        _study(study, sweep, repeat, encryption is not False, place, out, resume, as_json)
 
 
 def make_engine(name: str, workers: int, address: str | None = None, on: str = device.CPU) -> Engine:
@@ -256,14 +256,9 @@ def _study(
     study: Path, one: Sweep, repeat: int, encryption: bool, place: Place, out: Path | None, resume: bool, as_json: bool
 ) -> None:
     """One study: ``one`` is a sweep of a single cell."""
-    source, program = one.source, one.program
-    schema = None
-    if source.needs_schema:
-        plain = {key: value for key, value in one.data_content_of(Cell(())).items() if key != "encoder"}
-        schema = draft_of(plain, study.parent, None, source=str(study)).schema
-    loaded = source.load(schema)
+    loaded = load_source(one, str(study))
     content = with_stations(one.content, loaded, one.setting)
-    draft = draft_of(content, study.parent, loaded.schema, source=str(study), program=program)
+    draft = draft_of(content, one.base, loaded.schema, source=str(study), program=one.program)
     if draft.schema != loaded.schema:
         loaded = loaded.with_schema(draft.schema)
     beside = parse_baselines(one.beside, str(content.get("method")))

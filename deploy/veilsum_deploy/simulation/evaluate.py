@@ -38,6 +38,8 @@ def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress,
         sweep.baselines_of(cell)  # reads its study, and says what is wrong with it
     progress("Reading the records", 0.0)
     collection = load_source(sweep)
+    for domain in collection.domains:  # turned into features once, here
+        _ = domain.train.records, None if domain.test is None else domain.test.records
     sweep = sweep.with_each_domain([domain.name for domain in collection.domains])
     values = {axis.key: axis.values for axis in sweep.axes}
     if sweep.baseline is not None and sweep.baseline[1] not in values[sweep.baseline[0]]:

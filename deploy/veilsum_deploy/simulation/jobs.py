@@ -74,15 +74,13 @@ def plan_jobs(sweep: Sweep) -> list[Job]:
     ]
 
 
-def load_source(sweep: Sweep) -> Collection:
-    """The records of a sweep, turned into features once."""
-    draft = None
+def load_source(sweep: Sweep, what: str = "the study") -> Collection:
+    """The records of a sweep, whose study is named ``what`` in errors."""
+    schema = None
     if sweep.source.needs_schema:
-        draft = draft_of(sweep.data_content_of(Cell(())), sweep.base, None, source="the study", program=sweep.program)
-    collection = sweep.source.load(None if draft is None else draft.schema)
-    for domain in collection.domains:
-        _ = domain.train.records, None if domain.test is None else domain.test.records
-    return collection
+        content = {key: value for key, value in sweep.data_content_of(Cell(())).items() if key != "encoder"}
+        schema = draft_of(content, sweep.base, None, source=what).schema
+    return sweep.source.load(schema)
 
 
 class Worker:
