@@ -299,7 +299,7 @@ def finished(sweep: Sweep, records: dict[str, RunRecord]) -> Results:
 
 
 def test_a_folder_gives_back_its_runs_to_the_bit(tmp_path: Path) -> None:
-    sweep = make_sweep("privacy.epsilon=1,none")
+    sweep = make_sweep("privacy.epsilon=1,default,none")
     records, jobs = invented(sweep), plan_jobs(sweep)
     refused = jobs[-1].run
     records[refused] = RunRecord("refused", note='a, "quoted"\nreason')
