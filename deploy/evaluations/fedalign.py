@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from evaluations.studies import compile_for_sites, complete_records
-from evaluations.tables import line, mean_with_error
+from evaluations.tables import append_rows, line, mean_with_error, read_rows
 from veilsum.compile import StudyRequest
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
@@ -297,13 +297,9 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parsed(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
     file = chosen.out / "rows.jsonl"
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     if not chosen.table:
-        with np.load(chosen.data / "mnist" / "mnist.npz") as arrays, file.open("a", encoding="utf-8") as lines:
-            for row in measure(dict(arrays), chosen, {row["key"] for row in rows}):
-                rows.append(row)
-                lines.write(json.dumps(row) + "\n")
-                lines.flush()
-    text = table(rows)
+        with np.load(chosen.data / "mnist" / "mnist.npz") as arrays:
+            append_rows(file, measure(dict(arrays), chosen, {row["key"] for row in read_rows(file)}))
+    text = table(read_rows(file))
     (chosen.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +26,19 @@ def print_table(heads: Sequence[str], rows: Iterable[str], texts: int = 1) -> No
     print(f"{line(heads)}\n{line(['---'] * texts + ['---:'] * (len(heads) - texts))}")
     for row in rows:
         print(row, flush=True)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Rows that :func:`append_rows` kept; none where there is no file."""
+    return [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def append_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Keep each row, as a line of JSON, as it is there."""
+    with file.open("a", encoding="utf-8") as lines:
+        for row in rows:
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
 
 
 def line(cells: Iterable[object]) -> str:
