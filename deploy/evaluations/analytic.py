@@ -8,12 +8,12 @@ The table has the accuracy of each on records held out, in percent, with the sta
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
-from evaluations.studies import SITES, Floats, Sums, compile_for_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
+from evaluations.studies import Floats, Sums, study_of
+from evaluations.tables import line, mean_with_error, print_table
 from veilsum_aggregation.heads import LinearHead
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.shrinkage import noise_ridge
@@ -60,12 +60,7 @@ def split(name: str, epsilon: float, seed: int) -> tuple[float, float]:
     rng = np.random.default_rng((seed, 1))
     order = rng.permutation(len(dataset.records))
     held, used = np.split(order, [round(0.3 * len(order))])
-    request = StudyRequest(
-        name="s", method="fedcgs", dataset="d", data=dataset.schema, privacy=PrivacyRequest(epsilon=epsilon),
-        expected_records=len(used) // len(SITES),
-    )  # fmt: skip
-    study = compile_for_sites(request)
-    federation = LastSums(study, dataset.records.take(used), rng)
+    federation = LastSums(study_of("fedcgs", dataset.schema, len(used), epsilon), dataset.records.take(used), rng)
     result = METHODS["fedcgs"].run(federation)
     head, test = result_head(result), dataset.records.take(held)
     if head is None:
@@ -74,17 +69,21 @@ def split(name: str, epsilon: float, seed: int) -> tuple[float, float]:
     return 100.0 * accuracy(head, test, dataset.schema), 100.0 * accuracy(ridge, test, dataset.schema)
 
 
+def rows(splits: int) -> Iterator[str]:
+    """A row for each data set and epsilon."""
+    for name in PACKAGED:
+        for epsilon in EPSILONS:
+            both = np.array([split(name, epsilon, seed) for seed in range(splits)])
+            cells = [mean_with_error(of) for of in (*both.T, both[:, 1] - both[:, 0])]
+            yield line([name, f"{epsilon:g}", *cells])
+
+
 def main() -> None:
-    """Print a row for each data set and epsilon."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--splits", type=int, default=40)
     asked = parser.parse_args()
-    print("| data | epsilon | discriminant | ridge | difference |\n| --- | ---: | ---: | ---: | ---: |")
-    for name in PACKAGED:
-        for epsilon in EPSILONS:
-            both = np.array([split(name, epsilon, seed) for seed in range(asked.splits)])
-            cells = [f"{of.mean():.1f} ± {of.std(ddof=1) / len(of) ** 0.5:.1f}" for of in (*both.T, both[:, 1] - both[:, 0])]
-            print(f"| {name} | {epsilon:g} | {' | '.join(cells)} |", flush=True)
+    print_table(["data", "epsilon", "discriminant", "ridge", "difference"], rows(asked.splits))
 
 
 if __name__ == "__main__":

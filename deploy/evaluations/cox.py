@@ -6,7 +6,6 @@ with lifelines, so that the truth is what lifelines fits to the data set itself;
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 
@@ -15,12 +14,11 @@ import pandas as pd
 from lifelines import CoxPHFitter
 from lifelines.datasets import load_gbsg2, load_rossi
 
-from evaluations.studies import Floats, Sums, compile_for_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
+from evaluations.studies import Floats, Sums, complete_records, study_of
+from evaluations.tables import print_table, run_options
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Records
 
 SIZES = (500, 5000, 50_000)
 HORIZON, STEPS = {"gbsg2": 6.0, "rossi": 52.0}, {"gbsg2": 40, "rossi": 52}
@@ -56,11 +54,7 @@ def compiled(name: str, p: int, n: int, epsilon: float) -> Study:
     schema = DatasetSchema(columns=(*numbers, time, CategoryColumn(name="end", categories=("no", "yes"))), max_records=2 * n)
     edges = {"from": 0, "to": HORIZON[name], "steps": STEPS[name]}
     parameters = {"family": "cox", "outcome": "time", "event": "end", "censored": ["no"], "edges": edges}
-    request = StudyRequest(
-        name="fit", method="regression", dataset="times", data=schema, privacy=PrivacyRequest(epsilon=epsilon),
-        parameters=parameters | {"over": [column.name for column in numbers]}, expected_records=n // 4,
-    )  # fmt: skip
-    return compile_for_sites(request)
+    return study_of("regression", schema, n, epsilon, parameters=parameters | {"over": [column.name for column in numbers]})
 
 
 def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:
@@ -72,8 +66,7 @@ def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:
         for n in SIZES:
             study, covered, off, told = compiled(name, len(truth), n, epsilon), list[bool](), list[float](), 0
             for _ in range(runs if n < SIZES[-1] else max(1, runs // 2)):
-                drawn = features[rng.integers(0, len(features), n)]
-                records = Records(drawn, np.ones(drawn.shape, dtype=np.bool_), None)
+                records = complete_records(features[rng.integers(0, len(features), n)])
                 summary = METHODS["regression"].run(Sums(study, records, rng)).summary
                 for row, value in zip(summary["coefficients"], truth, strict=True):
                     off.append(row["log"].get("value", row.get("without_interval", math.nan)) - value)
@@ -88,15 +81,9 @@ def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="evaluations.cox", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print("| data | epsilon | records | covered | told | error | without noise |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for name in HORIZON:
-        for row in rows(name, options.runs, np.random.default_rng(options.seed)):
-            print(row, flush=True)
+    options = run_options("cox", __doc__, 200).parse_args()
+    heads = ["data", "epsilon", "records", "covered", "told", "error", "without noise"]
+    print_table(heads, (row for name in HORIZON for row in rows(name, options.runs, np.random.default_rng(options.seed))))
 
 
 if __name__ == "__main__":

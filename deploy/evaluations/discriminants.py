@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from evaluations.studies import SITES, compile_for_sites, dealt_sites
-from evaluations.trees import DELTA, EPSILONS, TABLES, Table, figure
-from veilsum.compile import PrivacyRequest, StudyRequest
-from veilsum_coordinator.methods import METHODS
+from evaluations.studies import run_on_sites, study_of
+from evaluations.tables import line, print_table
+from evaluations.trees import EPSILONS, TABLES, Table, figure
 from veilsum_deploy.datasets import packaged_dataset, take_records
 from veilsum_deploy.simulation.partition import hold_out
-from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.tasks.base import Records
 
@@ -44,12 +42,7 @@ def measured(table: Table, epsilon: float, parameters: dict[str, object], seed: 
     schema, records = table
     kept, held = hold_out(_labels(records), 0.3, seed)
     train, test = take_records(records, kept), take_records(records, held)
-    request = StudyRequest(
-        name="s", method="fedcgs", dataset="d", data=schema, parameters=parameters,
-        privacy=PrivacyRequest(epsilon=epsilon, delta=DELTA), expected_records=len(kept) // len(SITES),
-    )  # fmt: skip
-    study = compile_for_sites(request)
-    result = METHODS["fedcgs"].run(PlainFederation(study, dealt_sites(train, seed)))
+    result = run_on_sites(study_of("fedcgs", schema, len(kept), epsilon, parameters=parameters), train, seed)
     labels, two = _labels(test), len(schema.classes) == 2
     if not result.application:
         return guess(labels), 50.0 if two else np.nan
@@ -82,7 +75,7 @@ def rows(asked: argparse.Namespace) -> Iterator[str]:
             }
             cells = [figure(found[way][:, column]) for column in (0, 1) for way in WAYS]
             told = [cell if "not estimable" not in cell else "–" for cell in cells]
-            yield f"| {name} | {epsilon:g} | {guess(_labels(table[1])):.1f} | {' | '.join(told)} |"
+            yield line([name, f"{epsilon:g}", f"{guess(_labels(table[1])):.1f}", *told])
 
 
 def main() -> None:
@@ -93,10 +86,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--tables", nargs="*", default=list(tried()), choices=list(tried()))
     asked = parser.parse_args()
-    print("| data | epsilon | guess | whole | clipped | area, whole | area, clipped |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
-    for row in rows(asked):
-        print(row, flush=True)
+    print_table(["data", "epsilon", "guess", "whole", "clipped", "area, whole", "area, clipped"], rows(asked), texts=2)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,14 @@ did (0.1 fewer deaths), and how far off the crude difference is. Of epsilon squa
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from evaluations.studies import Sums, compile_for_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
+from evaluations.studies import Sums, complete_records, study_of
+from evaluations.tables import print_table, run_options
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -40,19 +39,12 @@ def drawn(n: int, rng: np.random.Generator) -> tuple[Records, float]:
     new = rng.random(n) < 1.0 / (1.0 + np.exp(-1.2 * age - 1.0 * severity))
     died = rng.random(n) < 0.4 + 0.15 * age + 0.15 * severity + EFFECT * new
     features = np.column_stack([age, severity, ~new, new, ~died, died]).astype(np.float64)
-    return Records(features, np.ones(features.shape, dtype=np.bool_), None), float(died[new].mean() - died[~new].mean())
+    return complete_records(features), float(died[new].mean() - died[~new].mean())
 
 
-def run(records: Records, n: int, epsilon: float, rng: np.random.Generator, **asked: Any) -> dict[str, Any]:
+def run(method: str, records: Records, epsilon: float, rng: np.random.Generator, **asked: Any) -> dict[str, Any]:
     """A study's summary."""
-    fixed = {
-        "name": "s",
-        "dataset": "d",
-        "data": SCHEMA,
-        "privacy": PrivacyRequest(epsilon=epsilon),
-        "expected_records": n // 4,
-    }
-    study = compile_for_sites(StudyRequest.model_validate({**fixed, **asked}))
+    study = study_of(method, SCHEMA, len(records), epsilon, **asked)
     return dict(METHODS[study.method].run(Sums(study, records, rng)).summary)
 
 
@@ -67,9 +59,9 @@ def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
             for _ in range(runs):
                 records, apart = drawn(n, rng)
                 crude.append(apart - EFFECT)
-                (score,) = run(records, n, first, rng, method="regression", parameters=model)["score"]
+                (score,) = run("regression", records, first, rng, parameters=model)["score"]
                 derive = {"propensity": {**score, "low": -LARGEST, "high": LARGEST}}
-                found = run(records, n, second, rng, method="statistics", query=[query], derive=derive)
+                found = run("statistics", records, second, rng, query=[query], derive=derive)
                 figures.append(found["death"][2]["value"])
             told = [figure for figure in figures if "value" in figure]
             covered = np.mean([figure["low"] <= EFFECT <= figure["high"] for figure in told])
@@ -80,10 +72,6 @@ def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="evaluations.effects", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print("| epsilon | records | covered | told | half-width | error | crude bias |\n|" + " ---: |" * 7)
-    for line in rows(options.runs, np.random.default_rng(options.seed)):
-        print(line, flush=True)
+    options = run_options("effects", __doc__, 200).parse_args()
+    heads = ["epsilon", "records", "covered", "told", "half-width", "error", "crude bias"]
+    print_table(heads, rows(options.runs, np.random.default_rng(options.seed)), texts=0)

@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from veilsum.compile import StudyRequest, compile_study
+from evaluations.studies import compile_for_sites, complete_records
+from evaluations.tables import append_rows, line, mean_with_error, read_rows
+from veilsum.compile import StudyRequest
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.simulation.partition import partition
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
@@ -132,8 +133,7 @@ def deal(arrays: Mapping[str, Any], chosen: argparse.Namespace, *, seed: int, be
 
 def _records(images: Floats, labels: Any, pool: int) -> Records:
     small = images.reshape(len(images), SIDE // pool, pool, SIDE // pool, pool).mean(axis=(2, 4))
-    features = 2.0 * small.reshape(len(images), -1) - 1.0
-    return Records(features, np.ones(features.shape, dtype=np.bool_), labels)
+    return complete_records(2.0 * small.reshape(len(images), -1) - 1.0, labels)
 
 
 def compiled(sites: SkewedSites, arm: Arm, parameters: Mapping[str, Any], chosen: argparse.Namespace, epsilon: float) -> Study:
@@ -150,14 +150,7 @@ def compiled(sites: SkewedSites, arm: Arm, parameters: Mapping[str, Any], chosen
         "parameters": {**parameters, **(arm.parameters or {}), **moments},
         "privacy": {"noise": noise, "epsilon": epsilon if private else None, "delta": DELTA},
     }
-    return compile_study(
-        StudyRequest.model_validate(content),
-        federation_id="0" * 64,
-        coordinator="coordinator",
-        participants=sorted(sites.records),
-        clock=lambda: int(time.time()),
-        random=SYSTEM_RANDOM,
-    )
+    return compile_for_sites(StudyRequest.model_validate(content), sorted(sites.records))
 
 
 def _channels(parameters: Mapping[str, Any], moments: Mapping[str, Any]) -> dict[str, int]:
@@ -261,7 +254,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         both = sorted(set(own) & set(base))
         gains = [_shown([own[seed][name] - base[seed][name] for seed in both], sign=True) for name in ("clean", "local")]
         shown = "none" if epsilon == "inf" else epsilon
-        lines.append(f"| {' | '.join([part, model, skew, str(beta), shown, arm, *found, *gains, str(len(own))])} |")
+        lines.append(line([part, model, skew, beta, shown, arm, *found, *gains, len(own)]))
     return "\n".join(lines)
 
 
@@ -273,10 +266,7 @@ def _base(part: str, arm: str) -> str:
 
 
 def _shown(values: Sequence[float], *, sign: bool = False) -> str:
-    if not values:
-        return ""
-    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):{'+' if sign else ''}.2f}{error}"
+    return mean_with_error(values, 2, sign=sign) if values else ""
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -307,13 +297,9 @@ def main(arguments: Sequence[str]) -> None:
     chosen = parsed(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
     file = chosen.out / "rows.jsonl"
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     if not chosen.table:
-        with np.load(chosen.data / "mnist" / "mnist.npz") as arrays, file.open("a", encoding="utf-8") as lines:
-            for row in measure(dict(arrays), chosen, {row["key"] for row in rows}):
-                rows.append(row)
-                lines.write(json.dumps(row) + "\n")
-                lines.flush()
-    text = table(rows)
+        with np.load(chosen.data / "mnist" / "mnist.npz") as arrays:
+            append_rows(file, measure(dict(arrays), chosen, {row["key"] for row in read_rows(file)}))
+    text = table(read_rows(file))
     (chosen.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluations.tables import line
 from veilsum_aggregation.masked_transport import MaskedPlan, Subsets, pair_probabilities, solve
 from veilsum_aggregation.participation import design_weights, draw_design, inclusion_probabilities
 
@@ -200,7 +201,7 @@ def tables(results: Sequence[dict[str, Any]]) -> str:
     names = {True: "yes", False: "no", None: "undecided"}
     for one in results:
         cells = [one["setting"], names[one["feasible"]], f"{one['residual']:.3g}", f"{one['excess']:.3g}", one["blocking"]]
-        lines.append("| " + " | ".join(str(cell) for cell in [*cells, one["iterations"]]) + " |")
+        lines.append(line([*cells, one["iterations"]]))
     lines += ["", "| setting | method | mean of second half | against full | last iterate | against full |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
     for one in results:
@@ -216,7 +217,7 @@ def tables(results: Sequence[dict[str, Any]]) -> str:
                     "" if method == METHODS[0] else f"{mean[k] / full[k] - 1:+.1%}",
                 )
             ]
-            lines.append("| " + " | ".join([one["setting"], method, *parts]) + " |")
+            lines.append(line([one["setting"], method, *parts]))
     return "\n".join(lines)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-import json
 import math
 import time
 from collections.abc import Collection as Names
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evaluations.hfedatm_tables import PRIVATE, tables
+from evaluations.tables import append_rows, read_rows
 from veilsum.compile import StudyDraft, StudyRequest, draft_study
 from veilsum.quantisation import plan_grid
 from veilsum_coordinator.methods import get_method
@@ -317,11 +317,8 @@ def main(arguments: Sequence[str]) -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     file = chosen.out / "rows.jsonl"
     if not chosen.table:
-        with file.open("w", encoding="utf-8") as lines:
-            for row in measure(collection, options, chosen):
-                lines.write(json.dumps({**row, "epsilon": str(row["epsilon"])}) + "\n")
-                lines.flush()
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    text = tables([{**row, "epsilon": float(row["epsilon"])} for row in rows])
+        file.unlink(missing_ok=True)
+        append_rows(file, ({**row, "epsilon": str(row["epsilon"])} for row in measure(collection, options, chosen)))
+    text = tables([{**row, "epsilon": float(row["epsilon"])} for row in read_rows(file)])
     (chosen.out / "table.md").write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from evaluations.tables import line, mean_with_error
+
 Row = Mapping[str, Any]
 
 PRIVATE = "all private"
@@ -51,20 +53,20 @@ def tables(rows: Sequence[Row]) -> str:
     kinds = list(dict.fromkeys(_kind(row) for row in plain))
     kinds.sort(key=lambda kind: kind.start)
     names = list(dict.fromkeys(row["baseline"] for row in plain))
-    first = [_line(["start", "merge", "epsilon of Grams", "sources", "left out", "gain, sources", "gain, left out", "runs"])]
-    second = [_line(["start", "merge", "epsilon of Grams", *names])]
+    first = [line(["start", "merge", "epsilon of Grams", "sources", "left out", "gain, sources", "gain, left out", "runs"])]
+    second = [line(["start", "merge", "epsilon of Grams", *names])]
     for lines in (first, second):
-        lines.append(_line(["---"] * lines[0].count(" | ") + ["---"]))
+        lines.append(line(["---"] * lines[0].count(" | ") + ["---"]))
     for kind in kinds:
         own = [row for row in plain if _kind(row) == kind]
-        first.append(_line([*kind.words, *_figures(own, plain, empty=kind.merge == "average"), str(len(own))]))
+        first.append(line([*kind.words, *_figures(own, plain, empty=kind.merge == "average"), str(len(own))]))
         cells = []
         for name in names:
             part = [row for row in own if row["baseline"] == name]
             of = [split(row) if kind.merge == "average" else gain(row, plain) for row in part]
             sign = kind.merge != "average"
             cells.append(" / ".join(_mean([pair[side] for pair in of], sign=sign) for side in (0, 1)) if of else "")
-        second.append(_line([*kind.words, *cells]))
+        second.append(line([*kind.words, *cells]))
     parts = ["\n".join(first), "\n".join(second)]
     if private := [row for row in rows if row["baseline"] == PRIVATE]:
         parts.append(_private(private))
@@ -73,12 +75,12 @@ def tables(rows: Sequence[Row]) -> str:
 
 def _private(rows: Sequence[Row]) -> str:
     heads = ["merge", "epsilon of training", "of Grams", "in all", "sources", "left out", "gain, sources", "gain, left out"]
-    lines = [_line(heads), _line(["---"] * len(heads))]
+    lines = [line(heads), line(["---"] * len(heads))]
     for merge in dict.fromkeys(row["merge"] for row in rows):
         own = [row for row in rows if row["merge"] == merge]
         spent = [own[0][f"epsilon_{part}"] for part in ("training", "grams", "total")]
         told = [f"{value:.3g}" if value else "none released" for value in spent]
-        lines.append(_line([merge, *told, *_figures(own, rows, empty=merge == "average")]))
+        lines.append(line([merge, *told, *_figures(own, rows, empty=merge == "average")]))
     return "\n".join(lines)
 
 
@@ -108,11 +110,4 @@ def _clustered(rows: Sequence[Row], pairs: Sequence[tuple[float, float]]) -> lis
 
 
 def _mean(values: Sequence[float], *, error: bool = False, sign: bool = False) -> str:
-    text = f"{statistics.fmean(values):{'+' if sign else ''}.1f}"
-    if error and len(values) > 1:
-        text += f" ± {statistics.stdev(values) / math.sqrt(len(values)):.1f}"
-    return text
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return mean_with_error(values if error else [statistics.fmean(values)], sign=sign)

@@ -7,15 +7,14 @@ samples of 1,000,000 records without noise.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from evaluations.regression import NUMBERS, OUTCOMES, SCHEMA, SIGNS, TRUTHS, drawn
-from evaluations.studies import Sums, compile_for_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
+from evaluations.studies import Sums, study_of
+from evaluations.tables import print_table, run_options
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -69,12 +68,8 @@ def compiled(family: str, n: int, epsilon: float | None) -> Study:
         told |= {"outcome": "years", "event": "event", "censored": ["no"]}
     else:
         told["outcome"] = OUTCOMES[family]
-    privacy = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
-    request = StudyRequest(
-        name="how-good", method="federated-evaluation", dataset="heart", data=TIMES if family == "cox" else SCHEMA,
-        parameters={"prediction": told}, privacy=privacy, expected_records=min(n // 4, 50_000),
-    )  # fmt: skip
-    return compile_for_sites(request)
+    schema, records = TIMES if family == "cox" else SCHEMA, min(n, 4 * 50_000)
+    return study_of("federated-evaluation", schema, records, epsilon, parameters={"prediction": told})
 
 
 def measured(study: Study, family: str, n: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
@@ -109,14 +104,9 @@ def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="evaluations.predictions", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print("| predicted | measure | truth | ε 1, 5,000 | 1, 50,000 | 3, 5,000 | 3, 50,000 |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
-    for row in rows(options.runs, np.random.default_rng(options.seed)):
-        print(row, flush=True)
+    options = run_options("predictions", __doc__, 100).parse_args()
+    heads = ["predicted", "measure", "truth", "ε 1, 5,000", "1, 50,000", "3, 5,000", "3, 50,000"]
+    print_table(heads, rows(options.runs, np.random.default_rng(options.seed)), texts=2)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from evaluations.studies import Floats
-from evaluations.trees import DELTA, TWO, Fit, Table, affairs, areas, eights, figure, study_of
+from evaluations.studies import Floats, complete_records
+from evaluations.trees import DELTA, TWO, Fit, Table, affairs, areas, eights, figure, fit_of
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
@@ -75,7 +75,7 @@ def _table(
     features = np.hstack(x)
     labels = (frame[label].astype(str) == rare).to_numpy(np.int64)
     schema = DatasetSchema(columns=tuple(columns), label=TWO, max_records=20_000)
-    return schema, Records(features, np.ones(features.shape, dtype=np.bool_), labels)
+    return schema, complete_records(features, labels)
 
 
 def opacus_of(epsilon: float, rate: float) -> Fit:
@@ -131,7 +131,7 @@ def main() -> None:
         table = make(Path())
         clear = figure(areas(table, regression_of, seeds))
         for epsilon in EPSILONS:
-            ours = [figure(areas(table, study_of(method, epsilon), seeds)) for method in ("fedsgd", "fedcgs")]
+            ours = [figure(areas(table, fit_of(method, epsilon), seeds)) for method in ("fedsgd", "fedcgs")]
             theirs = max((areas(table, opacus_of(epsilon, rate), seeds) for rate in RATES), key=lambda found: found.mean())
             print(f"| {name} | {epsilon:g} | {' | '.join([*ours, figure(theirs)])} | {clear} |", flush=True)
 

@@ -6,14 +6,13 @@ is left out, and the noise is drawn by numpy. Covariates are like those of a hea
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from evaluations.studies import SITES, SiteSums, Sums, compile_for_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
+from evaluations.studies import SITES, SiteSums, Sums, complete_records, study_of
+from evaluations.tables import print_table, run_options
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
@@ -56,17 +55,13 @@ def drawn(family: str, n: int, rng: np.random.Generator, differs: float = 0.0) -
     event = rng.random(n) < 1.0 / (1.0 + np.exp(-linear)) if family == "logistic" else np.zeros(n, dtype=np.bool_)
     indicators = [column for sign in (*signs.T, event) for column in (~sign, sign)]
     features = np.column_stack([numbers, visits / 4.0 - 1.0, *indicators]).astype(np.float64)
-    return Records(features, np.ones(features.shape, dtype=np.bool_), None)
+    return complete_records(features)
 
 
 def compiled(family: str, n: int, epsilon: float, sites: Sequence[str] = SITES, **more: str) -> Study:
     """The study of a family, of n records at all sites together."""
     parameters = {"family": family, "outcome": OUTCOMES[family], "over": [*NUMBERS, *SIGNS], **more}
-    request = StudyRequest(
-        name="fit", method="regression", dataset="heart", data=SCHEMA, parameters=parameters,
-        privacy=PrivacyRequest(epsilon=epsilon), expected_records=n // len(sites),
-    )  # fmt: skip
-    return compile_for_sites(request, sites)
+    return study_of("regression", SCHEMA, n, epsilon, sites, parameters=parameters)
 
 
 def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
@@ -130,21 +125,18 @@ def _clustered(
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="evaluations.regression", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = run_options("regression", __doc__, 200)
     parser.add_argument("--clustered", nargs="*", metavar="FAMILY", help="of errors clustered by site, of these families")
     options = parser.parse_args()
     if options.clustered is not None:
         columns = ["clustered", "half-width", "independent", "half-width"]
         columns += ["alike: clustered", *columns[1:]]
-        print(f"| family | sites | records each | epsilon | told | {' | '.join(columns)} |\n| --- |{' ---: |' * 12}")
-        for row in clustered_rows(options.runs, np.random.default_rng(options.seed), options.clustered or list(TRUTHS)):
-            print(row, flush=True)
+        families = options.clustered or list(TRUTHS)
+        found = clustered_rows(options.runs, np.random.default_rng(options.seed), families)
+        print_table(["family", "sites", "records each", "epsilon", "told", *columns], found)
         return
-    print("| family | epsilon | records | covered | told | error of a slope |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-    for row in rows(options.runs, np.random.default_rng(options.seed)):
-        print(row, flush=True)
+    heads = ["family", "epsilon", "records", "covered", "told", "error of a slope"]
+    print_table(heads, rows(options.runs, np.random.default_rng(options.seed)))
 
 
 if __name__ == "__main__":

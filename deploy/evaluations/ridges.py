@@ -7,20 +7,19 @@ was held out.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from sklearn.datasets import load_diabetes, make_friedman1
 from sklearn.metrics import r2_score
 
-from evaluations.studies import SITES, Floats, compile_for_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
+from evaluations.studies import SITES, Floats, complete_records, study_of
+from evaluations.tables import line, print_table
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Records
 
 RIDGES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0)
 EPSILONS = (8.0, 2.0)
@@ -78,22 +77,23 @@ def score(table: BoundedTable, epsilon: float, ridge: float, seed: int) -> float
     columns = [NumberColumn(name=f"c{k}", low=float(a), high=float(b)) for k, (a, b) in enumerate(zip(low, high, strict=True))]
     order = np.random.default_rng(seed).permutation(len(values))
     held, kept = order[: len(order) // 4], order[len(order) // 4 :]
-    request = StudyRequest(
-        name="s", method="gbdt", dataset="d", data=DatasetSchema(columns=tuple(columns), max_records=len(values)),
-        parameters={"outcome": {"column": columns[-1].name, "loss": table.loss}, "ridge": ridge},
-        privacy=PrivacyRequest(epsilon=epsilon, delta=1e-5), expected_records=len(kept) // len(SITES),
-    )  # fmt: skip
-    study = compile_for_sites(request)
+    schema = DatasetSchema(columns=tuple(columns), max_records=len(values))
+    parameters = {"outcome": {"column": columns[-1].name, "loss": table.loss}, "ridge": ridge}
+    study = study_of("gbdt", schema, len(kept), epsilon, parameters=parameters)
     scaled = 2.0 * (values - low) / (high - low) - 1.0
     dealt = zip(SITES, np.array_split(kept, len(SITES)), strict=True)
-    sites = {name: PlainSite(whole(scaled[own])) for name, own in dealt}
+    sites = {name: PlainSite(complete_records(scaled[own])) for name, own in dealt}
     model = Model.from_result(METHODS["gbdt"].run(PlainFederation(study, sites)))
-    return float(r2_score(values[held, -1], model.estimates(whole(scaled[held, :-1]))))
+    return float(r2_score(values[held, -1], model.estimates(complete_records(scaled[held, :-1]))))
 
 
-def whole(x: Floats) -> Records:
-    """Records (n, d) without a missing value."""
-    return Records(x, np.ones(x.shape, dtype=np.bool_), None)
+def rows(seeds: int) -> Iterator[str]:
+    """A row for each table and epsilon."""
+    for name, make in TABLES.items():
+        table = make()
+        for epsilon in EPSILONS:
+            means = [np.mean([score(table, epsilon, ridge, seed) for seed in range(seeds)]) for ridge in RIDGES]
+            yield line([name, f"{epsilon:g}", *(f"{mean:.2f}" for mean in means)])
 
 
 def main() -> None:
@@ -101,12 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     asked = parser.parse_args()
-    print(f"| data | epsilon | {' | '.join(f'{ridge:g}' for ridge in RIDGES)} |\n| --- | --- |{' ---: |' * len(RIDGES)}")
-    for name, make in TABLES.items():
-        table = make()
-        for epsilon in EPSILONS:
-            means = [np.mean([score(table, epsilon, ridge, seed) for seed in range(asked.seeds)]) for ridge in RIDGES]
-            print(f"| {name} | {epsilon:g} | {' | '.join(f'{mean:.2f}' for mean in means)} |", flush=True)
+    print_table(["data", "epsilon", *(f"{ridge:g}" for ridge in RIDGES)], rows(asked.seeds), texts=2)
 
 
 if __name__ == "__main__":

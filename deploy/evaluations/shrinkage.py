@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from evaluations.studies import SITES, Sums, compile_for_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
+from evaluations.studies import Sums, complete_records, study_of
+from evaluations.tables import line, mean_with_error, print_table
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.evaluation import result_head
@@ -58,7 +58,7 @@ def drawn(spectrum: str, rotated: bool, classes: int, n: int, apart: float, rng:
     for number in (n, 4000):
         y = rng.integers(0, classes, number)
         x = scale * (means[y] + spread * rng.standard_normal((number, WIDTH))) @ turn
-        yield Records(x.clip(-1.0, 1.0), np.ones(x.shape, dtype=np.bool_), y)
+        yield complete_records(x.clip(-1.0, 1.0), y)
 
 
 def accuracy(head: LinearHead, test: Records) -> float:
@@ -66,46 +66,39 @@ def accuracy(head: LinearHead, test: Records) -> float:
     return 100.0 * float(np.mean(head.predict(test.features) == test.labels))
 
 
+def rows(way: str, studies: int, seed: int) -> Iterator[str]:
+    """A row for each setting."""
+    tried = [(s, r, k) for s in SPECTRA for r in (False, True) for k in range(len(SETTINGS))]
+    found: dict[int, list[tuple[float | None, float]]] = {index: [] for index in range(len(SETTINGS))}
+    for index in range(studies):
+        spectrum, rotated, which = tried[index % len(tried)]
+        classes, n, epsilon, apart = SETTINGS[which]
+        rng = np.random.default_rng((seed, index))
+        train, test = drawn(spectrum, rotated, classes, n, apart, rng)
+        study = study_of("fedcgs", schema(classes), n, epsilon, parameters=METHODS_TRIED[way])
+        result = METHODS["fedcgs"].run(Sums(study, train, rng))
+        clear = LinearDiscriminantAnalysis().fit(train.features, train.labels)
+        best = 100.0 * float(np.mean(clear.predict(test.features) == test.labels))
+        threshold = 100.0 / classes + (best - 100.0 / classes) / 3.0
+        made = result_head(result)
+        found[which].append((None if made is None else accuracy(made, test), threshold))
+    for which, runs in found.items():
+        classes, _, epsilon, _ = SETTINGS[which]
+        told = np.array([head for head, _ in runs if head is not None])
+        collapsed = sum(head is not None and head < threshold for head, threshold in runs)
+        cells = [len(runs), mean_with_error(told), f"{told.min():.1f}", collapsed, len(runs) - len(told)]
+        yield line([way, f"{classes}, {epsilon:g}", *cells])
+
+
 def main() -> None:
-    """Print a row for each way of shrinking and setting."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=200, help="of each way of shrinking")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ways", nargs="*", default=list(METHODS_TRIED), choices=list(METHODS_TRIED))
     asked = parser.parse_args()
-    cells = [(s, r, k) for s in SPECTRA for r in (False, True) for k in range(len(SETTINGS))]
-    print("| shrinkage | classes, epsilon | studies | accuracy | worst | collapsed | not estimable |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
-    for way in asked.ways:
-        found: dict[int, list[tuple[float | None, float]]] = {index: [] for index in range(len(SETTINGS))}
-        for index in range(asked.studies):
-            spectrum, rotated, which = cells[index % len(cells)]
-            classes, n, epsilon, apart = SETTINGS[which]
-            rng = np.random.default_rng((asked.seed, index))
-            train, test = drawn(spectrum, rotated, classes, n, apart, rng)
-            request = StudyRequest.model_validate(
-                {
-                    "name": "s", "method": "fedcgs", "dataset": "d", "data": schema(classes), "parameters": METHODS_TRIED[way],
-                    "privacy": PrivacyRequest(epsilon=epsilon), "expected_records": n // len(SITES),
-                }
-            )  # fmt: skip
-            study = compile_for_sites(request)
-            result = METHODS["fedcgs"].run(Sums(study, train, rng))
-            clear = LinearDiscriminantAnalysis().fit(train.features, train.labels)
-            best = 100.0 * float(np.mean(clear.predict(test.features) == test.labels))
-            threshold = 100.0 / classes + (best - 100.0 / classes) / 3.0
-            made = result_head(result)
-            found[which].append((None if made is None else accuracy(made, test), threshold))
-        for which, runs in found.items():
-            classes, _, epsilon, _ = SETTINGS[which]
-            told = np.array([head for head, _ in runs if head is not None])
-            collapsed = sum(head is not None and head < threshold for head, threshold in runs)
-            error = told.std(ddof=1) / np.sqrt(len(told))
-            print(
-                f"| {way} | {classes}, {epsilon:g} | {len(runs)} | {told.mean():.1f} ± {error:.1f} | {told.min():.1f} "
-                f"| {collapsed} | {len(runs) - len(told)} |",
-                flush=True,
-            )
+    heads = ["shrinkage", "classes, epsilon", "studies", "accuracy", "worst", "collapsed", "not estimable"]
+    print_table(heads, (row for way in asked.ways for row in rows(way, asked.studies, asked.seed)), texts=2)
 
 
 if __name__ == "__main__":

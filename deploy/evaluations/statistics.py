@@ -6,7 +6,6 @@ Sums are made as queries release them, each with the noise of a release that it 
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,6 +13,7 @@ import numpy as np
 from lifelines.datasets import load_gbsg2
 from numpy.typing import NDArray
 
+from evaluations.tables import print_table, run_options
 from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
@@ -260,14 +260,10 @@ def test_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="evaluations.statistics", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print("| figure | records | covered, or rejected | told |\n| --- | ---: | ---: | ---: |")
-    for rows in (means, quantile_rows, table_rows, survival_rows, rank_rows, error_rows, regression_rows, test_rows):
-        for row in rows(options.runs, np.random.default_rng(options.seed)):
-            print(row, flush=True)
+    options = run_options("statistics", __doc__, 400).parse_args()
+    parts = (means, quantile_rows, table_rows, survival_rows, rank_rows, error_rows, regression_rows, test_rows)
+    rows = (row for part in parts for row in part(options.runs, np.random.default_rng(options.seed)))
+    print_table(["figure", "records", "covered, or rejected", "told"], rows)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum.compile import StudyRequest, compile_study
+from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.datasets import take_records
-from veilsum_deploy.simulation.plain import PlainSite
+from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records, RecordTask
 
@@ -22,11 +25,36 @@ Floats = NDArray[np.float64]
 SITES = ("a", "b", "c", "d")
 
 
+def study_of(
+    method: str, schema: DatasetSchema, records: int, epsilon: float | None, sites: Sequence[str] = SITES, **asked: Any
+) -> Study:
+    """The study of a method on ``records`` at all sites together; without noise where ``epsilon`` is None.
+
+    Args:
+        method, schema, records, epsilon, sites: of the study.
+        **asked: further keys of the request, as ``parameters``.
+    """
+    content = {"name": "evaluation", "method": method, "dataset": "evaluation", "data": schema, **asked}
+    content["expected_records"] = records // len(sites)
+    content["privacy"] = PrivacyRequest(noise="none") if epsilon is None else PrivacyRequest(epsilon=epsilon)
+    return compile_for_sites(StudyRequest.model_validate(content), sites)
+
+
+def complete_records(features: Floats, labels: NDArray[np.int64] | None = None) -> Records:
+    """Records of features (n, width) without a missing value."""
+    return Records(features, np.ones(features.shape, dtype=np.bool_), labels)
+
+
 def compile_for_sites(request: StudyRequest, sites: Sequence[str] = SITES) -> Study:
     """The study of these sites; nobody signs it."""
     return compile_study(
         request, federation_id="0" * 64, coordinator="hub", participants=list(sites), clock=lambda: 0, random=SYSTEM_RANDOM
     )
+
+
+def run_on_sites(study: Study, records: Records, seed: int) -> Result:
+    """The result of a study without encryption, on records dealt to :data:`SITES` (:func:`dealt_sites`)."""
+    return METHODS[study.method].run(PlainFederation(study, dealt_sites(records, seed)))
 
 
 def dealt_sites(records: Records, seed: int) -> dict[str, PlainSite]:

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from evaluations.studies import SITES, Floats, compile_for_sites, dealt_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
-from veilsum_coordinator.methods import METHODS
+from evaluations.studies import Floats, complete_records, run_on_sites, study_of
+from evaluations.tables import line, mean_with_error, print_table
 from veilsum_deploy.datasets import packaged_dataset, read_dataset, take_records
+from veilsum_deploy.evaluation import pool
 from veilsum_deploy.simulation.partition import hold_out
-from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
@@ -53,9 +52,7 @@ def heart(folder: Path) -> Table:
     """920 patients of four hospitals x 13, 55% with a disease."""
     with_schema = Path(__file__).parents[1] / "veilsum_deploy" / "demo_data" / "heart_disease.toml"
     schema = load_schema(with_schema)
-    parts = [read_dataset(path, schema, "heart").records for path in sorted(folder.glob("processed.*.data"))]
-    arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "present", "labels"))
-    return schema, Records(*arrays)
+    return schema, pool([read_dataset(path, schema, "heart").records for path in sorted(folder.glob("processed.*.data"))])
 
 
 def eights(_: Path) -> Table:
@@ -82,7 +79,7 @@ def affairs(_: Path) -> Table:
     low, high = np.array(list(SURVEY.values()), dtype=np.float64).T
     numbers = np.clip(2.0 * (frame[list(SURVEY)].to_numpy() - low) / (high - low) - 1.0, -1.0, 1.0)
     x = np.hstack([numbers, *(np.eye(6)[frame[name].to_numpy(np.int64) - 1] for name in kinds)])
-    return schema, Records(x, np.ones(x.shape, dtype=np.bool_), (frame["affairs"] >= 3).to_numpy(np.int64))
+    return schema, complete_records(x, (frame["affairs"] >= 3).to_numpy(np.int64))
 
 
 TABLES: dict[str, Callable[[Path], Table]] = {
@@ -93,17 +90,12 @@ TABLES: dict[str, Callable[[Path], Table]] = {
 }
 
 
-def study_of(method: str, epsilon: float) -> Fit:
+def fit_of(method: str, epsilon: float) -> Fit:
     """A study of four sites."""
 
     def fit(table: Table, test: Records, seed: int) -> Floats | None:
         schema, records = table
-        request = StudyRequest(
-            name="s", method=method, dataset="d", data=schema, parameters={},
-            privacy=PrivacyRequest(epsilon=epsilon, delta=DELTA), expected_records=len(records) // len(SITES),
-        )  # fmt: skip
-        study = compile_for_sites(request)
-        result = METHODS[method].run(PlainFederation(study, dealt_sites(records, seed)))
+        result = run_on_sites(study_of(method, schema, len(records), epsilon), records, seed)
         if not result.application:
             return None
         scores: Floats = Model.from_result(result).scores(test)
@@ -157,21 +149,18 @@ def figure(found: NDArray[np.float64]) -> str:
     """Mean and standard error over seeds."""
     told = found[np.isfinite(found)]
     missing = f" ({len(found) - len(told)} not estimable)" if len(told) < len(found) else ""
-    if len(told) < 2:
-        return "–" + missing
-    return f"{told.mean():.1f} ± {told.std(ddof=1) / np.sqrt(len(told)):.1f}{missing}"
+    return ("–" if len(told) < 2 else mean_with_error(told)) + missing
 
 
 def rows(asked: argparse.Namespace) -> Iterator[str]:
     """A row for each table and epsilon, and one without noise."""
     for name in asked.tables:
         table = TABLES[name](asked.heart)
-        blank = " | ".join("" for _ in range(len(METHODS_TRIED) + asked.ebm))
-        yield f"| {name} | none | {blank} | {figure(areas(table, xgboost_of, asked.seeds))} |"
+        blank = [""] * (len(METHODS_TRIED) + asked.ebm)
+        yield line([name, "none", *blank, figure(areas(table, xgboost_of, asked.seeds))])
         for epsilon in EPSILONS:
-            fits = [study_of(method, epsilon) for method in METHODS_TRIED] + ([ebm_of(epsilon)] if asked.ebm else [])
-            cells = " | ".join(figure(areas(table, fit, asked.seeds)) for fit in fits)
-            yield f"| {name} | {epsilon:g} | {cells} |  |"
+            fits = [fit_of(method, epsilon) for method in METHODS_TRIED] + ([ebm_of(epsilon)] if asked.ebm else [])
+            yield line([name, f"{epsilon:g}", *(figure(areas(table, fit, asked.seeds)) for fit in fits), ""])
 
 
 def main() -> None:
@@ -183,9 +172,7 @@ def main() -> None:
     parser.add_argument("--ebm", action="store_true", help="explainable boosting too: pip install interpret-core")
     asked = parser.parse_args()
     named = [*(f"`{method}`" for method in METHODS_TRIED), *(["DP-EBM, pooled"] if asked.ebm else []), "XGBoost, pooled"]
-    print(f"| data | epsilon | {' | '.join(named)} |\n| --- | --- |{' ---: |' * len(named)}")
-    for row in rows(asked):
-        print(row, flush=True)
+    print_table(["data", "epsilon", *named], rows(asked), texts=2)
 
 
 if __name__ == "__main__":

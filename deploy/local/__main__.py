@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from local.deployment import POLL_SECONDS, Deployment, deployed, samples
 from local.processes import StoppedError
-from local.running import POLL_SECONDS, Deployment, deployed, samples
 from local.services import Services, container_ports, read_compose
 from veilsum_coordinator.protocol.settings import load_coordinator_config
 from veilsum_deploy.demo.directory import claim

@@ -99,13 +99,8 @@ class LocalProcess:
         """
         if self.status is not None:
             raise StateError(
-                f"{self.name} exited unexpectedly (status {self.status}).{self.tail()}", f"Its log is {self.log}."
+                f"{self.name} exited unexpectedly (status {self.status}).{tail(self.log)}", f"Its log is {self.log}."
             )
-
-    def tail(self) -> str:
-        """The end of its log, for an error's message."""
-        text = self.log.read_text(errors="replace")[-_TAIL:].strip()
-        return "".join(f"\n  {line}" for line in text.splitlines()[-10:])
 
     def ask_to_stop(self) -> None:
         """Send the signal that its service stops by."""
@@ -168,6 +163,11 @@ class LocalProcesses:
                 self.statuses[process.name] = 0 if status == -process.ending else status
         for number, former in self._former.items():
             signal.signal(number, former)
+
+
+def tail(log: Path) -> str:
+    """The end of a log, for an error's message."""
+    return "".join(f"\n  {line}" for line in log.read_text(errors="replace")[-_TAIL:].strip().splitlines()[-10:])
 
 
 def run(command: Command, log: Path, seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""A result's tables as CSV, LaTeX and HTML, and its figures as pictures, for papers and slides.
+"""A result's tables as CSV, LaTeX and HTML, with pictures (:mod:`veilsum.pictures`), for papers and slides.
 
 Tables are the lists of rows in a result's summary; what else it tells is one more, ``summary``. A figure with its interval
 becomes one cell, ``61.2 (59.8 to 62.7)``, but in CSV, where value, errors and ends have columns of their own. Pictures need
@@ -11,13 +11,13 @@ import csv
 import hashlib
 import html
 import io
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from veilsum.markov_fields import fit_field
+from veilsum.pictures import Row, plot
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_coordinator.parts.query_answers import RECORDS
@@ -32,15 +32,8 @@ MODELS = ("tree", "graph")
 
 PARTS = ("value", "noise_error", "sampling_error", "low", "high", "std_error")
 
-DRAWN = ("odds_ratio", "rate_ratio", "hazard_ratio", "coefficient", "mean", "value", "share", "count", "correlation")
-"""Figures that a picture can be of, the first one that a table has."""
-
 SUMMARY = "summary"
 """The table of what a result tells outside of its tables."""
-
-RATIOS = ("odds_ratio", "rate_ratio", "hazard_ratio")
-
-Row = Mapping[str, Any]
 
 
 def export_result(
@@ -74,14 +67,9 @@ def export_result(
         raise ConfigurationError(f"There is no model {model!r} of synthetic records.", f"Models: {', '.join(MODELS)}.")
     files: dict[str, bytes] = {}
     for name, rows in all_tables(result).items():
-        stem = name.replace(" ", "-").replace("/", "-")
-        if "csv" in formats:
-            files[f"{stem}.csv"] = to_csv(rows).encode()
-        if "latex" in formats:
-            files[f"{stem}.tex"] = to_latex(rows, name).encode()
-        for kind in ("svg", "png"):
-            if kind in formats and (picture := plot(name, rows, kind)) is not None:
-                files[f"{stem}.{kind}"] = picture
+        for form, (suffix, written) in _OF_TABLES.items():
+            if form in formats and (data := written(name, rows)) is not None:
+                files[f"{name.replace(' ', '-').replace('/', '-')}.{suffix}"] = data
     for name, rows in tables_of(result).items():
         if name in result.arrays and rows and "levels" in rows[0]:
             codes = result.arrays[name] if model == "tree" else _graph_records(result, name, rows)
@@ -131,10 +119,9 @@ def all_tables(result: Result) -> dict[str, list[Row]]:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """One line a row; a figure's parts in columns ``mean``, ``mean_low``, ..."""
-    flat = [dict(_flat(row)) for row in rows]
-    names = list(dict.fromkeys(name for row in flat for name in row))
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, names, restval="", lineterminator="\n")
+    flat = flat_rows(rows)
+    writer = csv.DictWriter(stream, column_names(flat), lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return stream.getvalue()
@@ -173,20 +160,23 @@ def _graph_records(result: Result, name: str, columns: Sequence[Row]) -> Any:
 def flat_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Rows without nesting, all with the same keys: a figure's parts are ``mean``, ``mean_low``, ...; None where unknown."""
     flat = [dict(_flat(row)) for row in rows]
-    names = list(dict.fromkeys(name for row in flat for name in row))
-    return [{name: None if row.get(name) == "" else row.get(name) for name in names} for row in flat]
+    names = column_names(flat)
+    return [{name: row.get(name) for name in names} for row in flat]
 
 
-def _flat(row: Row) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def column_names(rows: Sequence[Row]) -> list[str]:
+    """Every key that a row has, in order."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _flat(row: Row) -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if not isinstance(value, Mapping):
-            found.append((name, "" if value is None else value))
+            yield name, None if value == "" else value
         elif "value" in value:
-            found += [(name if part == "value" else f"{name}_{part}", value[part]) for part in PARTS if part in value]
+            yield from ((name if part == "value" else f"{name}_{part}", value[part]) for part in PARTS if part in value)
         else:
-            found.append((f"{name}_note", cell(value)))
-    return found
+            yield f"{name}_note", cell(value)
 
 
 def cell(value: Any) -> str:
@@ -213,7 +203,7 @@ def cell(value: Any) -> str:
 
 def to_latex(rows: Sequence[Row], caption: str) -> str:
     """A ``table`` with ``booktabs`` rules."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = column_names(rows)
     lines = [
         r"\begin{table}", rf"\caption{{{_tex(caption)}}}", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule",
         _tex_row(name.replace("_", " ") for name in names), r"\midrule",
@@ -271,7 +261,7 @@ def to_html(result: Result, about: Mapping[str, Any] | None = None) -> str:
 
 def table_html(rows: Sequence[Row]) -> str:
     """A ``<table>`` of rows, one column a key."""
-    names = list(dict.fromkeys(key for row in rows for key in row))
+    names = column_names(rows)
     head = "".join(f"<th>{html.escape(key.replace('_', ' '))}</th>" for key in names)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell(row.get(key)))}</td>" for key in names) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -285,132 +275,10 @@ def _picture_if_possible(name: str, rows: Sequence[Row]) -> str:
     return "" if picture is None else picture.decode().partition("<svg")[1] + picture.decode().partition("<svg")[2]
 
 
-# -- pictures --------------------------------------------------------------------------------------------------------------
-
-
-def plot(name: str, rows: Sequence[Row], kind: str) -> bytes | None:
-    """A picture of a table in a file format, ``svg`` or ``png``; as :func:`draw`."""
-    canvas = draw(name, rows)
-    if canvas is None:
-        return None
-    stream = io.BytesIO()
-    canvas.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
-    return stream.getvalue()
-
-
-def draw(name: str, rows: Sequence[Row]) -> Any:
-    """A table as a matplotlib figure: survival curves with bands and numbers at risk, or figures with their intervals; None
-    where there is nothing to draw.
-
-    Raises:
-        ConfigurationError: matplotlib is not installed.
-    """
-    curves = [row for row in rows if row.get("figure") == "survival" and isinstance(row.get("time"), float | int)]
-    rows = [row for row in rows if row.get("term") != "constant"]
-    columns = [key for key in DRAWN if any(_told(row.get(key)) for row in rows)]
-    if not curves and not columns:
-        return None
-    try:
-        from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        raise ConfigurationError("Pictures need matplotlib.", "pip install veilsum[plots]") from error
-    canvas = Canvas(figsize=(8.0, 5.0), layout="constrained")
-    if curves:
-        _draw_curves(canvas, name, curves)
-    else:
-        _draw_forest(canvas, name, [row for row in rows if _told(row.get(columns[0]))], columns[0])
-    return canvas
-
-
-def _told(value: Any) -> bool:
-    return isinstance(value, Mapping) and "low" in value
-
-
-def _group(row: Row) -> str:
-    """The levels of a row's group."""
-    fixed = {"figure", "time", "unit", "value", "at_risk", "column", "quantile"}
-    return ", ".join(f"{key} {text}" for key, text in row.items() if key not in fixed and isinstance(text, str)) or "all"
-
-
-def _draw_curves(canvas: Any, name: str, rows: Sequence[Row]) -> None:
-    axes, below = canvas.subplots(2, 1, height_ratios=(5, 1), sharex=True)
-    groups = list(dict.fromkeys(_group(row) for row in rows))
-    for place, group in enumerate(groups):
-        told = [row for row in rows if _group(row) == group and _told(row["value"])]
-        times = [0.0, *(float(row["time"]) for row in told)]
-        low, middle, high = (
-            [1.0, *(float(row["value"][end]) if row["value"][end] is not None else limit for row in told)]
-            for end, limit in (("low", 0.0), ("value", 0.0), ("high", 1.0))
-        )
-        (line,) = axes.plot(times, middle, label=group, marker="o", markersize=3)
-        axes.fill_between(times, low, high, alpha=0.18, color=line.get_color(), linewidth=0)
-        for start, row in zip(times, told, strict=False):  # who was at risk when the interval began
-            below.text(
-                start,
-                place,
-                f"{row['at_risk']:.0f}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color=line.get_color(),
-            )
-    axes.set(ylim=(0, 1.02), ylabel="survival", title=name)
-    axes.legend(frameon=False)
-    below.set(
-        ylim=(len(groups) - 0.5, -0.5),
-        yticks=range(len(groups)),
-        yticklabels=groups,
-        xlabel=str(rows[0].get("unit") or "time"),
-    )
-    below.set_title("number at risk, with noise", fontsize=8, loc="left")
-    for spine in ("top", "right"):
-        axes.spines[spine].set_visible(False)
-        below.spines[spine].set_visible(False)
-
-
-def _draw_forest(canvas: Any, name: str, rows: Sequence[Row], key: str) -> None:
-    """Figures with their intervals, one below the other; several columns of one table in panels of their own."""
-    from matplotlib import ticker
-
-    panels = list(dict.fromkeys((str(row.get("column", "")), str(row.get("unit", "") or "")) for row in rows))
-    canvas.set_size_inches(8.0, max(2.2, 0.32 * len(rows) + 0.8 * len(panels) + 0.6))
-    counts = [sum((str(row.get("column", "")), str(row.get("unit", "") or "")) == panel for row in rows) for panel in panels]
-    grid = canvas.subplots(len(panels), 1, squeeze=False, height_ratios=counts)[:, 0]
-    for axes, panel in zip(grid, panels, strict=True):
-        own = [row for row in rows if (str(row.get("column", "")), str(row.get("unit", "") or "")) == panel]
-        names = [_label(row) for row in own]
-        for place, row in enumerate(own):
-            figure = row[key]
-            low, high = (figure["value"] if figure[end] is None else figure[end] for end in ("low", "high"))
-            axes.plot([low, high], [place, place], color="#3b6ea5", linewidth=1.6)
-            axes.plot(figure["value"], place, "s", color="#1d3f66", markersize=5)
-        axes.set(yticks=range(len(own)), yticklabels=names, ylim=(len(own) - 0.5, -0.5))
-        if key in (*RATIOS, "coefficient"):
-            axes.axvline(1.0 if key in RATIOS else 0.0, color="#999999", linewidth=0.8, zorder=0)
-        if key in RATIOS:
-            axes.set_xscale("log")
-            low, high = axes.get_xlim()
-            even = ticker.MaxNLocator(6).tick_values(low, high)
-            decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            some = even if high < 5.0 * low else [place * 10.0**decade for decade in decades for place in (1, 2, 5)]
-            axes.set_xticks([place for place in some if low <= place <= high])
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.set_xlabel(
-            " ".join(
-                part
-                for part in (key.replace("_", " "), f"of {panel[0]}" if panel[0] else "", f"({panel[1]})" if panel[1] else "")
-                if part
-            )
-        )
-        for spine in ("top", "right"):
-            axes.spines[spine].set_visible(False)
-    grid[0].set_title(name)
-
-
-def _label(row: Row) -> str:
-    if "term" in row:
-        return f"{row['term']} per {row['per']}" if row.get("per") else str(row["term"])
-    parts = [f"{key} {text}" for key, text in row.items() if isinstance(text, str) and key not in ("column", "unit")]
-    parts += [f"quantile {row['quantile']:g}"] if "quantile" in row else []
-    return ", ".join(parts) or "all"
+_OF_TABLES: Mapping[str, tuple[str, Callable[[str, Sequence[Row]], bytes | None]]] = {
+    "csv": ("csv", lambda _, rows: to_csv(rows).encode()),
+    "latex": ("tex", lambda name, rows: to_latex(rows, name).encode()),
+    "svg": ("svg", lambda name, rows: plot(name, rows, "svg")),
+    "png": ("png", lambda name, rows: plot(name, rows, "png")),
+}
+"""Formats with a file for each table: its suffix, and its content by the table's name and rows; None where it has none."""

@@ -23,8 +23,8 @@ from typing import Any
 
 from veilsum.compile import StudyDraft
 from veilsum.costs import StudyCost, study_cost
+from veilsum.privacy_loss import ParticipantLoss, epsilon_alone, participant_losses
 from veilsum.quantisation import ROUNDING
-from veilsum.spending import ParticipantLoss, epsilon_alone, participant_losses
 from veilsum_coordinator.parts.expectations import Expectation, finite
 from veilsum_coordinator.parts.expected_moments import DIRECTIONS
 from veilsum_coordinator.parts.moment_alignment import LABEL as POWER_MOMENTS
@@ -229,6 +229,17 @@ def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[
     Args:
         records: expected of each site.
     """
+    yield from _disclosures(study)
+    yield from _units(study)
+    yield from _secure_steps(study)
+    if study.privacy.noise != "none" and any(task.label == POWER_MOMENTS for task in study.tasks):
+        yield from _vain_alignment(records, records_to_align(study))
+    for part in parts:
+        if part.name == DIRECTIONS and part.outlook in (Outlook.NOTHING, Outlook.WEAK):
+            yield _drowned_covariances(study, part)
+
+
+def _disclosures(study: Study) -> Iterator[str]:
     private = study.privacy.noise != "none"
     apart = [task.label for task in study.tasks if task.disclosure == "per-site"]
     if apart:
@@ -244,46 +255,55 @@ def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[
             " differ in few sites show these sites' own numbers, so a site refuses a sum whose cohort differs from an earlier"
             " one by fewer sites than its policy.min_cohort. Invite the same sites again."
         )
+
+
+def _units(study: Study) -> Iterator[str]:
     if study.data.joined:
         yield "A person may have several rows (joined = true in the schema): the unit is a person with all of them."
-    if private and study.privacy.unit == "subject":
+    if study.privacy.noise != "none" and study.privacy.unit == "subject":
         twice = twofold_epsilon(study)
         cost = "the study costs more" if twice is None else f"epsilon is {twice:.3g}"
         yield (
             "The guarantee is for one person at one site. Sites cannot know who else's patient a person is: for someone whose"
             f" records lie at two of the sites {cost}."
         )
-    stepped = {task.source for task in study.tasks if issubclass(TASKS[task.task], DerivedTask)} - {None}
-    if stepped and not private:
+
+
+def _secure_steps(study: Study) -> Iterator[str]:
+    if not any(issubclass(TASKS[task.task], DerivedTask) and task.source is not None for task in study.tasks):
+        return
+    if study.privacy.noise == "none":
         yield (
             "Steps over secure sums hide no site's covariance here: without noise, the sums of several steps determine the"
             " covariance of each site. They only spare sending it."
         )
-    elif stepped:
+    else:
         yield (
             "Every site keeps its own noised moments, with all the noise that its records need; the steps computed from them"
             " cost nothing more. Sums of several steps may show these noised moments of a site, and no more."
         )
-    if private and any(task.label == POWER_MOMENTS for task in study.tasks):
-        needed = records_to_align(study)
-        if needed is None or records < needed:
-            found = "however many it has" if needed is None else f"with fewer than about {needed:,}"
-            yield (
-                f"Alignment by moments will not pay: a site of {records:,} records cannot tell its variances from the"
-                f" noise, {found}. It then leaves the features as they are, and the release of moments is spent in vain."
-                " Leave out [parameters.moments], or state a larger share."
-            )
-    for part in parts:
-        if part.name == DIRECTIONS and part.outlook in (Outlook.NOTHING, Outlook.WEAK):
-            drowned = "drown in the noise" if part.outlook is Outlook.NOTHING else "stand little above the noise"
-            advice = "Use fewer columns"
-            if study.method != "pca":
-                advice = "Use fewer features (an encoder of smaller width, as a study of method pca releases one)"
-            yield (
-                f"Covariances {drowned}: along the worst direction noise shows {part.widest:.2g} times the variance that"
-                f" features are expected to have. {advice}, more records a site, or a larger epsilon; without that, what is"
-                " made of covariances is shrunk towards one common variance."
-            )
+
+
+def _vain_alignment(records: int, needed: int | None) -> Iterator[str]:
+    if needed is None or records < needed:
+        found = "however many it has" if needed is None else f"with fewer than about {needed:,}"
+        yield (
+            f"Alignment by moments will not pay: a site of {records:,} records cannot tell its variances from the noise,"
+            f" {found}. It then leaves the features as they are, and the release of moments is spent in vain. Leave out"
+            " [parameters.moments], or state a larger share."
+        )
+
+
+def _drowned_covariances(study: Study, part: PlannedPart) -> str:
+    drowned = "drown in the noise" if part.outlook is Outlook.NOTHING else "stand little above the noise"
+    advice = "Use fewer columns"
+    if study.method != "pca":
+        advice = "Use fewer features (an encoder of smaller width, as a study of method pca releases one)"
+    return (
+        f"Covariances {drowned}: along the worst direction noise shows {part.widest:.2g} times the variance that features are"
+        f" expected to have. {advice}, more records a site, or a larger epsilon; without that, what is made of covariances is"
+        " shrunk towards one common variance."
+    )
 
 
 def twofold_epsilon(study: Study) -> float | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from veilsum.spending import read_spending
+from veilsum.privacy_loss import read_spending
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity import Credentials, Label
 from veilsum_node.identity.files import replace_file

@@ -7,7 +7,7 @@ records: every feature is a fixed function of its own record, and every bound is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -68,18 +68,15 @@ class Collection:
 
     def with_schema(self, schema: DatasetSchema) -> Collection:
         """The same tables under a schema that a study brings along."""
-        domains = [
-            Domain(
-                domain.name,
-                TableWithSchema(domain.train.name, schema, domain.train.table, domain.train.subject),
-                None
-                if domain.test is None
-                else TableWithSchema(domain.test.name, schema, domain.test.table, domain.test.subject),
-                domain.sites,
-            )
+
+        def under(table: TableWithSchema) -> TableWithSchema:
+            return replace(table, schema=schema)
+
+        domains = tuple(
+            replace(domain, train=under(domain.train), test=None if domain.test is None else under(domain.test))
             for domain in self.domains
-        ]
-        return Collection(self.name, schema, tuple(domains))
+        )
+        return Collection(self.name, schema, domains)
 
 
 def load_collection(name: str, path: Path) -> Collection:
@@ -123,34 +120,28 @@ def own_sites(
             a site has records of two domains.
         Misuse: a column of sites or domains for a folder.
     """
-    if source.is_dir():
-        if domain_column is not None:
-            advice = "Leave the domain column out, or name one file."
-            raise Misuse(f"{source} is a folder, whose files or folders are the domains.", advice)
-        if site_column is None and (folders := _domain_folders(source)):
-            domains = [_joined(domain, read_sites(path, schema, subject=subject, least=1)) for domain, path in folders.items()]
-            _require_distinct([site for _, _, sites in domains for site in sites])
-            found = [
-                Domain(domain, TableWithSchema(name, schema, table, subject), None, sites) for domain, table, sites in domains
-            ]
-            return Collection(name, schema, tuple(found))
-    if domain_column is None:
+
+    def domain_of(own: str, table: pa.Table, sites: Mapping[str, Rows]) -> Domain:
+        return Domain(own, TableWithSchema(name, schema, table, subject), None, sites)
+
+    if source.is_dir() and domain_column is not None:
+        advice = "Leave the domain column out, or name one file."
+        raise Misuse(f"{source} is a folder, whose files or folders are the domains.", advice)
+    if source.is_dir() and site_column is None and (folders := _domain_folders(source)):
+        joined = [_joined(domain, read_sites(path, schema, subject=subject, least=1)) for domain, path in folders.items()]
+        _require_distinct([site for _, _, sites in joined for site in sites])
+        found = [domain_of(*parts) for parts in joined]
+    elif domain_column is None:
         tables = read_sites(source, schema, site_column=site_column, subject=subject)
-        return Collection(
-            name,
-            schema,
-            tuple(Domain(site, TableWithSchema(name, schema, table, subject), None) for site, table in tables.items()),
-        )
-    table = read_records(source, schema, subject)
-    rows = rows_by_name(read_table(source, schema, subject=domain_column).subjects, domain_column, "domain")
-    sites = {}
-    if site_column is not None:
-        sites = rows_by_name(read_table(source, schema, subject=site_column).subjects, site_column, "site")
-    split = [
-        Domain(domain, TableWithSchema(name, schema, table.take(own), subject), None, _within(sites, own, domain))
-        for domain, own in rows.items()
-    ]
-    return Collection(name, schema, tuple(split))
+        found = [domain_of(site, table, {}) for site, table in tables.items()]
+    else:
+        table = read_records(source, schema, subject)
+        rows = rows_by_name(read_table(source, schema, subject=domain_column).subjects, domain_column, "domain")
+        sites: dict[str, Rows] = {}
+        if site_column is not None:
+            sites = rows_by_name(read_table(source, schema, subject=site_column).subjects, site_column, "site")
+        found = [domain_of(domain, table.take(own), _within(sites, own, domain)) for domain, own in rows.items()]
+    return Collection(name, schema, tuple(found))
 
 
 def _domain_folders(folder: Path) -> dict[str, Path]:

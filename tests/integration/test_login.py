@@ -20,8 +20,8 @@ from support.processes import Process, running_processes, write_toml
 from veilsum.access import LoginNeededError, LoginSettings, resolve_access
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_deploy.login.fetching import AnsweredError, Fetcher
-from veilsum_deploy.login.issuing import Issuer, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
+from veilsum_deploy.login.fetcher import AnsweredError, Fetcher
+from veilsum_deploy.login.issuer import Issuer, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
 from veilsum_deploy.login.person import log_in
 from veilsum_deploy.login.provider import discover
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError

@@ -26,8 +26,8 @@ from support.network import wait_for
 from support.processes import lasting_port
 from support.studies import run as run_plain
 from support.studies import shifted_sites
-from veilsum import tracking
-from veilsum.tracking import metrics_of
+from veilsum import mlflow_run
+from veilsum.mlflow_run import metrics_of
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Unavailable
 from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof
 from veilsum_privacy.results.result import Result, save_result
@@ -280,7 +280,7 @@ def test_what_cannot_be_tracked_is_refused(
     assert "did not take the result" in err
     assert "geheim" not in err
     with pytest.raises(HostileInput, match="no readable result"):
-        tracking.log_result(tmp_path / "nowhere", {}, server.uri, "x")
+        mlflow_run.log_result(tmp_path / "nowhere", {}, server.uri, "x")
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     with pytest.raises(ConfigurationError) as caught:
         result.to_mlflow(server.uri, "x")

@@ -22,7 +22,7 @@ from veilsum_deploy.simulation.engines import SerialEngine
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.stacks import Batches, PerceptronStack
 from veilsum_deploy.simulation.trainer import SiteTraining, site_training
-from veilsum_deploy.simulation.walk import JoinedRecords, NoisedSteps, filled_up
+from veilsum_deploy.simulation.walk import JoinedRecords, NoisedSteps, filled_up, sampled
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
@@ -204,7 +204,7 @@ def test_noise_from_one_call_is_each_sites_own() -> None:
     correlation = np.corrcoef(found)[np.triu_indices(40, 1)] * np.sqrt(size)
     assert np.abs(correlation).max() < 6.5
     counts = np.array([0, 5000, 3000])
-    taken = steps.sample(counts, [SYSTEM_RANDOM] * 3)
+    taken = sampled(0.25, counts, [SYSTEM_RANDOM] * 3)
     assert len(taken) == 8000
     assert 1e-9 < stats.binom(8000, 0.25).cdf(taken.sum()) < 1.0 - 1e-9
     with pytest.raises(Misuse, match="too coarse"):

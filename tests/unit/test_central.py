@@ -148,7 +148,7 @@ def draft(cancer: Deal, **privacy: Any) -> SimulationDraft:
 def test_what_stands_beside_a_trained_model(cancer: Deal) -> None:
     asked = draft(cancer, epsilon=0.02)
     found = {kind: beside(kind, asked, cancer, lambda: 1) for kind in BASELINES}
-    shares = {kind: one.accuracies["breast-cancer"] for kind, one in found.items()}
+    shares = {kind: one.scores.accuracies["breast-cancer"] for kind, one in found.items()}
     assert shares["trained-pooled"] > 0.92
     assert shares["central"] < shares["trained-pooled"] - 0.02  # so small an epsilon costs accuracy, noise is in it
     assert shares["trained-alone"] < shares["trained-pooled"]
@@ -158,7 +158,7 @@ def test_what_stands_beside_a_trained_model(cancer: Deal) -> None:
 
 
 def test_a_generous_epsilon_is_almost_no_noise(cancer: Deal) -> None:
-    central = beside("central", draft(cancer, epsilon=1000.0), cancer, lambda: 1).accuracies["breast-cancer"]
-    clear = beside("trained-pooled", draft(cancer, epsilon=1.0), cancer, lambda: 1).accuracies["breast-cancer"]
+    central = beside("central", draft(cancer, epsilon=1000.0), cancer, lambda: 1).scores.accuracies["breast-cancer"]
+    clear = beside("trained-pooled", draft(cancer, epsilon=1.0), cancer, lambda: 1).scores.accuracies["breast-cancer"]
     assert central == pytest.approx(clear, abs=0.02)
     assert CentralFederation(compiled("statistics"), pool(list(records().values())), random=SYSTEM_RANDOM).encoder == {}

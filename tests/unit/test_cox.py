@@ -12,7 +12,8 @@ import pytest
 from support.neighbours import check_rows_stand_alone
 from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
-from veilsum.exports import plot, to_csv
+from veilsum.exports import to_csv
+from veilsum.pictures import plot
 from veilsum.plan import plan_study
 from veilsum_aggregation.hazards import MOST_PERIODS
 from veilsum_coordinator.methods import METHODS

@@ -26,7 +26,7 @@ from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngin
 from veilsum_deploy.simulation.gradients import perceptron_vectors
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.plots import require_matplotlib
-from veilsum_deploy.simulation.progress import RoundProgress
+from veilsum_deploy.simulation.progress import RoundProgress, WatchedFederation
 from veilsum_deploy.simulation.record import ROUNDS, RunRecorder
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -226,16 +226,18 @@ def killed_after(rounds: int) -> Callable[[str], None]:
     return watch
 
 
+def watched(study: Study, watch: Callable[[str], None], **options: Any) -> None:
+    federation = PlainFederation(study, sites_of(uneven()), **options)
+    get_method(study.method).run(WatchedFederation(federation, watch))
+
+
 @pytest.mark.parametrize("name", ["gradients", "aligned", "training with noise", "gradients of a perceptron"])
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_killed_run_is_taken_up_with_the_sums_that_it_had(name: str, rounds: int, tmp_path: Path) -> None:
     study = study_of(name)
     whole = run(study)
-    federation = PlainFederation(
-        study, sites_of(uneven()), recorder=RunRecorder(tmp_path, pause=0.0), watch=killed_after(rounds)
-    )
     with pytest.raises(KilledError):
-        get_method(study.method).run(federation)
+        watched(study, killed_after(rounds), recorder=RunRecorder(tmp_path, pause=0.0))
     recorder = RunRecorder(tmp_path, pause=0.0)
     assert recorder.rounds == rounds
     again = PlainFederation(study, sites_of(uneven()), recorder=recorder)
@@ -251,9 +253,8 @@ def test_a_killed_run_is_taken_up_with_the_sums_that_it_had(name: str, rounds: i
 
 def test_rounds_that_changed_what_sites_keep_are_computed_again_without_a_snapshot(tmp_path: Path) -> None:
     study = study_of("aligned")
-    federation = PlainFederation(study, sites_of(uneven()), recorder=RunRecorder(tmp_path, pause=1e9), watch=killed_after(2))
     with pytest.raises(KilledError):
-        get_method(study.method).run(federation)
+        watched(study, killed_after(2), recorder=RunRecorder(tmp_path, pause=1e9))
     assert RunRecorder(tmp_path).rounds == 0  # the first round kept statistics, and no snapshot has them
 
 
@@ -271,8 +272,7 @@ def test_a_round_that_was_cut_off_is_no_round(cut: int) -> None:
         def watch(label: str) -> None:
             ends.append((path / ROUNDS).stat().st_size)
 
-        federation = PlainFederation(study, sites_of(uneven()), recorder=recorder, watch=watch)
-        get_method(study.method).run(federation)
+        watched(study, watch, recorder=recorder)
         recorder.close()
         data = (path / ROUNDS).read_bytes()
         end = cut * len(data) // 10_000
@@ -297,7 +297,7 @@ def test_progress_tells_rounds_and_the_epsilon_of_the_releases_so_far() -> None:
     study = study_of("gradients")
     told: list[tuple[str, float]] = []
     watch = RoundProgress(study, lambda *what: told.append(what), "Run 2 of 4", (0.25, 0.5), every=0.0, clock=lambda: 0.0)
-    run(study, watch=watch)
+    watched(study, watch)
     labels = [task.label for task in study.tasks for _ in range(task.releases)]
     assert len(told) == len(labels) >= 6
     for number, (text, fraction) in enumerate(told, start=1):
@@ -306,7 +306,7 @@ def test_progress_tells_rounds_and_the_epsilon_of_the_releases_so_far() -> None:
         assert fraction == pytest.approx(0.25 + 0.25 * number / len(labels))
     assert study.privacy.epsilon == pytest.approx(spent)
     quiet: list[str] = []
-    run(study, watch=RoundProgress(study, lambda text, _: quiet.append(text), every=100.0))
+    watched(study, RoundProgress(study, lambda text, _: quiet.append(text), every=100.0))
     assert quiet == []
 
 

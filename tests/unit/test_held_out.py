@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, d2_tweedie_score, mean_squared_error, r2_score, roc_auc_score
 
-from veilsum_deploy.simulation.held_out import NAMES
 from veilsum_deploy.simulation.run_store import RunStore
+from veilsum_deploy.simulation.scores import NAMES, Scores
 from veilsum_deploy.simulation.study import SimulatedRun
 from veilsum_participant.applying.measurement import headline, outcome_headline
 from veilsum_participant.applying.model import probabilities
@@ -85,7 +85,7 @@ def test_a_run_that_is_taken_up_again_keeps_its_figures(tmp_path: Path) -> None:
     from support.studies import compiled
 
     study, about = compiled("fedcgs"), dict[str, Any](name="trial", digest="0" * 64, method="fedcgs")
-    store.save(1, study, SimulatedRun(Result("fedcgs", {}), about, 1.0, {"one": 0.8}, 0.8, figures))
+    store.save(1, study, SimulatedRun(Result("fedcgs", {}), about, 1.0, Scores({"one": 0.8}, figures, 0.8)))
     loaded = store.load(1)
     assert loaded is not None
-    assert loaded[1].held_out == figures
+    assert loaded[1].scores == Scores({"one": 0.8}, figures, 0.8)

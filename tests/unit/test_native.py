@@ -15,8 +15,8 @@ import psutil
 import pytest
 from cryptography import x509
 
+from local.deployment import samples
 from local.processes import Command, LocalProcesses, StoppedError, run
-from local.running import samples
 from support.network import wait_for
 from veilsum_deploy.endpoint_certificates import DAYS, EndpointAuthority
 from veilsum_deploy.provision import DONE, OTHERS, provision

@@ -30,8 +30,8 @@ from support.studies import drafted
 from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest
 from veilsum.costs import study_cost
 from veilsum.plan import Outlook, Verdict, divide, outlook, plan_study, twofold_epsilon, typical_share
+from veilsum.privacy_loss import epsilon_alone, participant_losses, read_spending, study_mechanisms
 from veilsum.remote import Remote
-from veilsum.spending import epsilon_alone, participant_losses, read_spending, study_mechanisms
 from veilsum_aggregation.moments import within_covariance, within_covariance_error
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedcgs import FedCGS

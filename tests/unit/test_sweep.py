@@ -26,7 +26,7 @@ from veilsum_deploy.simulation.baselines import alone, pooled
 from veilsum_deploy.simulation.deal import Deal, Setting, deal
 from veilsum_deploy.simulation.folder import HELD_OUT, Folder, Results
 from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
-from veilsum_deploy.simulation.scores import domain_accuracies, overall, spread
+from veilsum_deploy.simulation.scores import Scores, overall, score, spread
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, SweptKey, parse_axis, parse_baseline, shown
 from veilsum_deploy.simulation.tables import estimate, problems, table_rows, tabulate, to_csv, to_markdown
 from veilsum_node.config import read_toml
@@ -158,7 +158,7 @@ def invented(sweep: Sweep, seed: int = 0) -> dict[str, RunRecord]:
         shares = dict(zip(("x", "y"), rng.uniform(0, 1, 2).tolist(), strict=True))
         figures = {"auc": float(rng.uniform()), "mean_predicted": 0.25, "accuracy_of_constant_guess": 0.5}
         epsilon = 1.5 if job.kind == "cell" else None
-        found[job.run] = RunRecord(job.run, job.kind, job.seed, "ok", shares, epsilon, 0.25, 40, "", figures)
+        found[job.run] = RunRecord("ok", shares, figures, epsilon, 0.25, 40)
     return found
 
 
@@ -197,9 +197,9 @@ def test_what_could_not_tell_is_counted_and_gains_use_common_seeds() -> None:
     records = invented(sweep)
     base, other = sweep.cells()
     lost = sweep.run_id("cell", base, 1)
-    records[lost] = RunRecord(lost, "cell", 1, "not-estimable", note="within its noise")
+    records[lost] = RunRecord("not-estimable", note="within its noise")
     refused = sweep.run_id("cell", other, 3)
-    records[refused] = RunRecord(refused, "cell", 3, "refused", note="no|such thing")
+    records[refused] = RunRecord("refused", note="no|such thing")
     del records[sweep.run_id("cell", other, 2)]
     rows = tabulate(sweep, plan_jobs(sweep), records)
     row = rows[-1]
@@ -239,7 +239,7 @@ def test_figures_of_numbers_lead_where_there_are_no_classes() -> None:
     sweep = make_sweep("a=0,1", baseline="a=0", beside="none")
     rng = np.random.default_rng(3)
     told = {job.run: {"r_squared": rng.uniform(), "root_mean_squared_error": 12.3456} for job in plan_jobs(sweep)}
-    records = {job.run: RunRecord(job.run, "cell", job.seed, "ok", held_out=dict(told[job.run])) for job in plan_jobs(sweep)}
+    records = {job.run: RunRecord("ok", held_out=dict(told[job.run])) for job in plan_jobs(sweep)}
     rows = tabulate(sweep, plan_jobs(sweep), records)
     values = np.array([[told[sweep.run_id("cell", cell, seed)]["r_squared"] for seed in range(3)] for cell in sweep.cells()])
     gains = 100 * (values[1] - values[0])
@@ -254,7 +254,7 @@ def test_the_row_over_domains_left_out_is_of_each_where_no_site_had_it() -> None
     sweep = make_sweep("leave_out=without,x,y", "a=0,1", beside="none", seeds=4)
     records = invented(sweep)
     lost = sweep.run_id("cell", Cell((("leave_out", "y"), ("a", 1))), 2)
-    records[lost] = RunRecord(lost, "cell", 2, "not-estimable")
+    records[lost] = RunRecord("not-estimable")
     rows = [row for row in tabulate(sweep, plan_jobs(sweep), records) if row.kind == "left-out"]
     assert [row.cell.values for row in rows] == [(("a", 0),), (("a", 1),)]
     for row in rows:
@@ -299,10 +299,10 @@ def finished(sweep: Sweep, records: dict[str, RunRecord]) -> Results:
 
 
 def test_a_folder_gives_back_its_runs_to_the_bit(tmp_path: Path) -> None:
-    sweep = make_sweep("privacy.epsilon=1,none")
+    sweep = make_sweep("privacy.epsilon=1,default,none")
     records, jobs = invented(sweep), plan_jobs(sweep)
     refused = jobs[-1].run
-    records[refused] = RunRecord(refused, "cell", jobs[-1].seed, "refused", note='a, "quoted"\nreason')
+    records[refused] = RunRecord("refused", note='a, "quoted"\nreason')
     folder = Folder(tmp_path / "out", sweep, ("x", "y"), resume=False)
     with folder.writing() as append:
         for job in reversed(jobs):
@@ -379,16 +379,14 @@ def test_test_records_go_through_their_own_sites_alignment(digits: Deal) -> None
     linear = {"kind": "linear", "weights": "weights", "bias": "bias"}
     said = {**application(schema), "alignment": alignment, "head": linear, "classes": list(head.classes)}
     result = Result("x", {}, arrays, said)
-    assert domain_accuracies(Result("x", {}), digits, schema, None) is None  # a result that is only read
-    assert domain_accuracies(Result("x", {}, {}, application(schema)), digits, schema, None) is None  # features only
+    assert score(Result("x", {}), digits, schema, None) == Scores()  # a result that is only read
+    assert score(Result("x", {}, {}, application(schema)), digits, schema, None) == Scores()  # features only
     right = accuracy(head, digits.tests["digits"].records, schema)
-    wrong = domain_accuracies(result, Deal(digits.training, digits.tests, {"digits": "a"}), schema, None)
-    assert wrong is not None
+    wrong = score(result, Deal(digits.training, digits.tests, {"digits": "a"}), schema, None).accuracies
     assert wrong["digits"] < 0.3 < right
-    turned = domain_accuracies(result, Deal(digits.training, digits.tests, {"digits": "b"}), schema, None)
+    turned = score(result, Deal(digits.training, digits.tests, {"digits": "b"}), schema, None).accuracies
     assert turned == {"digits": pytest.approx(right)}
-    average = domain_accuracies(result, digits, schema, None)  # no site is a domain: each site's map in turn
-    assert average is not None
+    average = score(result, digits, schema, None).accuracies  # no site is a domain: each site's map in turn
     assert average["digits"] == pytest.approx((right + 2 * wrong["digits"]) / 3)
 
 

@@ -17,7 +17,6 @@ from veilsum.api.notebook import enable_figures
 from veilsum.exports import (
     SUMMARY,
     cell,
-    draw,
     export_result,
     figures_of,
     table_html,
@@ -26,6 +25,7 @@ from veilsum.exports import (
     to_html,
     to_latex,
 )
+from veilsum.pictures import draw
 from veilsum.provenance import read_manifest, stated_cost, stated_study
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
@@ -186,7 +186,7 @@ class StudyResult:
             Misuse: the result names no study, or the experiment was deleted or has a run of the study with another result.
             Unavailable: the server cannot be reached, or refuses.
         """
-        from veilsum.tracking import log_result
+        from veilsum.mlflow_run import log_result
 
         return log_result(self.directory, self.about, tracking_uri, experiment, dossier=dossier, proof=proof)
 

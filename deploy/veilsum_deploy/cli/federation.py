@@ -179,14 +179,14 @@ def serve_logins(
     config: Annotated[Path, typer.Option("--config", help="The service's configuration.")] = Path("logins.toml"),
 ) -> None:
     """Certify people for some hours who log in with an identity provider, until SIGINT or SIGTERM."""
-    from veilsum_deploy.login import issuing  # reads settings of the listener, which the other commands do without
+    from veilsum_deploy.login import issuer  # reads settings of the listener, which the other commands do without
     from veilsum_node.process.hardening import harden
     from veilsum_node.telemetry.logs import start_logging
 
     harden()
-    settings = issuing.load_login_service(config)
+    settings = issuer.load_login_service(config)
     start_logging(settings.log)
-    issuing.serve_logins(settings, _now)
+    issuer.serve_logins(settings, _now)
 
 
 def _now() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +16,12 @@ from veilsum_deploy.datasets import PACKAGED
 from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
 from veilsum_deploy.simulation.deal import Setting
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, cores, running
-from veilsum_deploy.simulation.held_out import NAMES
+from veilsum_deploy.simulation.jobs import load_source
 from veilsum_deploy.simulation.report import save, summarise
 from veilsum_deploy.simulation.run_store import RunStore
 from veilsum_deploy.simulation.runs import simulate
-from veilsum_deploy.simulation.study import Simulation, draft_of, read_content, with_stations
+from veilsum_deploy.simulation.scores import NAMES
+from veilsum_deploy.simulation.study import SimulatedRuns, Simulation, draft_of, read_content, with_stations
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, parse_baseline
 from veilsum_node.config import read_toml
 from veilsum_node.errors import Misuse
@@ -184,18 +185,17 @@ def simulate_study(
     if engine == "ray" and device_name != device.CPU:
         raise Misuse("--device belongs to processes of this machine.", "Leave it out with --engine ray.")
     place = Place(engine, address, jobs, device.choose(device_name))
+    if holdout is None and not sweeping and source.kind != "collection":
+        holdout = 0.0
+    setting = Setting(partition, sites, limit, cap, holdout, split, leave_out)
+    axes = tuple(parse_axis(text) for text in vary or ())
+    pair = None if baseline is None else parse_baseline(baseline, axes)
+    numbers = tuple(range(seed, seed + (seeds or 1)))
+    sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, program, baselines)
     if sweeping:
-        setting = Setting(partition, sites, limit, cap, holdout, split, leave_out)
-        axes = tuple(parse_axis(text) for text in vary or ())
-        pair = None if baseline is None else parse_baseline(baseline, axes)
-        numbers = tuple(range(seed, seed + (seeds or 1)))
-        sweep = Sweep(read_content(study, encoder), study.parent, source, setting, axes, numbers, pair, program, baselines)
         _sweep(sweep, encryption, repeat, place, out, resume, as_json)
-        return
-    share = holdout if holdout is not None or source.kind == "collection" else 0.0
-    setting = Setting(partition, sites, limit, cap, share, split, leave_out)
-    one = Sweep(read_content(study, encoder), study.parent, source, setting, (), (seed,), None, program, baselines)
-    _study(study, one, repeat, encryption is not False, place, out, resume, as_json)
+    else:
+        _study(study, sweep, repeat, encryption is not False, place, out, resume, as_json)
 
 
 def make_engine(name: str, workers: int, address: str | None = None, on: str = device.CPU) -> Engine:
@@ -256,71 +256,59 @@ def _study(
     study: Path, one: Sweep, repeat: int, encryption: bool, place: Place, out: Path | None, resume: bool, as_json: bool
 ) -> None:
     """One study: ``one`` is a sweep of a single cell."""
-    content, source, program, seed = one.content, one.source, one.program, one.seeds[0]
-    beside = parse_baselines(one.beside, str(content.get("method")))
-    schema = None
-    if source.needs_schema:
-        plain = {key: value for key, value in one.data_content_of(Cell(())).items() if key != "encoder"}
-        schema = draft_of(plain, study.parent, None, source=str(study)).schema
-    loaded = source.load(schema)
-    content = with_stations(content, loaded, one.setting)
-    draft = draft_of(content, study.parent, loaded.schema, source=str(study), program=program)
+    loaded = load_source(one, str(study))
+    content = with_stations(one.content, loaded, one.setting)
+    draft = draft_of(content, one.base, loaded.schema, source=str(study), program=one.program)
     if draft.schema != loaded.schema:
         loaded = loaded.with_schema(draft.schema)
-    plan = Simulation(draft, loaded, one.setting, seed, repeat, encryption, beside)
-    identity = f"{one.run_id('cell', Cell(()), seed)} {repeat} {encryption}"
+    beside = parse_baselines(one.beside, str(content.get("method")))
+    plan = Simulation(draft, loaded, one.setting, one.seeds[0], repeat, encryption, beside)
+    identity = f"{one.run_id('cell', Cell(()), plan.seed)} {repeat} {encryption}"
     store = None if out is None else RunStore(out, identity, resume)
-    local = place.engine == "local"
-    engine = make_engine(place.engine, place.jobs or (1 if local else 0), place.address, place.device)
+    workers = place.jobs or (1 if place.engine == "local" else 0)
+    engine = make_engine(place.engine, workers, place.address, place.device)
     with running(engine), show_progress() as progress:
         outcome = simulate(plan, progress, lambda: int(time.time()), engine=engine, store=store)
     if out is not None and store is not None:
         save(out, plan, outcome)
         store.close()
-    summary = summarise(plan, outcome)
     if as_json:
-        print_json(summary)
+        print_json(summarise(plan, outcome))
         return
-    rows = summary.pop("table")
-    summary = {key: value for key, value in summary.items() if value not in (None, [])} | {"epsilon": summary["epsilon"]}
-    summary["sites"] = f"{len(outcome.sizes)} with {min(outcome.sizes.values())} to {max(outcome.sizes.values())} records"
-    if summary["epsilon"] is not None:
-        summary["epsilon"] = f"{summary['epsilon']:.4g}"
-    by_domain = summary.pop("accuracy_by_domain", None)
-    held = [{**(run.held_out or {}), **({} if run.accuracy is None else {"accuracy": run.accuracy})} for run in outcome.runs]
-    told = {words: [f"{own[name]:.4g}" for own in held if name in own] for name, words in NAMES.items()}
-    summary = {key: value for key, value in summary.items() if key not in ("accuracy", "held_out")}
-    summary |= {words: values for words, values in told.items() if values}
-    if by_domain is not None:
-        for domain in by_domain[0] if len(by_domain[0]) > 1 else ():
-            summary[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
-    baselines = summary.pop("baselines", None) or []
-    print_fields(summary, title="Simulation", as_json=False)
-    for row in rows:
-        row.update({key: f"{row[key]:.5g}" for key in ("mean", "std", "std_error")})
-        if row["runs"] == 1:
-            row["std"] = ""  # one run shows no spread
-    print_rows(rows, title="Results over all runs", as_json=False, empty="The result has no estimates; see its bundle.")
-    if baselines:
-        print_rows(_beside(baselines), title="Beside it, on the same test records", as_json=False)
+    _print_simulation(summarise(plan, outcome), outcome)
     if out is not None:
         print_line(f"Results, CSV and Markdown are in {out}.")
 
 
-def _beside(baselines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """A row for each baseline, with the figures that any of them has."""
-    found = [
-        {**(one["held_out"] or {}), **({} if one["accuracy"] is None else {"accuracy": one["accuracy"]})} for one in baselines
-    ]
-    names = [name for name in NAMES if any(name in figures for figures in found)]
-    return [
+def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> None:
+    apart = ("accuracy", "held_out", "accuracy_by_domain", "baselines", "table")  # shown by themselves, below
+    fields = {key: value for key, value in summary.items() if key not in apart and value not in (None, [])}
+    sizes, scores = outcome.sizes.values(), [run.scores for run in outcome.runs]
+    fields["sites"] = f"{len(sizes)} with {min(sizes)} to {max(sizes)} records"
+    fields["epsilon"] = None if summary["epsilon"] is None else f"{summary['epsilon']:.4g}"
+    for name, words in NAMES.items():
+        if any(name in one.figures for one in scores):
+            fields[words] = [f"{one.figures[name]:.4g}" for one in scores if name in one.figures]
+    by_domain = [one.accuracies for one in scores if one.accuracies]
+    for domain in by_domain[0] if by_domain and len(by_domain[0]) > 1 else ():
+        fields[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
+    print_fields(fields, title="Simulation", as_json=False)
+    rows = [row | {key: f"{row[key]:.5g}" for key in ("mean", "std", "std_error")} for row in summary["table"]]
+    for row in rows:
+        if row["runs"] == 1:
+            row["std"] = ""  # one run shows no spread
+    print_rows(rows, title="Results over all runs", as_json=False, empty="The result has no estimates; see its bundle.")
+    known = [name for name in NAMES if any(name in one.scores.figures for one in outcome.beside.values())]
+    baselines = [
         {
-            "records": one["words"],
-            **{NAMES[name]: f"{figures[name]:.4g}" if name in figures else "" for name in names},
-            "note": one["note"],
+            "records": BASELINES[kind],
+            **{NAMES[name]: f"{one.scores.figures[name]:.4g}" if name in one.scores.figures else "" for name in known},
+            "note": one.note,
         }
-        for one, figures in zip(baselines, found, strict=True)
+        for kind, one in outcome.beside.items()
     ]
+    if baselines:
+        print_rows(baselines, title="Beside it, on the same test records", as_json=False)
 
 
 def _sweep(

@@ -266,8 +266,8 @@ def mlflow(
     as_json: JsonOption = False,
 ) -> None:
     """Write a result to an MLflow tracking server, once for each study; needs the extra `mlflow`."""
+    from veilsum.mlflow_run import log_result
     from veilsum.provenance import stated_cost, stated_study
-    from veilsum.tracking import log_result
 
     about = {**stated_study(result), **stated_cost(result)}
     run = log_result(result, about, tracking_uri, experiment, dossier=dossier, proof=proof)
@@ -318,7 +318,7 @@ def _connected(coordinator: str | None, identity: Path | None) -> Iterator[tuple
     from veilsum.remote import connect
 
     access = resolve_access(coordinator, identity)
-    now = _now()
+    now = int(time.time())
     credentials = access.credentials(now)
     with connect(access.route, credentials, access.identity, now) as remote:
         yield remote, credentials
@@ -337,7 +337,3 @@ def _require_finished(info: StudyInfo, *, as_json: bool) -> None:
     if not as_json:
         print_study(info, as_json=False)
     raise typer.Exit(1)
-
-
-def _now() -> int:
-    return int(time.time())

@@ -15,6 +15,7 @@ import numpy as np
 from veilsum_coordinator.service.runner import read_release
 from veilsum_coordinator.storage.releases import read_releases
 from veilsum_deploy.demo.directory import BUDGET, DELTA
+from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.run import Finished, Trial, spending
 from veilsum_deploy.evaluation import accuracy, exact_head, pool, result_head
 from veilsum_node.database import open_database
@@ -56,22 +57,26 @@ def findings(trial: Trial, directory: Path, seconds: float) -> dict[str, Any]:
 
 
 def _accuracies(trial: Trial, directory: Path) -> dict[str, Any]:
-    hospitals = trial.hospitals
-    schema = hospitals.held_out.schema
-    test = load_records(hospitals.held_out.write(directory / "held-out", "records"), schema)[0]
-    records: dict[str, Records] = {}
-    for party in trial.kit.participants:
-        path = next((party.directory / "data").iterdir())
-        records[party.name] = load_records(path, schema)[0]
-    return {
-        "held_out": len(test),
-        "alone": {name: round(accuracy(exact_head(own, schema), test, schema), 4) for name, own in records.items()},
-        "federated": {
-            f"{epsilon:g}": round(accuracy(result_head(done.result), test, schema), 4)
-            for epsilon, done in trial.trained.items()
-        },
-        "pooled": round(accuracy(exact_head(pool(list(records.values())), schema), test, schema), 4),
+    schema, test = trial.hospitals.held_out.schema, held_out_records(trial.hospitals, directory)
+    alone, pooled = accuracies_in_the_clear(trial.hospitals, directory)
+    trained = trial.trained.items()
+    federated = {f"{epsilon:g}": round(accuracy(result_head(done.result), test, schema), 4) for epsilon, done in trained}
+    return {"held_out": len(test), "alone": alone, "federated": federated, "pooled": pooled}
+
+
+def held_out_records(hospitals: Hospitals, directory: Path) -> Records:
+    """All hospitals' records to test on."""
+    return load_records(hospitals.held_out.write(directory / "held-out", "records"), hospitals.held_out.schema)[0]
+
+
+def accuracies_in_the_clear(hospitals: Hospitals, directory: Path) -> tuple[dict[str, float], float]:
+    """Linear discriminants on records in the clear: each site alone, and all in one place; for comparison only."""
+    schema, test = hospitals.held_out.schema, held_out_records(hospitals, directory)
+    own = {
+        site: load_records(next((directory / "participants" / site / "data").iterdir()), schema)[0] for site in hospitals.sites
     }
+    alone = {site: round(accuracy(exact_head(records, schema), test, schema), 4) for site, records in own.items()}
+    return alone, round(accuracy(exact_head(pool(list(own.values())), schema), test, schema), 4)
 
 
 def _bytes_per_value(done: Finished) -> dict[str, Any]:

@@ -17,12 +17,11 @@ from veilsum.compile import StudyRequest
 from veilsum.request import with_projection
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.demo.directory import DELTA, Terms
-from veilsum_deploy.demo.findings import released
+from veilsum_deploy.demo.findings import accuracies_in_the_clear, released
 from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.interruption import Interruption
 from veilsum_deploy.demo.processes import Process
 from veilsum_deploy.demo.run import Analyst, Finished, running, spending, wait_for_ledgers
-from veilsum_deploy.evaluation import accuracy, exact_head, pool
 from veilsum_node.config import did_you_mean, read_toml, validate
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import Misuse, VeilsumError
@@ -105,10 +104,14 @@ def run_own_studies(
         wait_for_ledgers(analyst.kit, done)
         kit = analyst.kit
     progress("Verifying ledgers", 0.97)
+    baselines: dict[str, float] = {}
+    if hospitals.tests:
+        alone, pooled = accuracies_in_the_clear(hospitals, directory)
+        baselines = {**{f"{site} alone": share for site, share in alone.items()}, "pooled": pooled}
     return {
         "data": hospitals.source,
         "studies": rows,
-        "baselines": _baselines(hospitals, directory) if hospitals.tests else {},
+        "baselines": baselines,
         "epsilon": spending(kit, hospitals),
         "delta": DELTA,
         "bytes_sent": received,
@@ -175,14 +178,3 @@ def _test_records(hospitals: Hospitals, directory: Path) -> dict[str, Records]:
         site: load_records(dataset.write(directory / "held-out", site), dataset.schema)[0]
         for site, dataset in hospitals.tests.items()
     }
-
-
-def _baselines(hospitals: Hospitals, directory: Path) -> dict[str, float]:
-    """Linear discriminants on records in the clear, each site alone and all in one place: for comparison only."""
-    schema = hospitals.held_out.schema
-    test = load_records(hospitals.held_out.write(directory / "held-out", "records"), schema)[0]
-    own = {
-        site: load_records(next((directory / "participants" / site / "data").iterdir()), schema)[0] for site in hospitals.sites
-    }
-    found = {f"{site} alone": round(accuracy(exact_head(records, schema), test, schema), 4) for site, records in own.items()}
-    return {**found, "pooled": round(accuracy(exact_head(pool(list(own.values())), schema), test, schema), 4)}

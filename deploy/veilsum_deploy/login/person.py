@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from veilsum.access import LoginSettings
-from veilsum_deploy.login.fetching import AnsweredError, Fetch, Fetcher, check_url
-from veilsum_deploy.login.issuing import PATH
+from veilsum_deploy.login.fetcher import AnsweredError, Fetch, Fetcher, check_url
+from veilsum_deploy.login.issuer import PATH
 from veilsum_deploy.login.provider import Metadata, discover, missing_package
 from veilsum_deploy.login.served import Served
 from veilsum_node.errors import ConfigurationError, HostileInput, StateError, Unavailable

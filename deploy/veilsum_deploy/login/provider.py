@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from veilsum_deploy.login.fetching import Fetch, check_url
+from veilsum_deploy.login.fetcher import Fetch, check_url
 from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable
 
 if TYPE_CHECKING:

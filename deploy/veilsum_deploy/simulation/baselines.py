@@ -19,9 +19,8 @@ from veilsum_deploy.evaluation import exact_head, pool
 from veilsum_deploy.simulation.baseline_names import OF_RECORDS
 from veilsum_deploy.simulation.central import CentralFederation
 from veilsum_deploy.simulation.deal import Deal
-from veilsum_deploy.simulation.held_out import held_out, mean_figures, of_head
-from veilsum_deploy.simulation.scores import Encode, labelled
-from veilsum_deploy.simulation.study import Beside, SimulationDraft, accuracies_of, compiled
+from veilsum_deploy.simulation.scores import Encode, Scores, head_figures, labelled, mean_figures, score, scored
+from veilsum_deploy.simulation.study import Beside, SimulationDraft, compiled
 from veilsum_node.errors import DataError
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
@@ -39,25 +38,23 @@ def beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], i
         VeilsumError: the study has no such baseline.
     """
     if kind in OF_RECORDS and not draft.schema.classes:
-        return Beside({}, None, "a linear discriminant needs classes")
-    if kind == "alone":
-        return alone(dealt, draft.schema, draft.encode)
-    if kind == "pooled":
-        return pooled(dealt, draft.schema, draft.encode)
+        return Beside(Scores(), note="a linear discriminant needs classes")
+    if kind in OF_RECORDS:
+        return Beside((alone if kind == "alone" else pooled)(dealt, draft.schema, draft.encode))
     names = sorted(dealt.training, key=str.encode)
     own = draft if kind == "central" else quiet(draft)
     study = compiled(own, "0" * 64, names, clock)
     if kind == "trained-alone":
         return _each_alone(own, study, dealt, names)
     result = _central(own, study, pool([dealt.training[name].records for name in names]), len(names))
-    accuracies, figures = accuracies_of(result, dealt, draft, None) or {}, _figures(result, dealt, draft)
-    return Beside(accuracies, study.privacy.epsilon, "" if accuracies or figures else _NONE, held_out=figures)
+    found = score(result, dealt, draft.schema, None, draft.program)
+    return Beside(found, study.privacy.epsilon, "" if found.accuracies or found.held_out else _NONE)
 
 
 _NONE = "the method predicts nothing"
 
 
-def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> Beside:
+def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> Scores:
     """Linear discriminants that each site makes of its own records in the clear, on its own domain.
 
     A domain's figures are averages over its sites, or over all where it has none.
@@ -68,16 +65,16 @@ def alone(deal: Deal, schema: DatasetSchema, encode: Encode) -> Beside:
         records = encode(labelled(dataset.records))
         own = [heads[site] for site in deal.sites_of(domain)]
         accuracies[domain] = statistics.fmean(head_accuracy(head, records, schema) for head in own)
-        figures.append(mean_figures([of_head(head, records, schema) for head in own]))
-    return Beside(accuracies, held_out=mean_figures(figures))
+        figures.append(mean_figures([head_figures(head, records, schema) for head in own]))
+    return scored(deal, accuracies, mean_figures(figures))
 
 
-def pooled(deal: Deal, schema: DatasetSchema, encode: Encode) -> Beside:
+def pooled(deal: Deal, schema: DatasetSchema, encode: Encode) -> Scores:
     """The linear discriminant of all sites' records in one place, in the clear."""
     head = _head(encode(pool([dataset.records for dataset in deal.training.values()])), schema)
     tests = {domain: encode(labelled(dataset.records)) for domain, dataset in deal.tests.items()}
     accuracies = {domain: head_accuracy(head, records, schema) for domain, records in tests.items()}
-    return Beside(accuracies, held_out=of_head(head, pool(list(tests.values())), schema))
+    return scored(deal, accuracies, head_figures(head, pool(list(tests.values())), schema))
 
 
 def _head(records: Records, schema: DatasetSchema) -> LinearHead | None:
@@ -97,10 +94,6 @@ def _central(draft: SimulationDraft, study: Study, records: Records, holders: in
     return get_method(study.method).run(federation)
 
 
-def _figures(result: Result, dealt: Deal, draft: SimulationDraft) -> dict[str, float]:
-    return held_out(result, dealt, draft.schema, None, draft.program) or {}
-
-
 def _each_alone(draft: SimulationDraft, study: Study, dealt: Deal, names: Sequence[str]) -> Beside:
     """Sites' own models on their domain's test records, or on all of no domain of theirs, averaged over sites."""
     chosen = list(names)
@@ -112,11 +105,12 @@ def _each_alone(draft: SimulationDraft, study: Study, dealt: Deal, names: Sequen
     for domain, dataset in dealt.tests.items():
         part = replace(dealt, tests={domain: dataset})
         own = [by_site[name] for name in dealt.sites_of(domain) if name in by_site]
-        told = [found[domain] for result in own if (found := accuracies_of(result, part, draft, None)) is not None]
-        if told and len(told) == len(own):
-            shares[domain] = statistics.fmean(told)
-        figures.append(mean_figures([_figures(result, part, draft) for result in own]))
-    found, note = mean_figures(figures), f"of {len(chosen)} of {len(names)} sites" if len(chosen) < len(names) else ""
+        told = [score(result, part, draft.schema, None, draft.program) for result in own]
+        if told and all(one.accuracies for one in told):
+            shares[domain] = statistics.fmean(one.accuracies[domain] for one in told)
+        figures.append(mean_figures([one.held_out for one in told]))
+    found = mean_figures(figures)
     if not shares and not found:
-        return Beside({}, None, _NONE)
-    return Beside(shares if len(shares) == len(dealt.tests) else {}, None, note, held_out=found)
+        return Beside(Scores(), note=_NONE)
+    note = f"of {len(chosen)} of {len(names)} sites" if len(chosen) < len(names) else ""
+    return Beside(scored(dealt, shares if len(shares) == len(dealt.tests) else {}, found), note=note)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,6 @@ class CentralFederation:
         holders: how many sites the records are of.
         encode: the study's program.
         random: where samples and noise come from.
-        watch: told of every label that was released.
 
     Raises:
         Misuse: the study has no central counterpart.
@@ -62,12 +61,11 @@ class CentralFederation:
         holders: int | None = None,
         encode: Encode | None = None,
         random: RandomSource = SYSTEM_RANDOM,
-        watch: Callable[[str], None] | None = None,
     ) -> None:
         if any(task.disclosure != "joint" or task.keep or task.source is not None for task in study.tasks):
             raise Misuse("A study whose sites align or disclose by themselves cannot be run with records in one place.")
         self._study, self._records, self._encoder = study, records, dict(encoder or {})
-        self._encode, self._random, self._watch = encode, random, watch
+        self._encode, self._random = encode, random
         self._released: Counter[str] = Counter()
         self._states: dict[str, Mapping[str, Floats]] = {}
         self._key = study_digest(study.to_bytes())
@@ -106,8 +104,6 @@ class CentralFederation:
             self._states[label] = part.state
         total = plan.noised(part.total, 0, self._random)
         self._released[label] += 1
-        if self._watch is not None:
-            self._watch(label)
         additive = isinstance(task.task, RecordTask) or task.task.name in ADDITIVE
         cohort = self._study.participants[: self._holders if additive else 1]
         number = self._released.total()

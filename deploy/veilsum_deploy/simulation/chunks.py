@@ -1,31 +1,31 @@
 """The part of many sites in a round of a simulation, computed together where that is the same sum.
 
 A task of one vector a record is a sum over all records, whoever holds them: rows depend on their own record alone and are
-integers before they are added, so records of many sites are summed as one, to the bit. A task of one vector a site may offer
-``vectors_of_sites`` (:class:`BatchTask`). Perceptrons are trained side by side, the same up to rounding
+integers before they are added, so records of many sites are summed as one, to the bit. Of perceptrons gradients are computed
+(:mod:`veilsum_deploy.simulation.gradients`) and models trained side by side, the latter the same up to rounding
 (:mod:`veilsum_deploy.simulation.trainer`). All else goes site by site, as at a participant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_deploy.evaluation import pool
 from veilsum_deploy.simulation.engines import Shared
 from veilsum_deploy.simulation.gradients import Vectors, perceptron_vectors
 from veilsum_deploy.simulation.trainer import SiteTraining, site_training
-from veilsum_deploy.simulation.walk import of_system
+from veilsum_deploy.simulation.walk import of_system, sampled
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, on_grid
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, gaussian_around
-from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.study.study import Study
@@ -38,36 +38,6 @@ State = Mapping[str, Floats]
 
 LARGEST_STACK = 2**27
 """Most values of the vectors of sites that are held at a time."""
-
-
-@runtime_checkable
-class BatchTask(Protocol):
-    """What a task of one vector a site may offer where many sites are computed faster together."""
-
-    def vectors_of_sites(self, records: Records, offsets: Integers, broadcast: Mapping[str, Floats]) -> Floats:
-        """The vectors (n, size) of n sites; row i is that of records[offsets[i]:offsets[i + 1]], to rounding.
-
-        Args:
-            records: of all the sites, one after the other; each record is a unit of its own.
-            offsets: (n + 1,) where each site's records begin, and the end.
-            broadcast: arrays that everyone received.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Sites:
-    """What stays the same in all rounds of a simulation.
-
-    Attributes:
-        study: that is simulated.
-        records: of each participant, in the study's order; encoded already where ``encode`` is None.
-        encode: the study's program.
-    """
-
-    study: Study
-    records: tuple[Records, ...]
-    encode: Encode | None = None
 
 
 @dataclass(frozen=True)
@@ -131,37 +101,44 @@ class Prepared(NamedTuple):
     training: SiteTraining | None
 
 
-class Remembered:
-    """What this process remembers of a simulation: its tasks, and records of many sites as one."""
+class Sites:
+    """What stays the same in all rounds of a simulation, and what this process remembers of it.
 
-    def __init__(self, sites: Sites) -> None:
-        self.sites, self.agreed = sites, AgreedStudy(sites.study)
+    Sent to another process, it begins there without what it remembers.
+
+    Args:
+        study: that is simulated.
+        records: of each participant, in the study's order; encoded already where ``encode`` is None.
+        encode: the study's program.
+    """
+
+    def __init__(self, study: Study, records: tuple[Records, ...], encode: Encode | None = None) -> None:
+        self.study, self.records, self.encode, self.agreed = study, records, encode, AgreedStudy(study)
         self.prepared = lru_cache(maxsize=64)(self._prepared)
         self.pooled = lru_cache(maxsize=2)(self._pooled)
         self._mapped: dict[tuple[tuple[int, ...], str], tuple[list[Floats | None], Records | None]] = {}
 
+    def __reduce__(self) -> tuple[type[Sites], tuple[Study, tuple[Records, ...], Encode | None]]:
+        return Sites, (self.study, self.records, self.encode)
+
     def _prepared(self, label: str, cohort: int) -> Prepared:
         agreed = self.agreed.task(label)
         task = agreed.task
-        vectors = task.vectors_of_sites if isinstance(task, BatchTask) else perceptron_vectors(task)
+        vectors = perceptron_vectors(task)
         together = _alike(agreed) and (isinstance(task, RecordTask) or vectors is not None)
         return Prepared(task, agreed.plan(cohort, cohort), vectors, task.features, together, site_training(agreed))
 
     def _pooled(self, members: tuple[int, ...]) -> Records:
         """The records of sites as one; ``subjects`` says whose each is: 0 for the first of the members and so on."""
-        parts = [self.sites.records[index] for index in members]
-        labels = [part.labels for part in parts if part.labels is not None]
-        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        features, present = np.concatenate([part.features for part in parts]), np.concatenate([part.present for part in parts])
-        return Records(features, present, np.concatenate(labels) if len(labels) == len(parts) else None, owner)
+        parts = [self.records[index] for index in members]
+        return replace(pool(parts), subjects=np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
 
     def features(
         self, members: tuple[int, ...], parameters: FeatureParameters, broadcast: Mapping[str, Floats]
     ) -> Records | None:
         """The pooled records' features where the study's encoder alone makes them, which is the same in every round; None
         where there is nothing to remember, or where a task's part of the records is not all of them."""
-        study = self.sites.study
-        if study.encoder is None:
+        if self.study.encoder is None:
             return None
         arrays = [broadcast.get(name) for name in (ENCODER_MATRIX, ENCODER_OFFSET)]
         key = (members, parameters.model_dump_json())
@@ -169,7 +146,7 @@ class Remembered:
         if held is not None and all(_same(one, other) for one, other in zip(held[0], arrays, strict=True)):
             return held[1]
         pooled = self.pooled(members)
-        whole = map_records(study, parameters, pooled, broadcast, index=0, encode=self.sites.encode)
+        whole = map_records(self.study, parameters, pooled, broadcast, index=0, encode=self.encode)
         self._mapped = {key: (arrays, whole if len(whole) == len(pooled) else None)}
         return self._mapped[key][1]
 
@@ -180,30 +157,30 @@ def _same(one: Floats | None, other: Floats | None) -> bool:
 
 def compute_chunk(chunk: Chunk) -> Part:
     """The part of a chunk's sites, with their noise."""
-    return compute_members(_memory(chunk.sites.get()), chunk)
-
-
-def compute_members(memory: Remembered, chunk: Chunk) -> Part:
-    """:func:`compute_chunk` with what the process remembers."""
-    broadcast = chunk.broadcast.get()
-    own = memory.prepared(chunk.label, len(chunk.cohort))
+    sites, broadcast = chunk.sites.get(), chunk.broadcast.get()
+    own = sites.prepared(chunk.label, len(chunk.cohort))
     task, plan = own.task, own.plan
     total: Integers | None = None
+    vectors, training = own.vectors, own.training
     if chunk.batched and own.together:
-        if own.vectors is not None and _in_one_call(chunk, plan):
-            total = _site_sums(memory, chunk, own, own.vectors, broadcast)
-        elif isinstance(task, RecordTask) and _unclamped(memory, chunk):
-            total = _record_sum(memory, chunk, own, task, broadcast)
-    elif chunk.batched and chunk.rounded and own.training is not None and _in_one_call(chunk, plan):
-        total = _trained_sum(memory, chunk, own, own.training, broadcast)
+        if vectors is not None and _in_one_call(chunk, plan):
+            total = _vector_sum(sites, chunk, own, broadcast, lambda x, offsets, _: vectors(x, offsets, broadcast))
+        elif isinstance(task, RecordTask) and _unclamped(sites, chunk):
+            total = _record_sum(sites, chunk, own, task, broadcast)
+    elif chunk.batched and chunk.rounded and training is not None and _in_one_call(chunk, plan):
+
+        def trained(x: Records, offsets: Integers, part: slice) -> Floats:
+            return training.vectors(x, offsets, broadcast, chunk.members[part], plan.noise, chunk.sources[part])
+
+        total = _vector_sum(sites, chunk, own, broadcast, trained)
     if total is not None:
         return Part(_all_noised(plan, chunk, total), chunk.sources, chunk.states)
     total = np.zeros(plan.encoding.size, dtype=np.int64)
     states, kept = [], []
     once = all(map(of_system, chunk.sources)) and not plan.declaration.keep
     for place, source, state, held in zip(chunk.members, chunk.sources, chunk.states, chunk.kept, strict=True):
-        where = SitePlace(place, held, memory.sites.encode, chunk.cohort, state, source)
-        part = compute_sum(plan, memory.sites.records[place], broadcast, where)
+        where = SitePlace(place, held, sites.encode, chunk.cohort, state, source)
+        part = compute_sum(plan, sites.records[place], broadcast, where)
         states.append(part.state or state)
         if once:
             total += part.total
@@ -215,16 +192,6 @@ def compute_members(memory: Remembered, chunk: Chunk) -> Part:
     if once:
         total = _all_noised(plan, chunk, total)
     return Part(total, chunk.sources, tuple(states), tuple(kept))
-
-
-_latest: list[Remembered] = []
-
-
-def _memory(sites: Sites) -> Remembered:
-    """What is remembered of these sites; a worker receives them once and has the same object every round."""
-    if not _latest or _latest[0].sites is not sites:
-        _latest[:] = [Remembered(sites)]
-    return _latest[0]
 
 
 def _in_one_call(chunk: Chunk, plan: RoundPlan) -> bool:
@@ -279,38 +246,29 @@ def _alike(agreed: AgreedTask) -> bool:
     return agreed.study.privacy.unit == "record" and agreed.task.alignment is None
 
 
-def _unclamped(memory: Remembered, chunk: Chunk) -> bool:
+def _unclamped(sites: Sites, chunk: Chunk) -> bool:
     """Whether no site's sum over records can reach the clamp: it has no more records than the clamp was made for."""
-    most = max((len(memory.sites.records[index]) for index in chunk.members), default=0)
-    return most <= memory.sites.study.data.max_records
+    most = max((len(sites.records[index]) for index in chunk.members), default=0)
+    return most <= sites.study.data.max_records
 
 
-def _sampled(memory: Remembered, chunk: Chunk, plan: RoundPlan) -> NDArray[np.bool_]:
-    """Which of the chunk's records take part; each site draws from its own source."""
-    rate, sizes = plan.declaration.sampling_rate, [len(memory.sites.records[index]) for index in chunk.members]
-    if all(map(of_system, chunk.sources)):
-        return poisson_sample(rate, sum(sizes), chunk.sources[0])
-    return np.concatenate([poisson_sample(rate, size, own) for size, own in zip(sizes, chunk.sources, strict=True)])
-
-
-def _features(memory: Remembered, chunk: Chunk, own: Prepared, broadcast: Mapping[str, Floats]) -> Records:
+def _features(sites: Sites, chunk: Chunk, own: Prepared, broadcast: Mapping[str, Floats]) -> Records:
     """The records that take part, of all the chunk's sites, as the task sees them."""
-    records = memory.pooled(chunk.members)
-    known = None if own.parameters is None else memory.features(chunk.members, own.parameters, broadcast)
+    records = sites.pooled(chunk.members)
+    known = None if own.parameters is None else sites.features(chunk.members, own.parameters, broadcast)
     if own.plan.declaration.sampling_rate < 1 and own.training is None:  # who trains draws its own samples
-        taken = np.flatnonzero(_sampled(memory, chunk, own.plan))
+        counts = np.array([len(sites.records[index]) for index in chunk.members])
+        taken = np.flatnonzero(sampled(own.plan.declaration.sampling_rate, counts, chunk.sources))
         records, known = records.take(taken), None if known is None else known.take(taken)
     if known is not None:
         return known
     if own.parameters is None:
         return records
-    return map_records(memory.sites.study, own.parameters, records, broadcast, index=0, encode=memory.sites.encode)
+    return map_records(sites.study, own.parameters, records, broadcast, index=0, encode=sites.encode)
 
 
-def _record_sum(
-    memory: Remembered, chunk: Chunk, own: Prepared, task: RecordTask[Any], broadcast: Mapping[str, Floats]
-) -> Integers:
-    records = replace(_features(memory, chunk, own, broadcast), subjects=None)
+def _record_sum(sites: Sites, chunk: Chunk, own: Prepared, task: RecordTask[Any], broadcast: Mapping[str, Floats]) -> Integers:
+    records = replace(_features(sites, chunk, own, broadcast), subjects=None)
     size, grid = task.layout().size, own.plan.declaration.grid
     bound = min(own.plan.encoding.bound * len(chunk.members), 2**62)
     pieces = task.pieces(records, broadcast)
@@ -319,59 +277,40 @@ def _record_sum(
     return site_sum(task.vectors(records, broadcast), size, task.clip(), grid, bound).total
 
 
-def _site_sums(
-    memory: Remembered, chunk: Chunk, own: Prepared, vectors_of: Vectors, broadcast: Mapping[str, Floats]
+def _vector_sum(
+    sites: Sites,
+    chunk: Chunk,
+    own: Prepared,
+    broadcast: Mapping[str, Floats],
+    vectors_of: Callable[[Records, Integers, slice], Floats],
 ) -> Integers:
-    """Vectors of all sites, each on the grid and clamped as at its own site, added up."""
-    records, task, plan = _features(memory, chunk, own, broadcast), own.task, own.plan
-    count, size = len(chunk.members), task.layout().size
-    offsets, factors = _offsets(records, count), _factors(memory, chunk, task, broadcast)
-    plain, unit = replace(records, subjects=None), plan.task.unit
-    total = np.zeros(size, dtype=np.int64)
+    """Vectors of all sites, each weighed, on the grid and clamped as at its own site, added up.
+
+    Args:
+        sites, chunk, own, broadcast: of the round.
+        vectors_of: gives vectors (n, size) of n sites: of their records, where each site's begin (n + 1,), and which of the
+            chunk's members they are.
+    """
+    count, size, plan = len(chunk.members), own.task.layout().size, own.plan
+    records, factors = _features(sites, chunk, own, broadcast), _factors(sites, chunk, own.task, broadcast)
+    owners = np.zeros(0, dtype=np.int64) if records.subjects is None else records.subjects
+    offsets = np.searchsorted(owners, np.arange(count + 1)).astype(np.int64)
+    plain, total = replace(records, subjects=None), np.zeros(size, dtype=np.int64)
     step = max(1, LARGEST_STACK // size)
     for start in range(0, count, step):
-        stop = min(start + step, count)
-        rows = np.arange(offsets[start], offsets[stop], dtype=np.intp)
-        part = plain if stop - start == count else plain.take(rows)
-        vectors = vectors_of(part, offsets[start : stop + 1] - offsets[start], broadcast)
-        if vectors.shape != (stop - start, size) or not np.isfinite(vectors).all():
+        part = slice(start, min(start + step, count))
+        borders = offsets[part.start : part.stop + 1]
+        vectors = vectors_of(plain.take(slice(int(borders[0]), int(borders[-1]))), borders - borders[0], part)
+        if vectors.shape != (part.stop - part.start, size) or not np.isfinite(vectors).all():
             raise Misuse("A task gave a vector that is not finite or has the wrong length.")
-        scaled = factors[start:stop, None] * vectors / unit
-        total += on_grid(plan, scaled).sum(axis=0)
+        total += on_grid(plan, factors[part, None] * vectors / plan.task.unit).sum(axis=0)
     return total
 
 
-def _trained_sum(
-    memory: Remembered, chunk: Chunk, own: Prepared, training: SiteTraining, broadcast: Mapping[str, Floats]
-) -> Integers:
-    """Vectors of all sites after training, each weighed and rounded as at its own site, added up."""
-    records, task, declaration = _features(memory, chunk, own, broadcast), own.task, own.plan.declaration
-    size, total = task.layout().size, np.zeros(task.layout().size, dtype=np.int64)
-    offsets, factors = _offsets(records, len(chunk.members)), _factors(memory, chunk, task, broadcast)
-    plain, step = replace(records, subjects=None), max(1, LARGEST_STACK // size)
-    for start in range(0, len(chunk.members), step):
-        part = slice(start, min(start + step, len(chunk.members)))
-        rows = np.arange(offsets[part.start], offsets[part.stop], dtype=np.intp)
-        own_offsets = offsets[part.start : part.stop + 1] - offsets[part.start]
-        members, sources = chunk.members[part], chunk.sources[part]
-        vectors = training.vectors(plain.take(rows), own_offsets, broadcast, members, own.plan.noise, sources)
-        if vectors.shape != (len(members), size) or not np.isfinite(vectors).all():
-            raise Misuse("A task gave a vector that is not finite or has the wrong length.")
-        scaled = np.clip(factors[part, None] * vectors / task.clip(), -1.0, 1.0) * declaration.resolution
-        total += np.rint(scaled).astype(np.int64).sum(axis=0)
-    return total
-
-
-def _offsets(records: Records, sites: int) -> Integers:
-    """Where each site's records begin among pooled ones, and the end, (sites + 1,)."""
-    owners = np.zeros(0, dtype=np.int64) if records.subjects is None else records.subjects
-    return np.searchsorted(owners, np.arange(sites + 1)).astype(np.int64)
-
-
-def _factors(memory: Remembered, chunk: Chunk, task: Task[Any], broadcast: Mapping[str, Floats]) -> Floats:
+def _factors(sites: Sites, chunk: Chunk, task: Task[Any], broadcast: Mapping[str, Floats]) -> Floats:
     """What the members' vectors are multiplied by."""
     if not task.weighted():
         return np.ones(len(chunk.members))
     where = {place: index for index, place in enumerate(chunk.cohort)}
-    factors = cohort_factors(broadcast, chunk.cohort, memory.sites.study.sites)
+    factors = cohort_factors(broadcast, chunk.cohort, sites.study.sites)
     return factors[[where[place] for place in chunk.members]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from veilsum_deploy.collections import TEST_SHARE, Collection
@@ -38,6 +38,8 @@ def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress,
         sweep.baselines_of(cell)  # reads its study, and says what is wrong with it
     progress("Reading the records", 0.0)
     collection = load_source(sweep)
+    for domain in collection.domains:  # turned into features once, here
+        _ = domain.train.records, None if domain.test is None else domain.test.records
     sweep = sweep.with_each_domain([domain.name for domain in collection.domains])
     values = {axis.key: axis.values for axis in sweep.axes}
     if sweep.baseline is not None and sweep.baseline[1] not in values[sweep.baseline[0]]:
@@ -52,15 +54,11 @@ def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress,
     folder = None if out is None else Folder(out, sweep, domains, resume=resume)
     records: dict[str, RunRecord] = {} if folder is None else folder.earlier()
     due = [job for job in jobs if job.run not in records]
-    by_run = {job.run: job for job in due}
     trouble: StateError | None = None
-
-    def run(append: Callable[..., None]) -> None:
-        nonlocal trouble
+    with nullcontext(lambda *_: None) if folder is None else folder.writing() as append:
         try:
-            for number, record in enumerate(run_jobs(sweep, collection, due, engine), start=1):
-                job = by_run[record.run]
-                records[record.run] = record
+            for number, (job, record) in enumerate(run_jobs(sweep, collection, due, engine), start=1):
+                records[job.run] = record
                 append(job, record)
                 what = job.cell.label() if job.kind == "cell" else BASELINES[job.kind]
                 end = f": {record.status}" if record.status != "ok" else ""
@@ -69,17 +67,9 @@ def evaluate(sweep: Sweep, out: Path | None, engine: Engine, progress: Progress,
             pass
         except StateError as error:
             trouble = error
-
-    if folder is None:
-        run(lambda *_: None)
-    else:
-        with folder.writing() as append:
-            run(append)
     complete = all(job.run in records for job in jobs)
-    title = f"{sweep.content.get('name', 'study')} on {collection.name}"
-    results = Results(
-        sweep, jobs, domains, tabulate(sweep, jobs, records), complete, title, _about(sweep, collection, complete)
-    )
+    title, about = f"{sweep.content.get('name', 'study')} on {collection.name}", _about(sweep, collection, complete)
+    results = Results(sweep, jobs, domains, tabulate(sweep, jobs, records), complete, title, about)
     if folder is not None:
         folder.finish(results, records)
     if trouble is not None:
@@ -103,31 +93,32 @@ def check_sweep(sweep: Sweep, *, encryption: bool | None, repeat: int) -> None:
 
 
 def _about(sweep: Sweep, collection: Collection, complete: bool) -> list[str]:
-    setting, varied = sweep.setting, {axis.key for axis in sweep.axes}
-    parts = []
-    if "partition" not in varied:
-        parts.append(f"partition {setting.partition}")
-    if "limit" not in varied:
-        parts.append("all records" if setting.limit is None else f"at most {setting.limit} training records a site")
-    if "cap" not in varied and setting.cap is not None:
-        parts.append(f"at most {setting.cap} after the skew")
-    if "leave_out" not in varied and setting.leave_out is not None:
-        parts.append(f"{setting.leave_out} left out")
-    if any(domain.test is None for domain in collection.domains):
-        share = TEST_SHARE if setting.holdout is None else setting.holdout
-        by = "by seed" if setting.split is None else f"one split for all seeds ({setting.split})"
-        parts.append(f"{100 * share:g}% of each class held out for testing, {by}")
-    seeds = f"seeds {sweep.seeds[0]} to {sweep.seeds[-1]}" if len(sweep.seeds) > 1 else f"seed {sweep.seeds[0]}"
-    parts.append(seeds)
-    if "method" not in varied and "method" in sweep.content:
-        parts.append(f"method {sweep.content['method']}")
-    privacy = sweep.content.get("privacy")
-    if EPSILON not in varied and isinstance(privacy, dict):
+    """What was the same in every run, in words: what a key says unless it is varied."""
+    setting, privacy, first = sweep.setting, sweep.content.get("privacy"), sweep.seeds[0]
+    share = TEST_SHARE if setting.holdout is None else setting.holdout
+    by = "by seed" if setting.split is None else f"one split for all seeds ({setting.split})"
+    noise = ""
+    if isinstance(privacy, dict):
         stated = privacy.get("epsilon")
-        parts.append(
-            "no noise" if privacy.get("noise") == "none" else f"epsilon {stated}" if stated else "noise as the study says"
-        )
-    lines = [f"Simulated without encryption: {', '.join(parts)}."]
+        noise = "no noise" if privacy.get("noise") == "none" else f"epsilon {stated}" if stated else "noise as the study says"
+    parts = [
+        ("partition", f"partition {setting.partition}"),
+        ("limit", "all records" if setting.limit is None else f"at most {setting.limit} training records a site"),
+        ("cap", "" if setting.cap is None else f"at most {setting.cap} after the skew"),
+        ("leave_out", "" if setting.leave_out is None else f"{setting.leave_out} left out"),
+        (
+            "--holdout",
+            f"{100 * share:g}% of each class held out for testing, {by}"
+            if any(domain.test is None for domain in collection.domains)
+            else "",
+        ),
+        ("--seeds", f"seeds {first} to {sweep.seeds[-1]}" if len(sweep.seeds) > 1 else f"seed {first}"),
+        ("method", f"method {sweep.content['method']}" if "method" in sweep.content else ""),
+        (EPSILON, noise),
+    ]
+    varied = {axis.key for axis in sweep.axes}
+    told = ", ".join(text for key, text in parts if text and key not in varied)
+    lines = [f"Simulated without encryption: {told}."]
     if not complete:
         lines += ["", "**Not complete: the sweep was ended before all its runs were done.**"]
     return lines

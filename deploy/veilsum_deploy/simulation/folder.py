@@ -14,18 +14,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from veilsum_deploy.simulation.held_out import NAMES
-from veilsum_deploy.simulation.jobs import Job, Kind, RunRecord, Status
+from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
 from veilsum_deploy.simulation.plots import PlottedTable, draw
 from veilsum_deploy.simulation.report import SUMMARY, TABLE_CSV, TABLE_MARKDOWN, check_empty
-from veilsum_deploy.simulation.scores import spread
+from veilsum_deploy.simulation.scores import ACCURACY, NAMES, spread
 from veilsum_deploy.simulation.sweep import Sweep, shown
 from veilsum_deploy.simulation.tables import SweepRow, as_values, to_csv, to_markdown
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
 
 RUNS = "runs.csv"
-HELD_OUT = tuple(name for name in NAMES if name != "accuracy")
+HELD_OUT = tuple(name for name in NAMES if name != ACCURACY)
 _FIGURES = ("AVG", "STD", "epsilon", "seconds", "records", "note")
 _ADVICE = "Name another folder, or resume its sweep with the same --vary keys."
 
@@ -98,11 +97,8 @@ class Folder:
         Raises:
             StateError: the file is another sweep's.
         """
-        return {
-            run: record
-            for run, record in ((line["run"], self._record(line)) for line in self._lines())
-            if record.status in ("ok", "not-estimable")
-        }
+        found = {line["run"]: self._record(line) for line in self._lines()}
+        return {run: record for run, record in found.items() if record.status in ("ok", "not-estimable")}
 
     @contextmanager
     def writing(self) -> Iterator[Any]:
@@ -113,13 +109,12 @@ class Folder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            kept = self._lines()
-            replace_file(self.path / RUNS, self._text(kept).encode())  # without a line that was cut off
+            replace_file(self.path / RUNS, self._text(self._lines()).encode())  # without a line that was cut off
             with (self.path / RUNS).open("a", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file, lineterminator="\n")
+                writer = csv.DictWriter(file, self._header, lineterminator="\n")
 
                 def append(job: Job, record: RunRecord) -> None:
-                    writer.writerow(self._values(job, record))
+                    writer.writerow(self._line(job, record))
                     file.flush()
 
                 yield append
@@ -136,11 +131,7 @@ class Folder:
         """
         planned = {job.run for job in results.jobs}
         others = [line for line in self._lines() if line["run"] not in planned]
-        known = [
-            dict(zip(self._header, self._values(job, records[job.run]), strict=True))
-            for job in results.jobs
-            if job.run in records
-        ]
+        known = [self._line(job, records[job.run]) for job in results.jobs if job.run in records]
         replace_file(self.path / RUNS, self._text([*known, *others]).encode())
         replace_file(self.path / TABLE_CSV, to_csv(results.sweep, results.rows).encode())
         text = to_markdown(results.sweep, results.title, results.about, results.rows)
@@ -171,32 +162,36 @@ class Folder:
         writer.writerows(lines)
         return stream.getvalue()
 
-    def _values(self, job: Job, record: RunRecord) -> list[Any]:
-        values = dict(job.cell.values)
-        keys = [shown(values[key]) if key in values else "" for key in self._keys]
-        shares = [record.accuracies.get(name, "") for name in self._domains]
+    def _line(self, job: Job, record: RunRecord) -> dict[str, Any]:
         average, std = spread(record.accuracies) if record.accuracies else ("", "")
-        epsilon = "" if record.epsilon is None else record.epsilon
-        figures = [average, std, epsilon, round(record.seconds, 4), record.records, record.note]
-        told = [record.held_out.get(name, "") for name in HELD_OUT]
-        return [record.run, record.kind, *keys, record.seed, record.status, *told, *shares, *figures]
+        return {
+            "run": job.run,
+            "kind": job.kind,
+            **{key: shown(value) for key, value in job.cell.values},
+            "seed": job.seed,
+            "status": record.status,
+            **record.held_out,
+            **{f"accuracy.{name}": share for name, share in record.accuracies.items()},
+            "AVG": average,
+            "STD": std,
+            "epsilon": record.epsilon,
+            "seconds": round(record.seconds, 4),
+            "records": record.records,
+            "note": record.note,
+        }
 
     def _record(self, line: Mapping[str, str]) -> RunRecord:
         try:
-            if line["kind"] not in get_args(Kind) or line["status"] not in get_args(Status):
-                raise ValueError(line["kind"])
-            shares = {name: float(line[f"accuracy.{name}"]) for name in self._domains if line[f"accuracy.{name}"]}
+            if line["status"] not in get_args(Status):
+                raise ValueError(line["status"])
             return RunRecord(
-                line["run"],
-                cast(Kind, line["kind"]),
-                int(line["seed"]),
-                cast(Status, line["status"]),
-                shares,
-                float(line["epsilon"]) if line["epsilon"] else None,
-                float(line["seconds"]),
-                int(line["records"]),
-                line["note"],
-                {name: float(line[name]) for name in HELD_OUT if line[name]},
+                status=cast(Status, line["status"]),
+                accuracies={name: float(share) for name in self._domains if (share := line[f"accuracy.{name}"])},
+                held_out={name: float(line[name]) for name in HELD_OUT if line[name]},
+                epsilon=float(line["epsilon"]) if line["epsilon"] else None,
+                seconds=float(line["seconds"]),
+                records=int(line["records"]),
+                note=line["note"],
             )
         except ValueError as error:
             raise StateError(f"{self.path / RUNS} holds a line that is not a run.", _ADVICE) from error

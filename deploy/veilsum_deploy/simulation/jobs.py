@@ -18,9 +18,8 @@ from veilsum_deploy.collections import Collection
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.engines import Engine, Shared
-from veilsum_deploy.simulation.held_out import held_out, without_accuracy
 from veilsum_deploy.simulation.runs import run_plain
-from veilsum_deploy.simulation.scores import complete, domain_accuracies
+from veilsum_deploy.simulation.scores import ACCURACY, Scores, complete, score
 from veilsum_deploy.simulation.study import SimulationDraft, draft_of, with_stations
 from veilsum_deploy.simulation.sweep import Cell, Sweep
 from veilsum_node.errors import VeilsumError
@@ -34,7 +33,7 @@ LEFT_OUT = "test records with a missing value count as wrong"
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do: a cell's study or a baseline, for a seed."""
+    """One run to do: a cell's study or a baseline, for a seed; ``run`` is what it is known by."""
 
     kind: Kind
     cell: Cell
@@ -47,60 +46,52 @@ class RunRecord:
     """What came of a job.
 
     Attributes:
-        run: id of the job.
-        kind, seed: of the job.
         status: ``ok``; ``not-estimable`` where noise left no classifier; ``refused`` with the reason in ``note``; ``failed``
             where veilsum itself is at fault.
         accuracies: share of test records classified rightly, by domain; empty unless ok, and where outcomes are predicted.
+        held_out: figures by their names in :data:`.scores.NAMES`, but for accuracy; empty unless ok.
         epsilon: what the study costs each site; None without noise and for other kinds.
         seconds: that the study took, without dealing and testing.
         records: training records of all sites.
         note: why there are no figures, which sites were given a record, or :data:`LEFT_OUT`.
-        held_out: figures by their names in :data:`.held_out.NAMES`, but for accuracy; empty unless ok.
     """
 
-    run: str
-    kind: Kind
-    seed: int
     status: Status
     accuracies: dict[str, float] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)
     epsilon: float | None = None
     seconds: float = 0.0
     records: int = 0
     note: str = ""
-    held_out: dict[str, float] = field(default_factory=dict)
 
 
 def plan_jobs(sweep: Sweep) -> list[Job]:
     """All runs of a sweep; seed by seed, so that what is done after an interruption compares all cells."""
-    cells = sweep.cells()
-    what: dict[tuple[Kind, Cell], None] = {}
-    for group in sweep.groups():
-        own = [cell for cell in cells if cell.group == group]
-        what |= {(cast(Kind, kind), part): None for cell in own for kind, part in sweep.baselines_of(cell)}
-    ordered = sorted(what, key=lambda one: one[0] == "central")  # beside each of the cells: after all else
-    first, last = [one for one in ordered if one[0] != "central"], [one for one in ordered if one[0] == "central"]
-    planned: list[tuple[Kind, Cell]] = [*first, *(("cell", cell) for cell in cells), *last]
-    return [Job(kind, cell, seed, sweep.run_id(kind, cell, seed)) for seed in sweep.seeds for kind, cell in planned]
+    stages = {"cell": 1, "central": 2}  # what stands beside a setting comes first, what stands beside each cell last
+    planned = sorted(sweep.lines(), key=lambda line: stages.get(line[0], 0))
+    return [
+        Job(cast(Kind, kind), cell, seed, sweep.run_id(kind, cell, seed)) for seed in sweep.seeds for kind, cell in planned
+    ]
 
 
-def load_source(sweep: Sweep) -> Collection:
-    """The records of a sweep, turned into features once."""
-    draft = None
+def load_source(sweep: Sweep, what: str = "the study") -> Collection:
+    """The records of a sweep, whose study is named ``what`` in errors."""
+    schema = None
     if sweep.source.needs_schema:
-        draft = draft_of(sweep.data_content_of(Cell(())), sweep.base, None, source="the study", program=sweep.program)
-    collection = sweep.source.load(None if draft is None else draft.schema)
-    for domain in collection.domains:
-        _ = domain.train.records, None if domain.test is None else domain.test.records
-    return collection
+        content = {key: value for key, value in sweep.data_content_of(Cell(())).items() if key != "encoder"}
+        schema = draft_of(content, sweep.base, None, source=what).schema
+    return sweep.source.load(schema)
 
 
 class Worker:
-    """Runs jobs of one sweep on records that are loaded once."""
+    """Runs jobs of one sweep on records that are loaded once; in another process it begins without what it remembers."""
 
     def __init__(self, sweep: Sweep, collection: Collection) -> None:
         self._sweep, self._collection = sweep, collection
         self._deal = lru_cache(maxsize=2)(self._dealt)
+
+    def __reduce__(self) -> tuple[type[Worker], tuple[Sweep, Collection]]:
+        return Worker, (self._sweep, self._collection)
 
     def prepared(self, job: Job) -> SimulationDraft | None:
         """A job's study, ready to be sent; None where it cannot be made or sent."""
@@ -116,39 +107,41 @@ class Worker:
         try:
             return self._run(job, self._draft(job) if draft is None else draft)
         except VeilsumError as error:
-            return RunRecord(job.run, job.kind, job.seed, "refused", note=" ".join(error.message.split()))
+            return RunRecord("refused", note=" ".join(error.message.split()))
         except Exception as error:  # noqa: BLE001  one faulty method must not cost the other cells
             if os.environ.get("VEILSUM_DEBUG") == "1":
                 traceback.print_exception(error)
-            return RunRecord(job.run, job.kind, job.seed, "failed", note=f"internal error: {type(error).__name__}")
+            return RunRecord("failed", note=f"internal error: {type(error).__name__}")
 
     def _run(self, job: Job, draft: SimulationDraft) -> RunRecord:
         dealt = self._deal(self._sweep.setting_of(job.cell), job.seed, draft.request.participants)
         if not dealt.tests:
-            return RunRecord(job.run, job.kind, job.seed, "refused", note="there are no records to test on; state --holdout")
+            return RunRecord("refused", note="there are no records to test on; state --holdout")
         records = sum(dataset.table.num_rows for dataset in dealt.training.values())
         forced = f"given one record: {', '.join(dealt.forced)}" if dealt.forced else ""
         started = time.perf_counter()
+
+        def told(status: Status, epsilon: float | None, *notes: str, scores: Scores | None = None) -> RunRecord:
+            found = Scores() if scores is None else scores
+            figures = {name: value for name, value in found.held_out.items() if name != ACCURACY}
+            return RunRecord(status, found.accuracies, figures, epsilon, seconds, records, "; ".join(filter(None, notes)))
+
         if job.kind != "cell":
-            beside_it = beside(job.kind, draft, dealt, lambda: int(time.time()))
-            seconds, note = time.perf_counter() - started, "; ".join(filter(None, [forced, beside_it.note]))
-            status: Status = "ok" if beside_it.accuracies or beside_it.held_out else "refused"
-            own = (beside_it.accuracies, beside_it.epsilon, seconds, records, note, without_accuracy(beside_it.held_out))
-            return RunRecord(job.run, job.kind, job.seed, status, *own)
+            baseline = beside(job.kind, draft, dealt, lambda: int(time.time()))
+            seconds, found = time.perf_counter() - started, baseline.scores
+            status: Status = "ok" if found.accuracies or found.held_out else "refused"
+            return told(status, baseline.epsilon, forced, baseline.note, scores=found)
         study, result, kept = run_plain(draft, dealt, lambda: int(time.time()))
         seconds, epsilon = time.perf_counter() - started, study.privacy.epsilon
         if "not_estimable" in result.summary:
-            note = str(result.summary["not_estimable"])
-            return RunRecord(job.run, job.kind, job.seed, "not-estimable", {}, epsilon, seconds, records, note)
-        found = domain_accuracies(result, dealt, draft.schema, kept, draft.program)
-        figures = held_out(result, dealt, draft.schema, kept, draft.program) or {}
-        if not all(map(math.isfinite, [*(found or {}).values(), *figures.values()])) or not (found or figures):
-            note = f"the method {study.method} predicts nothing"
-            return RunRecord(job.run, job.kind, job.seed, "refused", {}, epsilon, seconds, records, note)
-        left_out = bool(found) and study.parameters.get("missing") == "skip" and not all(map(complete, dealt.tests.values()))
-        note = "; ".join(filter(None, [forced, LEFT_OUT if left_out else ""]))
-        told = (found or {}, epsilon, seconds, records, note, without_accuracy(figures))
-        return RunRecord(job.run, job.kind, job.seed, "ok", *told)
+            return told("not-estimable", epsilon, str(result.summary["not_estimable"]))
+        found = score(result, dealt, draft.schema, kept, draft.program)
+        values = [*found.accuracies.values(), *found.held_out.values()]
+        if not values or not all(map(math.isfinite, values)):
+            return told("refused", epsilon, f"the method {study.method} predicts nothing")
+        skips = bool(found.accuracies) and study.parameters.get("missing") == "skip"
+        left_out = skips and not all(map(complete, dealt.tests.values()))
+        return told("ok", epsilon, forced, LEFT_OUT if left_out else "", scores=found)
 
     def _draft(self, job: Job) -> SimulationDraft:
         setting, sweep = self._sweep.setting_of(job.cell), self._sweep
@@ -163,52 +156,33 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What every job of a sweep needs at a worker.
-
-    Attributes:
-        sweep, collection: of the jobs.
-    """
-
-    sweep: Sweep
-    collection: Collection
-
-
-@dataclass(frozen=True)
 class SentJob:
     """A job as it is sent to a worker.
 
     Attributes:
-        work: shared by all jobs.
+        worker: shared by all jobs.
         job: to run.
         draft: its study, so that a worker on another machine needs no file of this one; None where it cannot be made, which
             running the job will say, or holds a program, whose file is then needed at the same path.
     """
 
-    work: Shared[Work]
+    worker: Shared[Worker]
     job: Job
     draft: SimulationDraft | None
 
 
-def run_jobs(sweep: Sweep, collection: Collection, jobs: Sequence[Job], engine: Engine) -> Iterator[RunRecord]:
-    """Run jobs on an engine and yield each record as it is there.
+def run_jobs(sweep: Sweep, collection: Collection, jobs: Sequence[Job], engine: Engine) -> Iterator[tuple[Job, RunRecord]]:
+    """Run jobs on an engine and yield each with its record as it is there.
 
     Raises:
         StateError: a worker ended by itself.
         KeyboardInterrupt: the user wants no more; the workers have been ended.
     """
-    work = engine.share(Work(sweep, collection))
     here = Worker(sweep, collection)
-    items = [SentJob(work, job, None if engine.workers == 1 else here.prepared(job)) for job in jobs]
+    worker = engine.share(here)
+    items = [SentJob(worker, job, None if engine.workers == 1 else here.prepared(job)) for job in jobs]
     yield from engine.map(_run_job, items, ordered=False)
 
 
-_latest: list[tuple[Work, Worker]] = []
-"""The worker of this process, and what it was made for."""
-
-
-def _run_job(item: SentJob) -> RunRecord:
-    work = item.work.get()
-    if not _latest or _latest[0][0] is not work:
-        _latest[:] = [(work, Worker(work.sweep, work.collection))]
-    return _latest[0][1].run(item.job, item.draft)
+def _run_job(item: SentJob) -> tuple[Job, RunRecord]:
+    return item.job, item.worker.get().run(item.job, item.draft)

@@ -8,7 +8,7 @@ train side by side, up to rounding.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import RoundLostError, read_release
-from veilsum_deploy.simulation.chunks import Chunk, Part, Remembered, Sites, compute_chunk, compute_members
+from veilsum_deploy.simulation.chunks import Chunk, Part, Sites, compute_chunk
 from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared
 from veilsum_deploy.simulation.record import RoundRecord, RunRecorder, SiteStates
 from veilsum_node.errors import Misuse
@@ -56,7 +56,6 @@ class PlainFederation:
         encoder: arrays of the study's projection, which every round broadcasts.
         engine: where chunks of sites are computed; None for this process.
         recorder: keeps rounds, and gives back those of an earlier process: these are not computed again.
-        watch: told of every label that was released.
         batched: whether sites may be computed together (:mod:`veilsum_deploy.simulation.chunks`).
         rounded: whether even where their sum is then that of the sites one by one up to rounding only, as of those that train
             (:mod:`veilsum_deploy.simulation.trainer`).
@@ -76,7 +75,6 @@ class PlainFederation:
         *,
         engine: Engine | None = None,
         recorder: RunRecorder | None = None,
-        watch: Callable[[str], None] | None = None,
         batched: bool = True,
         rounded: bool = True,
     ) -> None:
@@ -86,16 +84,15 @@ class PlainFederation:
         if len(encodes) > 1:
             raise Misuse("All simulated sites have the study's one program.")
         self.sums: list[Integers] = []
-        self._study, self._engine, self._recorder, self._watch = study, engine, recorder, watch
+        self._study, self._recorder = study, recorder
         self._batched, self._rounded = batched, rounded
         self._released: Counter[tuple[str, str]] = Counter()  # by label and member, as each participant counts its own
         self._encoder = dict(encoder or {})
         self._sources = [sites[name].noise_random for name in study.participants]
         self._states = SiteStates(study.sites) if recorder is None else recorder.states(study.sites)
-        whole = Sites(study, tuple(sites[name].records for name in study.participants), next(iter(encodes.values())))
-        self._memory = Remembered(whole)
-        self._alone = engine is None or engine.workers == 1
-        self._sites = (SerialEngine() if engine is None or self._alone else engine).share(whole)
+        self._sites = Sites(study, tuple(sites[name].records for name in study.participants), next(iter(encodes.values())))
+        self._engine = None if engine is None or engine.workers == 1 else engine
+        self._shared = (self._engine or SerialEngine()).share(self._sites)
 
     @property
     def study(self) -> Study:
@@ -114,7 +111,7 @@ class PlainFederation:
             KeyError: it kept none.
         """
         place = self._study.participants.index(site)
-        return self._memory.agreed.task(label).kept_blocks(self._states.kept[place][label])[0]
+        return self._sites.agreed.task(label).kept_blocks(self._states.kept[place][label])[0]
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
@@ -132,7 +129,7 @@ class PlainFederation:
         cohort = tuple(study.participants[index] for index in places)
         if not cohort:
             raise RoundLostError("No participant may take part in the round.")
-        plan = self._memory.prepared(label, len(cohort)).plan
+        plan = self._sites.prepared(label, len(cohort)).plan
         if max(self._released[label, name] for name in cohort) >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
         encoded = encode_broadcast({**self._encoder, **(broadcast or {})}, plan.task.single)
@@ -146,27 +143,21 @@ class PlainFederation:
         self._released.update((label, name) for name in cohort)
         self.sums.append(total)
         number = len(self.sums)
-        if self._watch is not None:
-            self._watch(label)
-        digest = release_digest(self._memory.agreed.digest, number, number, total.astype("<i8").tobytes())
+        digest = release_digest(self._sites.agreed.digest, number, number, total.astype("<i8").tobytes())
         return read_release(plan, total, number, cohort, digest)
 
     def _computed(self, label: str, arrays: Mapping[str, Floats], places: tuple[int, ...]) -> Integers:
         """Every member's noised vector, added up; what members keep is noted."""
-        engine = SerialEngine() if self._engine is None or self._alone else self._engine
-        broadcast = engine.share(arrays)
-        if self._alone:
-            parts = [compute_members(self._memory, self._chunk(label, broadcast, places, places))]
-            cuts = [places]
-        else:
-            number = min(len(places), engine.workers)
-            cuts = [tuple(cut.tolist()) for cut in np.array_split(np.array(places), number)]
-            parts = list(engine.map(compute_chunk, [self._chunk(label, broadcast, places, cut) for cut in cuts]))
+        engine = self._engine or SerialEngine()
+        broadcast, cuts = engine.share(arrays), np.array_split(np.array(places), min(len(places), engine.workers))
+        chunks = [self._chunk(label, broadcast, places, tuple(cut.tolist())) for cut in cuts]
+        # In this process with all its threads, which a serial engine would not use.
+        parts = [*map(compute_chunk, chunks)] if self._engine is None else [*engine.map(compute_chunk, chunks)]
         broadcast.drop()
         total = np.zeros_like(parts[0].total)
-        for cut, part in zip(cuts, parts, strict=True):
+        for chunk, part in zip(chunks, parts, strict=True):
             total += part.total
-            self._note(label, cut, part)
+            self._note(label, chunk.members, part)
         return total
 
     def _chunk(
@@ -174,7 +165,7 @@ class PlainFederation:
     ) -> Chunk:
         states = self._states
         return Chunk(
-            self._sites,
+            self._shared,
             broadcast,
             label,
             cohort,

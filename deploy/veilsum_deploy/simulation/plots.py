@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from veilsum_deploy.datasets import EXTRA
 from veilsum_deploy.simulation.baseline_names import BASELINES
-from veilsum_deploy.simulation.held_out import LEADING, NAMES
+from veilsum_deploy.simulation.scores import ACCURACY, LEADING, NAMES
 from veilsum_deploy.simulation.sweep import EPSILON, NO_NOISE, Cell, Sweep, shown
 from veilsum_deploy.simulation.tables import MeanOfRuns, SweepRow
 from veilsum_node.errors import Misuse
@@ -33,7 +33,6 @@ REFERENCE_STYLES = {
     "trained-pooled": ("--", "#999999"),
 }
 MAX_BARS = 60
-ACCURACY = "accuracy"
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -66,6 +65,15 @@ class PlottedTable:
     def of(self, row: SweepRow) -> MeanOfRuns | None:
         """The figure of a row, a share."""
         return row.average if self.figure == ACCURACY else row.figures.get(str(self.figure))
+
+
+class PlottedPoint(NamedTuple):
+    """A point of a line, in points; hollow where some runs could not tell."""
+
+    x: float
+    mean: float
+    error: float
+    whole: bool
 
 
 def require_matplotlib() -> None:
@@ -109,113 +117,120 @@ def _epsilons(sweep: Sweep) -> list[float]:
 
 def _lines(table: PlottedTable, numbers: Sequence[float]) -> Any:
     """One panel for each setting, one line for each variant; "none" stands at the right end, beyond a gap."""
-    from matplotlib.figure import Figure
-
     sweep = table.sweep
-    groups = sweep.groups()
-    variants = _distinct([_without(cell, (EPSILON,), cell.group) for cell in sweep.cells()])
-    columns = min(len(groups), 3)
-    lines = math.ceil(len(groups) / columns)
-    figure = Figure(figsize=(2.6 + 4.4 * columns, 1.3 + 3.4 * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
-    far = numbers[-1] * (numbers[-1] / numbers[0] if len(numbers) > 1 else 10.0) ** 0.22 * 1.6
-    for panel, group in zip(panels, groups, strict=False):
+    variants = list(dict.fromkeys(_without(cell, [EPSILON], cell.group) for cell in sweep.cells()))
+    figure, panels = _panels(sweep, table.title, 4.4, 1.3, 3.4, sharey=True)
+    places: dict[Any, float] = {number: number for number in numbers}
+    if any(cell.value(EPSILON) == NO_NOISE for cell in sweep.cells()):
+        places[NO_NOISE] = numbers[-1] * (numbers[-1] / numbers[0] if len(numbers) > 1 else 10.0) ** 0.22 * 1.6
+    for panel, group in panels.items():
         for index, variant in enumerate(variants):
-            rows = [
-                row
-                for row in table.rows
-                if row.kind == "cell" and row.cell.group == group and _without(row.cell, (EPSILON,), group) == variant
-            ]
-            _line(panel, table, rows, far, index, variant)
+            rows = [row for row in _cells(table, group) if _without(row.cell, [EPSILON], group) == variant]
+            _line(panel, table, rows, places, index, variant)
         _references(panel, table, group)
         panel.set_xscale("log")
-        none = any(value == NO_NOISE for axis in sweep.axes if axis.key == EPSILON for value in axis.values)
-        ticks = [*numbers, far] if none else list(numbers)
-        panel.set_xticks(ticks, [*(f"{number:g}" for number in numbers), *([NO_NOISE] if none else [])])
+        panel.set_xticks(list(places.values()), [shown(value) for value in places])
         panel.minorticks_off()
         panel.set_xlabel("epsilon")
-        panel.set_title(_words(sweep, group))
         panel.grid(axis="y", alpha=0.25)
-    for panel in panels[len(groups) :]:
-        panel.set_visible(False)
-    for panel in panels[::columns]:
-        panel.set_ylabel(table.words)
-    _legend(figure, list(panels[: len(groups)]))
-    figure.suptitle(table.title, x=0.02, horizontalalignment="left")
+        if panel.get_subplotspec().is_first_col():
+            panel.set_ylabel(table.words)
+    _legend(figure, panels)
     return figure
 
 
-def _line(panel: Axes, table: PlottedTable, rows: Sequence[SweepRow], far: float, index: int, variant: Cell) -> None:
+def _line(
+    panel: Axes, table: PlottedTable, rows: Sequence[SweepRow], places: Mapping[Any, float], index: int, variant: Cell
+) -> None:
     again = index // len(COLOURS)  # how often the colours were used up: another style and marker then tells lines apart
     colour, style = COLOURS[index % len(COLOURS)], STYLES[again % len(STYLES)]
     marker = MARKERS[(index + 3 * again) % len(MARKERS)]
-    told = [(_place(row, far), value, row) for row in rows if (value := table.of(row)) is not None]
-    noised = sorted(((x, value, row) for x, value, row in told if x < far), key=lambda item: item[0])
-    points = [*noised, *((x, value, row) for x, value, row in told if x >= far)]
+    points = []
+    for row in rows:
+        x, value = places.get(row.cell.value(EPSILON)), table.of(row)
+        if x is not None and value is not None:
+            points.append(PlottedPoint(x, 100 * value.mean, 100 * (value.error or 0.0), value.runs == row.planned))
     if not points:
         return
-    xs = [x for x, _, _ in noised]
-    panel.plot(xs, [100 * value.mean for _, value, _ in noised], style, color=colour, linewidth=1.6)
-    low = [100 * (value.mean - (value.error or 0.0)) for _, value, _ in noised]
-    high = [100 * (value.mean + (value.error or 0.0)) for _, value, _ in noised]
+    points.sort()
+    noised = [point for point in points if point.x != places.get(NO_NOISE)]
+    xs, means, errors = [[point[part] for point in noised] for part in range(3)]
+    panel.plot(xs, means, style, color=colour, linewidth=1.6)
+    low, high = [[mean + sign * error for mean, error in zip(means, errors, strict=True)] for sign in (-1, 1)]
     panel.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
     if noised and len(points) > len(noised):  # a dotted step: between them lies no epsilon
-        ends = (noised[-1], points[-1])
-        panel.plot([x for x, _, _ in ends], [100 * value.mean for _, value, _ in ends], ":", color=colour, linewidth=1.2)
-    for x, value, row in points:
-        whole = value.runs == row.planned  # hollow where some runs could not tell
-        face = colour if whole else "white"
-        bars = x >= far or len(noised) == 1  # elsewhere the band shows it
-        error = [100 * value.error] if value.error is not None and bars else None
-        panel.errorbar(
-            [x], [100 * value.mean], yerr=error, color=colour, marker=marker, markersize=6, markerfacecolor=face, capsize=2
-        )
-    label = _words(table.sweep, variant) or "the study"
-    panel.plot([], [], style, color=colour, marker=marker, markersize=6, linewidth=1.6, label=label)
+        panel.plot([xs[-1], points[-1].x], [means[-1], points[-1].mean], ":", color=colour, linewidth=1.2)
+    look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 6}
+    for point in points:
+        bar = point.error if len(noised) == 1 or point not in noised else 0.0  # elsewhere the band shows it
+        face = colour if point.whole else "white"
+        panel.errorbar([point.x], [point.mean], yerr=[bar] if bar else None, markerfacecolor=face, capsize=2, **look)
+    panel.plot([], [], style, linewidth=1.6, label=_words(table.sweep, variant) or "the study", **look)
 
 
 def _bars(table: PlottedTable) -> Any:
     """One panel for each setting, one bar for each cell: its gain where a baseline is named, its figure otherwise."""
-    from matplotlib.figure import Figure
-
     sweep, gains = table.sweep, table.sweep.baseline is not None
-    groups = sweep.groups()
-    shown_rows: list[list[tuple[SweepRow, MeanOfRuns]]] = []
-    for group in groups:
-        found = [row for row in table.rows if row.kind == "cell" and row.cell.group == group]
-        pairs = [(row, row.gain if gains else table.of(row)) for row in found]
-        shown_rows.append([(row, value) for row, value in pairs if value is not None][:MAX_BARS])
-    longest = max(1, *(len(rows) for rows in shown_rows))
-    columns = min(len(groups), 3)
-    lines = math.ceil(len(groups) / columns)
-    figure = Figure(figsize=(2.6 + 3.9 * columns, 1.5 + lines * (0.7 + 0.34 * longest)), layout="constrained")
-    panels = figure.subplots(lines, columns, sharex=True, squeeze=False).ravel()
-    families = _distinct([_family(sweep, cell) for cell in sweep.cells()])
-    for number, (panel, group, rows) in enumerate(zip(panels, groups, shown_rows, strict=False)):
-        labels = []
-        for place, (row, value) in enumerate(rows):
+    bars: dict[Cell, list[tuple[SweepRow, MeanOfRuns]]] = {}
+    for group in sweep.groups():
+        pairs = [(row, row.gain if gains else table.of(row)) for row in _cells(table, group)]
+        bars[group] = [(row, value) for row, value in pairs if value is not None][:MAX_BARS]
+    longest = max(1, *map(len, bars.values()))
+    title = table.title
+    if sweep.baseline is not None:
+        title += f"\ngain over {sweep.headings[sweep.baseline[0]]} {shown(sweep.baseline[1])}"
+    figure, panels = _panels(sweep, title, 3.9, 1.5, 0.7 + 0.34 * longest, sharex=True)
+    families = list(dict.fromkeys(_family(sweep, cell) for cell in sweep.cells()))
+    first: list[Cell] | None = None  # the bars of the first panel: where others are the same, labels need not be said again
+    for panel, group in panels.items():
+        for place, (row, value) in enumerate(bars[group]):
             colour = COLOURS[families.index(_family(sweep, row.cell)) % len(COLOURS)]
             error = None if value.error is None else 100 * value.error
             panel.barh(place, 100 * value.mean, xerr=error, color=colour, alpha=0.85, height=0.7, capsize=2.5)
-            labels.append(_words(sweep, _without(row.cell, (), group)) or "the study")
-        panel.set_yticks(range(len(rows)), labels if number % columns == 0 or not _same(shown_rows, group, groups) else [])
-        panel.set_ylim(len(rows) - 0.4, -0.6)
+        own = [_without(row.cell, [], group) for row, _ in bars[group]]
+        first = own if first is None else first
+        labels = [_words(sweep, cell) or "the study" for cell in own]
+        panel.set_yticks(range(len(own)), labels if panel.get_subplotspec().is_first_col() or own != first else [])
+        panel.set_ylim(len(own) - 0.4, -0.6)
         panel.axvline(0, color="black", linewidth=0.8)
         panel.grid(axis="x", alpha=0.25)
-        panel.set_title(_words(sweep, group))
         if not gains:
             _references(panel, table, group, upright=True)
             panel.set_xlabel(table.words)
         else:
-            classes = any(row.classes for row, _ in rows)
-            panel.set_xlabel(f"gain in {'accuracy' if classes else NAMES[str(table.figure)]}, points")
+            classes = any(row.classes for row, _ in bars[group])
+            panel.set_xlabel(f"gain in {ACCURACY if classes else NAMES[str(table.figure)]}, points")
+    if not gains:
+        _legend(figure, panels)
+    return figure
+
+
+def _panels(
+    sweep: Sweep, title: str, width: float, margin: float, height: float, **shared: Any
+) -> tuple[Any, dict[Any, Cell]]:
+    """A figure with a titled panel for each setting, three a line.
+
+    Args:
+        sweep: whose settings they are.
+        title: of the figure.
+        width, height: of a panel in inches.
+        margin: above and below all of them.
+        **shared: the axis that panels have in common.
+    """
+    from matplotlib.figure import Figure
+
+    groups = sweep.groups()
+    columns = min(len(groups), 3)
+    lines = math.ceil(len(groups) / columns)
+    figure = Figure(figsize=(2.6 + width * columns, margin + height * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False, **shared).ravel()
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
-    if not gains:
-        _legend(figure, list(panels[: len(groups)]))
-    baseline = "" if sweep.baseline is None else f"\ngain over {sweep.headings[sweep.baseline[0]]} {shown(sweep.baseline[1])}"
-    figure.suptitle(f"{table.title}{baseline}", x=0.02, horizontalalignment="left")
-    return figure
+    found = dict(zip(panels, groups, strict=False))
+    for panel, group in found.items():
+        panel.set_title(_words(sweep, group))
+    figure.suptitle(title, x=0.02, horizontalalignment="left")
+    return figure, found
 
 
 def _references(panel: Axes, table: PlottedTable, group: Cell, *, upright: bool = False) -> None:
@@ -229,18 +244,18 @@ def _references(panel: Axes, table: PlottedTable, group: Cell, *, upright: bool 
         across(100 * value.mean, linestyle=style, color=colour, linewidth=1.3, label=BASELINES[row.kind])
 
 
-def _legend(figure: Any, panels: Sequence[Axes]) -> None:
+def _legend(figure: Any, panels: Iterable[Axes]) -> None:
     """One legend for all panels, to their right, each label once."""
     found: dict[str, Any] = {}
     for panel in panels:
-        handles, labels = panel.get_legend_handles_labels()
-        found.update({label: handle for handle, label in zip(handles, labels, strict=True) if label not in found})
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
     figure.legend(found.values(), found.keys(), loc="outside right upper", frameon=False)
 
 
-def _place(row: SweepRow, far: float) -> float:
-    value = row.cell.value(EPSILON)
-    return far if value == NO_NOISE else float(value)
+def _cells(table: PlottedTable, group: Cell) -> list[SweepRow]:
+    """The rows of a setting's cells."""
+    return [row for row in table.rows if row.kind == "cell" and row.cell.group == group]
 
 
 def _without(cell: Cell, keys: Sequence[str], group: Cell) -> Cell:
@@ -260,21 +275,7 @@ def _words(sweep: Sweep, cell: Cell) -> str:
     return own.label() if own.values else ""
 
 
-def _family(sweep: Sweep, cell: Cell) -> Any:
+def _family(sweep: Sweep, cell: Cell) -> Cell:
     """What a bar's colour tells: the value of the first key that is neither the baseline's nor the setting's."""
-    own = _several(sweep, _without(cell, () if sweep.baseline is None else (sweep.baseline[0],), cell.group)).values
-    return own[0] if own else None
-
-
-def _distinct(values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        if value not in found:
-            found.append(value)
-    return found
-
-
-def _same(rows: Sequence[Sequence[tuple[SweepRow, MeanOfRuns]]], group: Cell, groups: Sequence[Cell]) -> bool:
-    """Whether a group's bars are those of the first, so that its labels need not be said again."""
-    own = [_without(row.cell, (), group) for row, _ in rows[list(groups).index(group)]]
-    return own == [_without(row.cell, (), groups[0]) for row, _ in rows[0]]
+    baseline = [] if sweep.baseline is None else [sweep.baseline[0]]
+    return Cell(_several(sweep, _without(cell, baseline, cell.group)).values[:1])

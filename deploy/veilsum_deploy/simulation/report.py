@@ -12,7 +12,7 @@ from typing import Any
 
 from veilsum_deploy.collections import TEST_SHARE
 from veilsum_deploy.simulation.baseline_names import BASELINES
-from veilsum_deploy.simulation.held_out import NAMES
+from veilsum_deploy.simulation.scores import NAMES
 from veilsum_deploy.simulation.study import SimulatedRuns, Simulation
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
@@ -24,7 +24,7 @@ SUMMARY, TABLE_CSV, TABLE_MARKDOWN = "summary.json", "table.csv", "table.md"
 def summarise(simulation: Simulation, outcome: SimulatedRuns) -> dict[str, Any]:
     """The simulation as plain values: what was asked, what it cost, what came out."""
     study = outcome.study
-    accuracies = [run.accuracy for run in outcome.runs if run.accuracy is not None]
+    scores = [run.scores for run in outcome.runs]
     return {
         "study": study.name,
         "method": study.method,
@@ -41,17 +41,17 @@ def summarise(simulation: Simulation, outcome: SimulatedRuns) -> dict[str, Any]:
         "noise": study.privacy.noise,
         "repeat": len(outcome.runs),
         "holdout": TEST_SHARE if simulation.setting.holdout is None else simulation.setting.holdout,
-        "held_out": [run.held_out for run in outcome.runs if run.held_out] or None,
-        "accuracy": accuracies or None,
-        "accuracy_by_domain": [run.accuracies for run in outcome.runs if run.accuracies is not None] or None,
+        "held_out": [one.held_out for one in scores if one.held_out] or None,
+        "accuracy": [one.accuracy for one in scores if one.accuracy is not None] or None,
+        "accuracy_by_domain": [one.accuracies for one in scores if one.accuracies] or None,
         "seconds": [round(run.seconds, 3) for run in outcome.runs],
         "baselines": [
             {
                 "baseline": kind,
                 "words": BASELINES[kind],
-                "held_out": one.held_out or None,
-                "accuracy": one.accuracy,
-                "accuracy_by_domain": one.accuracies,
+                "held_out": one.scores.held_out or None,
+                "accuracy": one.scores.accuracy,
+                "accuracy_by_domain": one.scores.accuracies,
                 "epsilon": one.epsilon,
                 "note": one.note,
             }
@@ -68,13 +68,10 @@ def table(outcome: SimulatedRuns) -> list[dict[str, Any]]:
     the results themselves say of the noise, on average.
     """
     found: dict[str, list[tuple[float, float]]] = {}
-    for run in outcome.runs:
-        figures = dict(run.held_out or {})
-        if run.accuracy is not None:
-            figures["accuracy"] = run.accuracy
-        for name, words in NAMES.items():
-            if name in figures:
-                found.setdefault(f"{words} on held-out records", []).append((figures[name], 0.0))
+    for name, words in NAMES.items():
+        told = [run.scores.figures[name] for run in outcome.runs if name in run.scores.figures]
+        if told:
+            found[f"{words} on held-out records"] = [(value, 0.0) for value in told]
     for run in outcome.runs:
         for name, value, error in quantities(run.result.summary):
             found.setdefault(name, []).append((value, error))

@@ -6,12 +6,13 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from veilsum_deploy.simulation.record import ROUNDS
 from veilsum_deploy.simulation.report import SUMMARY, check_empty
+from veilsum_deploy.simulation.scores import Scores
 from veilsum_deploy.simulation.study import SimulatedRun
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
@@ -81,8 +82,7 @@ class RunStore:
         own = self.out / UNFINISHED / f"run-{number}"
         own.mkdir(exist_ok=True)
         replace_file(own / _STUDY, study.to_bytes())
-        scores = {"accuracies": run.accuracies, "accuracy": run.accuracy, "held_out": run.held_out}
-        note = {"seconds": run.seconds, "study": run.study, **scores}
+        note = {"seconds": run.seconds, "study": run.study, **asdict(run.scores)}
         replace_file(own / _DONE, json.dumps(note).encode())
 
     def load(self, number: int) -> tuple[Study, SimulatedRun] | None:
@@ -92,7 +92,9 @@ class RunStore:
             return None
         note: dict[str, Any] = json.loads((own / _DONE).read_bytes())
         result = load_result(self.out / f"run-{number}")
-        run = SimulatedRun(result, note["study"], note["seconds"], note["accuracies"], note["accuracy"], note["held_out"])
+        # What there is not was null in files of earlier versions.
+        scores = Scores(note["accuracies"] or {}, note["held_out"] or {}, note["accuracy"])
+        run = SimulatedRun(result, note["study"], note["seconds"], scores)
         return parse_study((own / _STUDY).read_bytes()), run
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,21 +22,12 @@ from veilsum_deploy.simulation.baseline_names import OF_RECORDS
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, deal, site_names
 from veilsum_deploy.simulation.engines import Engine
-from veilsum_deploy.simulation.held_out import held_out
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.progress import Progress, RoundProgress, WatchedFederation
 from veilsum_deploy.simulation.record import RunRecorder
 from veilsum_deploy.simulation.run_store import UNFINISHED, RunStore, once
-from veilsum_deploy.simulation.scores import Kept, overall
-from veilsum_deploy.simulation.study import (
-    Beside,
-    SimulatedRun,
-    SimulatedRuns,
-    Simulation,
-    SimulationDraft,
-    accuracies_of,
-    compiled,
-)
+from veilsum_deploy.simulation.scores import Kept, Scores, score
+from veilsum_deploy.simulation.study import Beside, SimulatedRun, SimulatedRuns, Simulation, SimulationDraft, compiled
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
 from veilsum_participant.store.kept import kept_vector
@@ -82,13 +72,13 @@ def simulate(
         raise Misuse("The whole protocol runs in one process.", "Add --no-encryption, or leave out --jobs and --engine.")
     if many and simulation.draft.program is not None:
         raise Misuse("A frozen program is simulated in one process.", "Leave out --jobs and --engine.")
-    if store is None:
-        return _simulate(simulation, names, progress, clock, engine, None)
-    store.open()
+    if store is not None:
+        store.open()
     try:
         return _simulate(simulation, names, progress, clock, engine, store)
     except BaseException:
-        store.leave()
+        if store is not None:
+            store.leave()
         raise
 
 
@@ -115,17 +105,15 @@ def _simulate(
             span = ((number - 1) / simulation.repeat, number / simulation.repeat)
             study, result, kept, seconds = run(number, lambda study: RoundProgress(study, progress, what, span))  # noqa: B023
             about = {"name": study.name, "digest": study_digest(study.to_bytes()).hex(), "method": study.method}
-            accuracies = accuracies_of(result, dealt, simulation.draft, kept)
-            share = None if accuracies is None else overall(accuracies, dealt)
-            figures = held_out(result, dealt, simulation.draft.schema, kept, simulation.draft.program)
-            runs.append((study, SimulatedRun(result, about, seconds, accuracies, share, figures)))
+            scores = score(result, dealt, simulation.draft.schema, kept, simulation.draft.program)
+            runs.append((study, SimulatedRun(result, about, seconds, scores)))
             if store is not None:
                 store.save(number, *runs[-1])
     found: dict[str, Beside] = {}
-    first = runs[0][1]
-    if dealt.tests and (first.accuracies is not None or first.held_out):
+    first = runs[0][1].scores
+    if first.accuracies or first.held_out:
         for kind in simulation.baselines:
-            if first.accuracies is None and kind in OF_RECORDS:  # discriminants tell classes, and here are none
+            if not first.accuracies and kind in OF_RECORDS:  # discriminants tell classes, and here are none
                 continue
             progress(f"Beside it: {kind}", 1.0)
             found[kind] = _beside(kind, simulation.draft, dealt, clock)
@@ -137,22 +125,19 @@ def _simulate(
 def _beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> Beside:
     """A baseline; one that the study does not have says why, and leaves the result as it is."""
     try:
-        found = beside(kind, draft, dealt, clock)
+        return beside(kind, draft, dealt, clock)
     except VeilsumError as error:
-        return Beside({}, None, " ".join(error.message.split()))
-    return replace(found, accuracy=overall(found.accuracies, dealt) if found.accuracies else None)
+        return Beside(Scores(), note=" ".join(error.message.split()))
 
 
-def run_plain(
-    draft: SimulationDraft, dealt: Deal, clock: Callable[[], int], *, watch: Callable[[Study], Watch] | None = None
-) -> tuple[Study, Result, Kept]:
+def run_plain(draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> tuple[Study, Result, Kept]:
     """Run a study once without encryption; the last of the three looks up what a site kept.
 
     Raises:
         VeilsumError: the study cannot be compiled for these sites, or its method refuses.
     """
     study = compiled(draft, "0" * 64, list(dealt.training), clock)
-    federation = PlainFederation(study, _sites(draft, dealt), draft.broadcast, watch=None if watch is None else watch(study))
+    federation = PlainFederation(study, _sites(draft, dealt), draft.broadcast)
     return study, get_method(study.method).run(federation), federation.kept_blocks
 
 
@@ -172,9 +157,9 @@ def _plain(
         own = None if folder is None else folder / f"run-{number}"
         recorder = None if own is None else RunRecorder(own)
         study = once(own, lambda: compiled(draft, "0" * 64, list(dealt.training), clock))
-        federation = PlainFederation(study, sites, draft.broadcast, engine=engine, recorder=recorder, watch=watch(study))
+        federation = PlainFederation(study, sites, draft.broadcast, engine=engine, recorder=recorder)
         try:
-            result = get_method(study.method).run(federation)
+            result = get_method(study.method).run(WatchedFederation(federation, watch(study)))
         finally:
             if recorder is not None:
                 recorder.close()

@@ -14,8 +14,8 @@ from veilsum.request import EVALUATION, ReleasedProjection, with_model, with_pro
 from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import released_arrays
 from veilsum_deploy.collections import Collection
-from veilsum_deploy.simulation.deal import Deal, Setting, sites_by_domain
-from veilsum_deploy.simulation.scores import Encode, Kept, domain_accuracies
+from veilsum_deploy.simulation.deal import Setting, sites_by_domain
+from veilsum_deploy.simulation.scores import Encode, Scores
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -111,17 +111,12 @@ class Simulation:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """One run; ``accuracies`` by domain is None where nothing is tested on or the result's classifier is out of reach.
-
-    Where noise left no classifier every accuracy is 0. ``held_out`` has figures of all test records (:mod:`.held_out`).
-    """
+    """One run: its result, what the result says of its study, how long it took, and how good it is."""
 
     result: Result
     study: dict[str, Any]
     seconds: float
-    accuracies: dict[str, float] | None
-    accuracy: float | None
-    held_out: dict[str, float] | None = None
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -129,18 +124,14 @@ class Beside:
     """What a baseline reaches.
 
     Attributes:
-        accuracies: share of test records classified rightly, by domain; empty where it makes no classifier.
+        scores: on the same test records.
         epsilon: what it would cost; None without noise.
-        note: what to know of it, or why it has no accuracies.
-        accuracy: over all test records.
-        held_out: figures of all test records (:mod:`.held_out`); of sites alone means over domains.
+        note: what to know of it, or why it has no scores.
     """
 
-    accuracies: dict[str, float]
+    scores: Scores
     epsilon: float | None = None
     note: str = ""
-    accuracy: float | None = None
-    held_out: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -241,12 +232,3 @@ def compiled(draft: SimulationDraft, federation: str, names: Sequence[str], cloc
         clock=clock,
         random=SYSTEM_RANDOM,
     )
-
-
-def accuracies_of(result: Result, dealt: Deal, draft: SimulationDraft, kept: Kept | None) -> dict[str, float] | None:
-    """Accuracy by domain; None where there is nothing to test, or no classifier; 0 where noise left none."""
-    if not dealt.tests:
-        return None
-    if "not_estimable" in result.summary:
-        return dict.fromkeys(dealt.tests, 0.0)
-    return domain_accuracies(result, dealt, draft.schema, kept, draft.program)

@@ -177,10 +177,21 @@ class Sweep:
 
     def groups(self) -> list[Cell]:
         """The distinct settings among the cells, for which sites alone and pooled records are computed once."""
-        found: list[Cell] = []
-        for cell in self.cells():
-            if cell.group not in found:
-                found.append(cell.group)
+        return list(dict.fromkeys(cell.group for cell in self.cells()))
+
+    def lines(self) -> list[tuple[str, Cell]]:
+        """What is computed, as (kind, cell): of each setting what stands beside it, then its cells, each with its "central".
+
+        Raises:
+            Misuse: no such baseline.
+        """
+        found: list[tuple[str, Cell]] = []
+        for group in self.groups():
+            cells = [cell for cell in self.cells() if cell.group == group]
+            beside = dict.fromkeys(own for cell in cells for own in self.baselines_of(cell))
+            found += [own for own in beside if own[0] != "central"]
+            for cell in cells:
+                found += [("cell", cell), *(own for own in beside if own == ("central", cell))]
         return found
 
     def baseline_of(self, cell: Cell) -> Cell | None:

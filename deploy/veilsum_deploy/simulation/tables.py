@@ -11,14 +11,14 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from veilsum_deploy.simulation.baseline_names import BASELINES
-from veilsum_deploy.simulation.held_out import LEADING, NAMES, SHARES
 from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
-from veilsum_deploy.simulation.scores import spread
+from veilsum_deploy.simulation.scores import LEADING, NAMES, SHARES, spread
 from veilsum_deploy.simulation.sweep import EPSILON, LEFT_OUT, Cell, Sweep, short, shown
 
 LEAVE_OUT = "leave_out"
@@ -45,14 +45,14 @@ class MeanOfRuns:
     runs: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SweepRow:
     """One line of the table.
 
     Attributes:
         kind: ``cell``, or the name of a baseline; ``left-out`` of the mean over cells that leave a domain out.
         cell: the combination; of a baseline only what it depends on.
-        figures: of all test records, by their names in :data:`.held_out.NAMES`.
+        figures: of all test records, by their names in :data:`.scores.NAMES`.
         domains: accuracy by domain.
         average, spread: AVG and STD over domains (n in the denominator), means over runs; None where no run could tell.
         gain, spread_gain: paired differences of AVG and STD to the baseline; None without one, or without a common seed. Where
@@ -69,14 +69,14 @@ class SweepRow:
     domains: dict[str, float]
     average: MeanOfRuns | None
     spread: MeanOfRuns | None
-    gain: MeanOfRuns | None
-    spread_gain: MeanOfRuns | None
+    gain: MeanOfRuns | None = None
+    spread_gain: MeanOfRuns | None = None
     epsilon: float | None
     seconds: float
     planned: int
     done: int
     statuses: dict[Status, int]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     figures: dict[str, MeanOfRuns] = field(default_factory=dict)
 
     @property
@@ -90,6 +90,10 @@ class SweepRow:
         return self.average is not None
 
 
+Runs = Mapping[int, RunRecord]
+"""What came of one line of the plan, by seed."""
+
+
 def tabulate(sweep: Sweep, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> list[SweepRow]:
     """One row for each cell and each baseline: those of a setting before the setting's cells, "central" after its own cell.
 
@@ -97,16 +101,15 @@ def tabulate(sweep: Sweep, jobs: Sequence[Job], records: Mapping[str, RunRecord]
         sweep, jobs: what was planned.
         records: by run, those that are there.
     """
-    lines: list[tuple[str, Cell]] = []
-    for group in sweep.groups():
-        cells = [cell for cell in sweep.cells() if cell.group == group]
-        beside = list(dict.fromkeys(own for cell in cells for own in sweep.baselines_of(cell)))
-        lines += [own for own in beside if own[0] != "central"]
-        for cell in cells:
-            lines.append(("cell", cell))
-            lines += [own for own in beside if own == ("central", cell)]
-    found = [_row(sweep, kind, cell, jobs, records) for kind, cell in lines]
-    return found + [_left_out(sweep, cells, jobs, records) for cells in left_out_cells(sweep)]
+    runs: dict[tuple[str, Cell], dict[int, RunRecord]] = {line: {} for line in sweep.lines()}
+    for job in jobs:
+        if job.run in records:
+            runs[job.kind, job.cell][job.seed] = records[job.run]
+    rows = []
+    for (kind, cell), own in runs.items():
+        baseline = sweep.baseline_of(cell) if kind == "cell" else None
+        rows.append(_row(sweep, kind, cell, own, None if baseline is None else runs["cell", baseline]))
+    return rows + [_left_out(sweep, cells, [runs["cell", cell] for cell in cells]) for cells in left_out_cells(sweep)]
 
 
 def left_out_cells(sweep: Sweep) -> list[list[Cell]]:
@@ -118,94 +121,83 @@ def left_out_cells(sweep: Sweep) -> list[list[Cell]]:
     return [cells for cells in found.values() if len(cells) > 1]
 
 
-def _left_out(sweep: Sweep, cells: Sequence[Cell], jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> SweepRow:
+def _left_out(sweep: Sweep, cells: Sequence[Cell], runs: Sequence[Runs]) -> SweepRow:
     """How good a study is on a domain that no site has: of each domain the accuracy in the cell that left it out."""
-    runs = {str(cell.value(LEAVE_OUT)): _records_of("cell", cell, jobs, records) for cell in cells}
-    seeds = [seed for seed in sweep.seeds if all(seed in own for own in runs.values())]
+    by_domain = {str(cell.value(LEAVE_OUT)): own for cell, own in zip(cells, runs, strict=True)}
+    seeds = [seed for seed in sweep.seeds if all(seed in own for own in runs)]
     shares = [
-        {domain: own[seed].accuracies[domain] for domain, own in runs.items()}
+        {domain: own[seed].accuracies[domain] for domain, own in by_domain.items()}
         for seed in seeds
-        if all(own[seed].status == "ok" and domain in own[seed].accuracies for domain, own in runs.items())
+        if all(own[seed].status == "ok" and domain in own[seed].accuracies for domain, own in by_domain.items())
     ]
-    spreads = [spread(each) for each in shares]
-    own = [record for each in runs.values() for record in each.values()]
-    epsilons = [record.epsilon for record in own if record.epsilon is not None]
     lost = len(seeds) - len(shares)
     return SweepRow(
         kind=OVER_LEFT_OUT,
         cell=Cell(tuple((key, value) for key, value in cells[0].values if key != LEAVE_OUT)),
-        domains={name: statistics.fmean(each[name] for each in shares) for name in runs} if shares else {},
-        average=estimate([mean for mean, _ in spreads]),
-        spread=estimate([std for _, std in spreads]),
-        gain=None,
-        spread_gain=None,
-        epsilon=statistics.fmean(epsilons) if epsilons else None,
-        seconds=statistics.fmean(record.seconds for record in own) if own else 0.0,
+        **_accuracies(shares),
+        **_costs([record for own in runs for record in own.values()]),
         planned=len(sweep.seeds),
         done=len(seeds),
         statuses={"not-estimable": lost} if lost else {},
-        notes=(),
     )
 
 
-def _row(sweep: Sweep, kind: str, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> SweepRow:
-    own = _records_of(kind, cell, jobs, records)
-    told = {seed: record for seed, record in own.items() if record.status == "ok"}
-    gain = spread_gain = None
-    baseline = sweep.baseline_of(cell) if kind == "cell" else None
-    if baseline is not None:
-        others = {
-            seed: record for seed, record in _records_of("cell", baseline, jobs, records).items() if record.status == "ok"
-        }
-        pairs = [(told[seed], others[seed]) for seed in told if seed in others]
-        of_classes = [(spread(mine.accuracies), spread(theirs.accuracies)) for mine, theirs in pairs if _both(mine, theirs)]
-        gain = estimate([mine[0] - theirs[0] for mine, theirs in of_classes])
-        spread_gain = estimate([mine[1] - theirs[1] for mine, theirs in of_classes])
-        if gain is None:
-            gain = estimate([_led(mine) - _led(theirs) for mine, theirs in pairs if _led_alike(mine, theirs)])
-    spreads = [spread(record.accuracies) for record in told.values() if record.accuracies]
-    domains = list(next(iter(told.values())).accuracies) if told else []
-    held = {name: [record.held_out[name] for record in told.values() if name in record.held_out] for name in NAMES}
-    figures = {name: estimate(values) for name, values in held.items()}
-    epsilons = [record.epsilon for record in own.values() if record.epsilon is not None]
-    failed = [record.status for record in own.values() if record.status != "ok"]
+def _row(sweep: Sweep, kind: str, cell: Cell, runs: Runs, baseline: Runs | None) -> SweepRow:
+    told = [record for record in runs.values() if record.status == "ok"]
+    gain, spread_gain = (None, None) if baseline is None else _gains(runs, baseline)
+    held = {name: estimate([record.held_out[name] for record in told if name in record.held_out]) for name in NAMES}
+    statuses = Counter[Status](record.status for record in runs.values() if record.status != "ok")
     return SweepRow(
         kind=kind,
         cell=cell,
-        domains={name: statistics.fmean(record.accuracies[name] for record in told.values()) for name in domains},
-        average=estimate([mean for mean, _ in spreads]),
-        spread=estimate([std for _, std in spreads]),
+        **_accuracies([record.accuracies for record in told if record.accuracies]),
         gain=gain,
         spread_gain=spread_gain,
-        epsilon=statistics.fmean(epsilons) if epsilons else None,
-        seconds=statistics.fmean(record.seconds for record in own.values()) if own else 0.0,
+        **_costs(runs.values()),
         planned=len(sweep.seeds),
-        done=len(own),
-        statuses={status: failed.count(status) for status in dict.fromkeys(failed)},
-        notes=tuple(dict.fromkeys(record.note for record in own.values() if record.note)),
-        figures={name: found for name, found in figures.items() if found is not None},
+        done=len(runs),
+        statuses=dict(statuses),
+        notes=tuple(dict.fromkeys(record.note for record in runs.values() if record.note)),
+        figures={name: found for name, found in held.items() if found is not None},
     )
+
+
+def _accuracies(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """A row's ``domains``, ``average`` and ``spread``."""
+    spreads = [spread(accuracies) for accuracies in runs]
+    return {
+        "domains": {name: statistics.fmean(each[name] for each in runs) for name in (runs[0] if runs else ())},
+        "average": estimate([mean for mean, _ in spreads]),
+        "spread": estimate([std for _, std in spreads]),
+    }
+
+
+def _costs(runs: Collection[RunRecord]) -> dict[str, Any]:
+    """A row's ``epsilon`` and ``seconds``."""
+    epsilons = [record.epsilon for record in runs if record.epsilon is not None]
+    return {
+        "epsilon": statistics.fmean(epsilons) if epsilons else None,
+        "seconds": statistics.fmean(record.seconds for record in runs) if runs else 0.0,
+    }
+
+
+def _gains(runs: Runs, baseline: Runs) -> tuple[MeanOfRuns | None, MeanOfRuns | None]:
+    """Paired differences of AVG and STD; without classes of the figure that leads, and none of STD."""
+    pairs = [(runs[seed], baseline[seed]) for seed in runs if seed in baseline]
+    pairs = [(mine, theirs) for mine, theirs in pairs if mine.status == theirs.status == "ok"]
+    of_classes = [
+        (spread(mine.accuracies), spread(theirs.accuracies)) for mine, theirs in pairs if mine.accuracies and theirs.accuracies
+    ]
+    if of_classes:
+        average = estimate([mine[0] - theirs[0] for mine, theirs in of_classes])
+        return average, estimate([mine[1] - theirs[1] for mine, theirs in of_classes])
+    led = [(leading(mine), mine.held_out, leading(theirs), theirs.held_out) for mine, theirs in pairs]
+    return estimate([mine[name] - theirs[name] for name, mine, same, theirs in led if name is not None and name == same]), None
 
 
 def leading(record: RunRecord) -> str | None:
     """The figure that tells most of a run without classes; None where there is none."""
     return next((name for name in LEADING if name in record.held_out), None)
-
-
-def _led(record: RunRecord) -> float:
-    return record.held_out[str(leading(record))]
-
-
-def _led_alike(mine: RunRecord, theirs: RunRecord) -> bool:
-    return leading(mine) is not None and leading(mine) == leading(theirs)
-
-
-def _both(mine: RunRecord, theirs: RunRecord) -> bool:
-    return bool(mine.accuracies and theirs.accuracies)
-
-
-def _records_of(kind: str, cell: Cell, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> dict[int, RunRecord]:
-    return {job.seed: records[job.run] for job in jobs if job.kind == kind and job.cell == cell and job.run in records}
 
 
 def estimate(values: Sequence[float]) -> MeanOfRuns | None:
@@ -226,28 +218,30 @@ def as_values(row: SweepRow) -> dict[str, Any]:
 
 def to_csv(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
     """The table as CSV: shares from 0 to 1; empty where there is nothing to tell."""
-    domains = _domains(rows)
-    keys = [axis.key for axis in sweep.axes]
-    parts = ("mean", "error")
-    heads = ["average", "spread", "gain", "spread_gain"]
-    stream = io.StringIO()
-    writer = csv.writer(stream)
-    named = [f"{head}.{part}" for head in heads for part in parts]
+    keys, domains, known = [axis.key for axis in sweep.axes], _domains(rows), _known(rows)
+    of_classes = ("average", "spread", "gain", "spread_gain")
+    figures, means = ([f"{name}.{part}" for name in names for part in ("mean", "error")] for names in (known, of_classes))
     accuracies = [f"accuracy.{name}" for name in domains]
-    known = _known(rows)
-    told = [f"{name}.{part}" for name in known for part in parts]
-    writer.writerow(["kind", *keys, *told, *accuracies, *named, "pairs", "epsilon", "seconds", "runs", "planned", "notes"])
+    heads = ["kind", *keys, *figures, *accuracies, *means, "pairs", "epsilon", "seconds", "runs", "planned", "notes"]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, heads)
+    writer.writeheader()
     for row in rows:
-        values = {key: shown(value) for key, value in row.cell.values}
-        figures = [
-            None if one is None else getattr(one, part)
-            for one in (row.average, row.spread, row.gain, row.spread_gain)
-            for part in parts
-        ]
-        held = [getattr(row.figures[name], part) if name in row.figures else None for name in known for part in parts]
-        pairs = None if row.gain is None else row.gain.runs
-        line = [row.kind, *(values.get(key) for key in keys), *held, *(row.domains.get(name) for name in domains), *figures]
-        writer.writerow([*line, pairs, row.epsilon, round(row.seconds, 4), row.told, row.planned, "; ".join(row.notes)])
+        line: dict[str, Any] = {
+            "kind": row.kind,
+            **{key: shown(value) for key, value in row.cell.values},
+            **{f"accuracy.{name}": share for name, share in row.domains.items()},
+            "pairs": None if row.gain is None else row.gain.runs,
+            "epsilon": row.epsilon,
+            "seconds": round(row.seconds, 4),
+            "runs": row.told,
+            "planned": row.planned,
+            "notes": "; ".join(row.notes),
+        }
+        for name, mean in {**row.figures, **{name: getattr(row, name) for name in of_classes}}.items():
+            if mean is not None:
+                line |= {f"{name}.mean": mean.mean, f"{name}.error": mean.error}
+        writer.writerow(line)
     return stream.getvalue()
 
 
@@ -269,45 +263,37 @@ def to_markdown(sweep: Sweep, title: str, about: Sequence[str], rows: Sequence[S
 
 def table_rows(sweep: Sweep, rows: Sequence[SweepRow]) -> list[dict[str, str]]:
     """The table as texts, in points, one column for each varied key, each domain and each figure."""
-    domains = _domains(rows)
+    domains, known = _domains(rows), _known(rows)
+    several, gains = len(domains) > 1, sweep.baseline is not None
     costs = EPSILON not in sweep.headings and any(row.epsilon is not None for row in rows)
-    known = _known(rows)
+    labels = [_labels(sweep, row) for row in rows]
+    heads, blank = list(dict.fromkeys(head for line in labels for head in line)) or ["records"], "" if sweep.axes else "study"
     found = []
-    for row in rows:
-        values = dict(row.cell.values)
-        line = {head: shown(values[key]) if key in values else "" for key, head in sweep.headings.items()}
-        if row.kind != "cell":
-            free = next((name for name, text in line.items() if not text), None)
-            words, head = WORDS[row.kind], sweep.headings.get(LEAVE_OUT) if row.kind == OVER_LEFT_OUT else free
-            line = {**line, head: words} if head is not None else {**line, "records": words}
-        found.append((line, row))
-    heads = list(dict.fromkeys(name for line, _ in found for name in line)) or ["records"]
-    return [
-        {
-            **{head: line.get(head, "" if sweep.axes else "study") for head in heads},
-            **_figures(sweep, row, domains, costs, known),
-        }
-        for line, row in found
-    ]
+    for row, line in zip(rows, labels, strict=True):
+        figures = [  # whether the table has it, its heading, its text
+            *((True, HEADS[name], _figure(row, name)) for name in known if name != GUESS),
+            *((several, name, _points(row.domains.get(name))) for name in domains),
+            (bool(domains), "AVG", _with_error(row.average)),
+            (several, "STD", _points(None if row.spread is None else row.spread.mean)),
+            (GUESS in known, HEADS[GUESS], _figure(row, GUESS)),
+            (gains, "gain", _with_error(row.gain, signed=True)),
+            (gains and several, "gain in STD", _with_error(row.spread_gain, signed=True)),
+            (costs, "cost", "" if row.epsilon is None else f"{row.epsilon:.3g}"),
+            (True, "runs", str(row.told) if row.told == row.planned else f"{row.told} of {row.planned}"),
+        ]
+        told = {head: text for wanted, head, text in figures if wanted}
+        found.append({**{head: line.get(head, blank) for head in heads}, **told})
+    return found
 
 
-def _figures(sweep: Sweep, row: SweepRow, domains: Sequence[str], costs: bool, known: Sequence[str]) -> dict[str, str]:
-    figures = {HEADS[name]: _figure(row, name) for name in known if name != GUESS}
-    if domains:
-        figures |= {name: _points(row.domains.get(name)) for name in domains} if len(domains) > 1 else {}
-        figures["AVG"] = _with_error(row.average)
-    if len(domains) > 1:
-        figures["STD"] = _points(None if row.spread is None else row.spread.mean)
-    if GUESS in known:
-        figures[HEADS[GUESS]] = _figure(row, GUESS)
-    if sweep.baseline is not None:
-        figures["gain"] = _with_error(row.gain, signed=True)
-        if len(domains) > 1:
-            figures["gain in STD"] = _with_error(row.spread_gain, signed=True)
-    if costs:
-        figures["cost"] = "" if row.epsilon is None else f"{row.epsilon:.3g}"
-    figures["runs"] = str(row.told) if row.told == row.planned else f"{row.told} of {row.planned}"
-    return figures
+def _labels(sweep: Sweep, row: SweepRow) -> dict[str, str]:
+    """What tells a row from others, by heading: the varied keys; where no cell is meant, words in one that is free."""
+    values = dict(row.cell.values)
+    found = {head: shown(values[key]) if key in values else "" for key, head in sweep.headings.items()}
+    if row.kind != "cell":
+        free = next((head for head, text in found.items() if not text), "records")
+        found[sweep.headings.get(LEAVE_OUT, free) if row.kind == OVER_LEFT_OUT else free] = WORDS[row.kind]
+    return found
 
 
 def _known(rows: Sequence[SweepRow]) -> list[str]:
@@ -327,7 +313,7 @@ def _figure(row: SweepRow, name: str) -> str:
 
 def legend(sweep: Sweep) -> list[str]:
     """What the columns mean."""
-    kinds = {kind for cell in sweep.cells() for kind, _ in sweep.baselines_of(cell)}
+    kinds = {kind for kind, _ in sweep.lines()}
     lines = [
         "Area under the ROC curve (of more than two classes the mean of each against all others), R squared, deviance",
         "explained and concordance: of all test records, in points. Mean predicted and observed: of two classes the",

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_deploy.simulation.stacks import PerceptronStack
-from veilsum_deploy.simulation.walk import JoinedRecords, NoisedSteps, Pull, Walk, by_owner, filled_up, shuffled
+from veilsum_deploy.simulation.walk import JoinedRecords, NoisedSteps, Pull, Walk, by_owner, filled_up, sampled, shuffled
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import NoisePlan
@@ -50,6 +50,7 @@ class SiteTraining:
         self._study, self._declaration, self._task = agreed.study, agreed.declaration, task
         self._stack, self._architecture = PerceptronStack(architecture), architecture
 
+    @np.errstate(over="ignore", invalid="ignore")
     def vectors(
         self,
         records: Records,
@@ -72,18 +73,6 @@ class SiteTraining:
         Raises:
             HostileInput: the broadcast is not what the task needs.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self._vectors(records, offsets, broadcast, places, plan, sources)
-
-    def _vectors(
-        self,
-        records: Records,
-        offsets: Integers,
-        broadcast: Mapping[str, Floats],
-        places: Sequence[int],
-        plan: NoisePlan,
-        sources: Sequence[RandomSource],
-    ) -> Floats:
         task, p = self._task, self._task.parameters
         shapes = self._architecture.shapes()
         start = flatten(from_broadcast(broadcast, shapes), shapes)
@@ -153,7 +142,7 @@ class SiteTraining:
             owner = np.repeat(np.arange(len(members)), counts)
             walk = Walk(start, len(members), descent, pull)
             for _ in range(p.local_steps):
-                taken = steps.sample(counts, own)
+                taken = sampled(steps.rate, counts, own)
                 finite = np.isfinite(walk.models).all(axis=1, keepdims=True)
                 models = walk.models if finite.all() else np.where(finite, walk.models, start)
                 batches = sites.batches(by_owner(first[taken], owner[taken], len(members)))

@@ -27,6 +27,13 @@ def of_system(source: RandomSource) -> bool:
     return isinstance(source, SystemRandom)
 
 
+def sampled(rate: float, counts: Integers, sources: Sequence[RandomSource]) -> NDArray[np.bool_]:
+    """Poisson samples of sites with ``counts`` records, one after the other; in one call from the system's source."""
+    if all(map(of_system, sources)):
+        return poisson_sample(rate, int(counts.sum()), sources[0])
+    return np.concatenate([poisson_sample(rate, int(n), source) for n, source in zip(counts, sources, strict=True)])
+
+
 @dataclass(frozen=True)
 class NoisedSteps:
     """What :class:`veilsum_privacy.mechanism.steps.Steps` is at one site, for many.
@@ -45,13 +52,6 @@ class NoisedSteps:
     def std_of(self, values: int) -> float:
         """Standard deviation of the noise of a step's sum of so many values."""
         return self.clip * self.plan.share_std / (self.grid - float(np.sqrt(values)))
-
-    def sample(self, counts: Integers, sources: Sequence[RandomSource]) -> NDArray[np.bool_]:
-        """Poisson samples of sites with ``counts`` records, one after the other; in one call from the system's source."""
-        if all(map(of_system, sources)):
-            return poisson_sample(self.rate, int(counts.sum()), sources[0])
-        parts = [poisson_sample(self.rate, int(n), source) for n, source in zip(counts, sources, strict=True)]
-        return np.concatenate(parts)
 
     def noised(self, totals: Floats, sources: Sequence[RandomSource]) -> Floats:
         """The sums (n, P) of n sites on the grid, clamped, each with noise of its own."""

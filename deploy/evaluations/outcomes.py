@@ -1,4 +1,4 @@
-"""What fedavg reaches on numbers, counts and times beside fedsgd: ``python -m evaluations.averaging``.
+"""What fedavg reaches on numbers, counts and times beside fedsgd: ``python -m evaluations.outcomes``.
 
 Six public tables that come with scikit-learn, statsmodels and lifelines, over four sites, with the real noise and without
 encryption; on 30% of the records, which no site has, R squared, explained Poisson deviance, or Harrell's C.
@@ -6,8 +6,7 @@ encryption; on 30% of the records, which no site has, R squared, explained Poiss
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,14 @@ import statsmodels.api as sm
 from lifelines.datasets import load_gbsg2, load_rossi
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
-from evaluations.studies import SITES, compile_for_sites
-from veilsum.compile import PrivacyRequest, StudyRequest
+from evaluations.studies import SITES, complete_records, study_of
+from evaluations.tables import line, print_table, run_options
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.measurement import outcome_headline
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Floats
 
 # Of an outcome the linear model is the default, with its scale and constant.
 WAYS: tuple[tuple[str, str], ...] = (("fedavg", "mlp"), ("fedavg", "linear"), ("fedsgd", "linear"))
@@ -64,34 +63,29 @@ def reached(table: Table, method: str, model: str, epsilon: float, seed: int) ->
         outcome |= {"event": "event", "censored": ["no"]}
     features = np.clip(features, -1.0, 1.0)[order]
     stated = {"model": {"name": model}} if model != "linear" else {}
-    request = StudyRequest(
-        name="fit", method=method, dataset="table", data=DatasetSchema(columns=tuple(columns), max_records=20_000),
-        parameters={"outcome": outcome, **stated}, privacy=PrivacyRequest(epsilon=epsilon),
-        expected_records=train // 4,
-    )  # fmt: skip
-    study = compile_for_sites(request)
+    schema = DatasetSchema(columns=tuple(columns), max_records=20_000)
+    study = study_of(method, schema, train, epsilon, parameters={"outcome": outcome, **stated})
     parts = zip(SITES, np.array_split(features[:train], len(SITES)), strict=True)
-    sites = {name: PlainSite(Records(part, np.ones(part.shape, dtype=np.bool_), None)) for name, part in parts}
+    sites = {name: PlainSite(complete_records(part)) for name, part in parts}
     result = METHODS[method].run(PlainFederation(study, sites))
-    tests = features[train:, : x.shape[1]]
-    said = Model.from_result(result).estimates(Records(tests, np.ones(tests.shape, dtype=np.bool_), None))
+    said = Model.from_result(result).estimates(complete_records(features[train:, : x.shape[1]]))
     happened = None if events is None else events[order][train:] > 0
     return outcome_headline(loss, said, y[order][train:], happened)[TOLD[loss]]
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(prog="evaluations.averaging", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print(f"| table | records | epsilon | {' | '.join(f'{method}, {model}' for method, model in WAYS)} |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+def rows(seeds: Sequence[int]) -> Iterator[str]:
+    """A row for each table and epsilon."""
     for table in tables():
         for epsilon in (1.0, 3.0):
-            seeds = range(options.seed, options.seed + options.runs)
             means = [np.mean([reached(table, *way, epsilon, seed) for seed in seeds]) for way in WAYS]
-            print(f"| {table[0]} | {len(table[2]):,} | {epsilon:g} | {' | '.join(f'{m:.2f}' for m in means)} |", flush=True)
+            yield line([table[0], f"{len(table[2]):,}", f"{epsilon:g}", *(f"{mean:.2f}" for mean in means)])
+
+
+def main() -> None:
+    """Print the table."""
+    options = run_options("outcomes", __doc__, 3).parse_args()
+    heads = ["table", "records", "epsilon", *(f"{method}, {model}" for method, model in WAYS)]
+    print_table(heads, rows(range(options.seed, options.seed + options.runs)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
 
-from veilsum_deploy.login.fetching import Fetch, Fetcher, check_url
+from veilsum_deploy.login.fetcher import Fetch, Fetcher, check_url
 from veilsum_deploy.login.provider import TokenVerifier
 from veilsum_deploy.login.served import Served
 from veilsum_node.config import load_toml

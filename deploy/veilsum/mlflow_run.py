@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from veilsum.exports import Row, export_result, figures_of, flat_rows, tables_of
+from veilsum.exports import export_result, figures_of, flat_rows, tables_of
+from veilsum.pictures import Row
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.process.software import installed_version
 from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, StudyProof

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from local import postgres
-from local.processes import Command, LocalProcesses, run
+from local.processes import Command, LocalProcesses, run, tail
 from local.services import POSTGRES, Services, container_ports, image_name, seconds
 from veilsum_node.errors import StateError
 
@@ -73,8 +73,7 @@ class Deployment:
         status = run(self.services.command(name), log, TASK_SECONDS)
         self.processes.check()
         if status != 0:
-            tail = "".join(f"\n  {line}" for line in log.read_text(errors="replace").splitlines()[-10:])
-            raise StateError(f"{name} failed (status {status}).{tail}", f"See {log}.")
+            raise StateError(f"{name} failed (status {status}).{tail(log)}", f"See {log}.")
 
     def wait_healthy(self, name: str) -> None:
         """Wait until a service's own health check passes.
