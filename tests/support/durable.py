@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS, SUMS
-from veilsum_node.database import open_database
+from veilsum_node.database import Database, open_database
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.protocol.core import Channel, ParticipantCore
 from veilsum_privacy.ledger import Kind, LedgerReader
@@ -94,6 +95,7 @@ class Trial:
     place: Path | str
     cores: dict[str, ParticipantCore] = field(init=False)
     lives: int = 0
+    opened: Database | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.cores = {name: SameNoise(site) for name, site in self.bed.sites.items()}
@@ -101,7 +103,9 @@ class Trial:
     def open(self, fatal: int = 0, *, after: bool = False) -> LocalFederation:
         """A new process of the coordinator; nothing is left of an earlier one but its journal."""
         self.lives += 1
-        database = fresh_database(self.place, LEDGER, COORDINATOR)
+        if self.opened is not None:
+            self.opened.close()  # a process that ends loses its connections
+        self.opened = database = fresh_database(self.place, LEDGER, COORDINATOR)
         mirror = Mirror(database, credentials=self.bed.hub.credentials, clock=self.bed.clock, random=SYSTEM_RANDOM)
         journal = MortalJournal(database, mirror, fatal=fatal, after=after)
         hub = Hub(self.bed.hub.credentials, journal, waits=WAITS, clock=self.bed.clock)
@@ -139,7 +143,14 @@ class Trial:
 
     def audit(self, key: bytes) -> None:
         """Every release is paid for exactly once and seen by everyone, nothing stays reserved, all ledgers agree."""
-        journal = open_database(self.place)
+        with ExitStack() as stack:
+            journal, *ledgers = (
+                stack.enter_context(open_database(place))
+                for place in (self.place, *(site.config.state for site in self.bed.sites.values()))
+            )
+            self._audit(key, journal, [LedgerReader(ledger) for ledger in ledgers])
+
+    def _audit(self, key: bytes, journal: Database, sites: list[LedgerReader]) -> None:
         with journal.reading() as connection:
             rounds = len(connection.exec_driver_sql("SELECT round FROM coordinator_release").all())
             for table in (MEMBERS, ROUNDS):  # an ended study keeps none of it
@@ -147,7 +158,6 @@ class Trial:
             assert all(row.ciphertexts is None for row in connection.execute(SUMS.select()))
             assert len(connection.execute(PROGRESS.select()).all()) == 1
         mirror = LedgerReader(journal)
-        sites = [LedgerReader(open_database(site.config.state)) for site in self.bed.sites.values()]
         verify_ledger(mirror, against=sites)
         for site in sites:
             verify_ledger(site, against=[mirror, *sites])
