@@ -243,10 +243,24 @@ def leaves(value: object) -> list[object]:
     return [value]
 
 
-def test_a_full_disk_is_said_and_is_no_fault_of_the_program() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_said_and_is_no_fault_of_the_program(unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "veilsum_deploy.cli", "federation", "--help"]
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
     assert result.returncode == 2
     assert "No space left" in result.stderr
     assert "Traceback" not in result.stderr
+    assert "Exception ignored" not in result.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_who_reads_no_further_is_no_fault_either(unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        command = [sys.executable, "-m", "veilsum_deploy.cli", "federation", "--help"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        result = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (result.returncode, result.stderr) == (1, "")

@@ -6,6 +6,7 @@ fault of veilsum itself.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -105,13 +106,32 @@ def run(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would write its own lines between ours
     os.umask(os.umask(0o077) | OTHERS_WRITE)
     try:
-        typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM)
+        _answer(app, arguments)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        _drop_output()
+        sys.exit(1)
     except OSError as error:
         if error.errno not in _FULL:
             sys.exit(report_crash(error, as_json=as_json))
+        _drop_output()
         sys.exit(report_error(StateError(f"Output or state cannot be written ({error.strerror}).", _ROOM), as_json=as_json))
     except VeilsumError as error:
         sys.exit(report_error(error, as_json=as_json))
     except Exception as error:  # noqa: BLE001  the last line of defence: no trace with a record's value on a screen
         sys.exit(report_crash(error, as_json=as_json))
     sys.exit(0)
+
+
+def _answer(app: typer.Typer, arguments: list[str]) -> None:
+    """Run the command and write out what it printed: what is left to the interpreter's end fails without a word of ours."""
+    try:
+        typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM)
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+
+
+def _drop_output() -> None:
+    """Let what could not be written go nowhere, or the interpreter would try again at its end."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
