@@ -22,6 +22,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 BILLS = {"participant": ROOT / "participant" / "pyproject.toml", "coordinator": ROOT / "pyproject.toml"}
 SECONDS = 600
+OF_CUDA = re.compile(r"nvidia-|cuda-|triton$")
+"""What torch's build for CUDA requires besides: of its versions torch decides, and none is pinned."""
 
 
 def canonical(name: str) -> str:
@@ -36,7 +38,7 @@ def pins(constraints: Path) -> dict[str, str]:
 
 
 def closure(project: Path) -> set[str]:
-    """Names of what a distribution brings along at run time, by what is installed here."""
+    """Names of what a distribution brings along at run time, by what is installed here, with torch's CPU build or another."""
     waiting = [(Requirement(text), frozenset[str]()) for text in tomllib.loads(project.read_text())["project"]["dependencies"]]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
@@ -46,7 +48,8 @@ def closure(project: Path) -> set[str]:
         key = (canonical(requirement.name), frozenset(requirement.extras))
         if key not in seen:
             seen.add(key)
-            waiting += [(Requirement(text), key[1]) for text in distribution(key[0]).requires or ()]
+            brought = [Requirement(text) for text in distribution(key[0]).requires or ()]
+            waiting += [(item, key[1]) for item in brought if key[0] != "torch" or not OF_CUDA.match(canonical(item.name))]
     return {name for name, _ in seen}
 
 

@@ -7,7 +7,7 @@ import json
 import re
 from importlib.metadata import distribution
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -72,6 +72,17 @@ def test_what_reads_strangers_bytes_is_named_where_its_confinement_is() -> None:
 def test_every_package_that_is_installed_at_run_time_is_pinned() -> None:
     pins = AUDIT.pins(ROOT / "constraints.txt")
     assert AUDIT.closure(ROOT / "pyproject.toml") - set(pins) == set()
+
+
+def test_a_build_of_torch_for_cuda_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = AUDIT.closure(ROOT / "pyproject.toml")
+
+    def with_cuda(name: str) -> SimpleNamespace:
+        more = ["nvidia-cublas", "cuda-bindings==13.0", "triton==3.7"] if name == "torch" else []
+        return SimpleNamespace(requires=[*(distribution(name).requires or ()), *more])
+
+    monkeypatch.setattr(AUDIT, "distribution", with_cuda)
+    assert AUDIT.closure(ROOT / "pyproject.toml") == expected
 
 
 def report(**changes: object) -> dict[str, object]:
