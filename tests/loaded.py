@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4, help="tests at a time")
     parser.add_argument("tests", nargs="*", default=ONCE_BRITTLE, help="files or tests, as pytest takes them")
     asked = parser.parse_args()
-    command = (sys.executable, "-m", "pytest", "-q", "-n", str(asked.workers), "--dist", "loadfile", *asked.tests)
+    command = (sys.executable, "-m", "pytest", "-q", "-n", str(asked.workers), "--dist", "loadgroup", *asked.tests)
     failed = 0
     with ExitStack() as stack:
         for _ in range(asked.busy):
