@@ -16,11 +16,11 @@ import time
 from contextlib import ExitStack
 
 ONCE_BRITTLE = (
+    "tests/integration/test_ray.py::test_a_cluster_gives_the_same_to_the_bit",  # first, for it takes longest
     "tests/faults/test_killed_participants.py",
     "tests/faults/test_killed_coordinator.py",
     "tests/integration/test_resource_limits.py",
     "tests/integration/test_routes.py",
-    "tests/integration/test_ray.py::test_a_cluster_gives_the_same_to_the_bit",
     "tests/integration/test_stopping.py",
     "tests/integration/test_grpc_study.py",
     "tests/integration/test_wire_callers.py",
