@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack
 
 ONCE_BRITTLE = (
-    "tests/integration/test_ray.py::test_a_cluster_gives_the_same_to_the_bit",  # first, for it takes longest
+    "tests/integration/test_ray.py::test_a_cluster_gives_the_same_to_the_bit",
     "tests/faults/test_killed_participants.py",
     "tests/faults/test_killed_coordinator.py",
     "tests/integration/test_resource_limits.py",
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4, help="tests at a time")
     parser.add_argument("tests", nargs="*", default=ONCE_BRITTLE, help="files or tests, as pytest takes them")
     asked = parser.parse_args()
-    command = (sys.executable, "-m", "pytest", "-q", "-n", str(asked.workers), "--dist", "loadgroup", *asked.tests)
+    command = (sys.executable, "-m", "pytest", "-q", "-n", str(asked.workers), "--dist", "loadfile", *asked.tests)
     failed = 0
     with ExitStack() as stack:
         for _ in range(asked.busy):

@@ -24,7 +24,6 @@ from veilsum_node.errors import HostileInput, StateError
 # Found, not imported, for that takes seconds; the process pool, which test_engines.py holds to the same, runs by default.
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.xdist_group("ray"),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an optional extra: pip install 'veilsum[ray]'"),
 ]
 
