@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from support.neighbours import MAPPED, add_unit, repeated, schema, spoil, with_subjects
 from support.randomness import SeededRandom
@@ -18,6 +19,7 @@ from support.studies import complete
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
 from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.mechanism.units import Faults
 from veilsum_privacy.study.study import Unit
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks import generation as made
@@ -25,13 +27,16 @@ from veilsum_privacy.tasks import local_training as module
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.generation import DIRECTIONS, PROTOTYPES, USE
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining, effective_steps
+from veilsum_privacy.training import descent
 from veilsum_privacy.training.arrays import load, to_broadcast, unflatten
+from veilsum_privacy.training.clipped_sums import ClippedGradients
 from veilsum_privacy.training.descent import mean_gradient
 from veilsum_privacy.training.gradients import summation_slack
 from veilsum_privacy.training.mlp import Descent, train
 from veilsum_privacy.training.models import ModelSpec, resolve_model
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, resolve_objective
 from veilsum_privacy.training.objectives.base import LocalObjective
+from veilsum_privacy.training.per_record import PerRecordGradients
 
 K, D = 3, 2
 OWN = {
@@ -320,6 +325,99 @@ def test_everything_but_noised_sums_is_the_same_in_two_worlds(name: str) -> None
         assert set(other.state) == set(found[0].state)
         for key, values in found[0].state.items():
             np.testing.assert_array_equal(other.state[key], values)
+
+
+def _marked(unit: Unit) -> tuple[Records, NDArray[np.bool_]]:
+    """Records of which one can be told from all others, and which ones are not of its unit."""
+    records = drawn(3, 40)
+    records.features[17] = 0.123456789
+    whose = np.arange(40) if unit == "record" else np.arange(40) // 4
+    return replace(records, subjects=whose.astype(np.int64) if unit == "subject" else None), whose != whose[17]
+
+
+@pytest.mark.parametrize("depth", ["records", "gradients"])
+@pytest.mark.parametrize("unit", ["record", "subject"])
+@pytest.mark.parametrize("name", ["none", "proto", "ntd"])
+def test_a_unit_that_training_fails_on_leaves_the_others_to_the_bit(
+    name: str, unit: Unit, depth: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With noise: the sums of everybody else, from the same draws. Whoever fails is a subject with all its records."""
+    task = training(name)
+    records, others = _marked(unit)
+    steps, want = Seen(task), Seen(task)
+    task.train(records.take(others), given_arrays(task), {}, want)
+
+    def wrap(owner: Any, attribute: str, features_of: Any) -> None:
+        real = getattr(owner, attribute)
+
+        def raising(*args: Any, **named: Any) -> Any:
+            if (features_of(args) == 0.123456789).all(axis=1).any():
+                raise IndexError("index 3 is out of bounds")
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, attribute, raising)
+
+    if depth == "records":
+        wrap(module, "usable", lambda args: args[1].features)
+    else:
+        wrap(descent, "clipped_gradient_sum", lambda args: args[2])
+        wrap(PerRecordGradients, "clipped_sum", lambda args: args[2])
+    steps.faults = Faults()
+    task.train(records, given_arrays(task), {}, steps)
+    number = len(want.sums) if depth == "records" else task.parameters.local_steps
+    for found, wanted in zip(steps.sums[:number], want.sums[:number], strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert isinstance(steps.faults.first, IndexError)
+
+
+@pytest.mark.parametrize("unit", ["record", "subject"])
+def test_a_unit_that_a_report_fails_on_leaves_the_others_to_the_bit(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = training("proto")
+    records, others = _marked(unit)
+    seen: list[Floats] = []
+    real = module.Rows
+
+    def kept(name: str, values: Floats) -> Any:
+        seen.append(values.copy())
+        return real(name, values)
+
+    def failing(name: str, values: Floats) -> Any:
+        if (values == seen[0][17]).all(axis=1).any():
+            raise IndexError("index 3 is out of bounds")
+        return real(name, values)
+
+    monkeypatch.setattr(module, "Rows", kept)
+    task.train(records, given_arrays(task), {}, Seen(task))
+    subjects = None if records.subjects is None else records.subjects[others]
+    want = ClippedGradients({"rows": (seen[0].shape[1],)}, 1.0, subjects)
+    want.add([real("rows", seen[0][others])], np.ones(int(others.sum()), dtype=np.bool_))
+    monkeypatch.setattr(module, "Rows", failing)
+    steps = Seen(task)
+    steps.faults = Faults()
+    task.train(records, given_arrays(task), {}, steps)
+    np.testing.assert_array_equal(steps.sums[-1], task.parameters.gradient_clip * want.result().total)
+    assert isinstance(steps.faults.first, IndexError)
+
+
+def test_records_that_plain_training_fails_on_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, records = training(hidden=0), drawn(3, 40)
+    records.features[17] = 0.123456789
+    real = descent.gradients
+
+    def gradients(theta: Any, x: Floats, *rest: Any) -> Any:
+        if np.isclose(x, 0.123456789).all(axis=1).any():
+            raise FloatingPointError
+        return real(theta, x, *rest)
+
+    monkeypatch.setattr(descent, "gradients", gradients)
+    steps = quiet()
+    with pytest.raises(FloatingPointError):
+        run(task, records, steps)
+    steps.faults = Faults()
+    update = run(task, records, steps)["model.head.weight"]
+    assert np.isfinite(update).all()
+    assert update.any()
+    assert steps.faults.records > 0
 
 
 def test_huge_noise_hides_the_records() -> None:

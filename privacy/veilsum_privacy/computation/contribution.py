@@ -7,7 +7,7 @@ participant calls it by way of :func:`contribute`, which gives a vector whatever
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.mechanism.clipping import MAX_BOUND, MAX_VALUES, SiteSum, scattered_sum, site_sum
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
+from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import in_range
@@ -73,48 +74,28 @@ class SitePart(NamedTuple):
     fault: Exception | None = None
 
 
-class _Batches:
-    """A site's records in batches, read once; remembers whether it was the reading that failed."""
-
-    def __init__(self, load: Callable[[], Records | Iterable[Records]]) -> None:
-        self._load = load
-        self.failed = False
-
-    def __iter__(self) -> Iterator[Records]:
-        try:
-            loaded = self._load()
-            yield from [loaded] if isinstance(loaded, Records) else loaded
-        except Exception:
-            self.failed = True
-            raise
-
-
 def contribute(
     plan: RoundPlan, load: Callable[[], Records | Iterable[Records]], broadcast: Mapping[str, Floats], place: SitePlace
 ) -> SitePart:
     """:func:`compute_sum` as a total function: a site whose records cannot be read, or computed on, takes part all the same.
 
     That a site takes part, and what it sends in which size, must not depend on its records: who chooses the task could ask
-    for one that fails on a record of interest. Where a task of one vector a record fails, each record is tried by itself,
-    and those that fail count as zeros, as invalid ones do. Everything else that fails contributes what a site without
-    records would.
+    for one that fails on a record of interest. Nor may a record on which a task fails change what others contribute. So a
+    unit of privacy on which the task fails counts as zeros, and all others count as they would without it
+    (:mod:`veilsum_privacy.mechanism.units`). What fails otherwise, as reading does, contributes what a site without records
+    would.
 
     Args:
         load: reads the records, whole or in batches as :func:`compute_sum` takes them.
         plan, broadcast, place: as for :func:`compute_sum`; what can fail without records was tried before
             (:mod:`veilsum_privacy.computation.rehearsal`).
     """
-    batches = _Batches(load)
+    faults = Faults()
     fault: Exception
     try:
-        return compute_sum(plan, batches, broadcast, place)
+        return compute_sum(plan, load(), broadcast, place, faults)._replace(fault=faults.first)
     except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
         fault = error
-    if isinstance(plan.task.task, RecordTask) and not batches.failed:
-        try:
-            return compute_sum(plan, _Batches(load), broadcast, place, singly=True)._replace(fault=fault)
-        except Exception:
-            LOG.debug("the records cannot be computed on one by one either", exc_info=True)
     try:
         return compute_sum(plan, no_records(plan.task.study), broadcast, place)._replace(fault=fault)
     except Exception:
@@ -134,8 +115,7 @@ def compute_sum(
     records: Records | Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace | None = None,
-    *,
-    singly: bool = False,
+    faults: Faults | None = None,
 ) -> SitePart:
     """Run a round's task at a site: sampled and bounded by the study's unit, on the grid, clamped; before noise is added.
 
@@ -143,7 +123,7 @@ def compute_sum(
         plan, broadcast, place: of the round and the site.
         records: all of them; or in batches, each with all records of its subjects. A :class:`RecordTask` takes one batch
             after the other, and gives the same integers whatever the batches are; other tasks take them joined.
-        singly: compute on each record by itself, and take it for invalid if that fails; only of a :class:`RecordTask`.
+        faults: takes note of what fails on units, which count as zeros then; None to raise it.
 
     Returns:
         the vector as it is summed, with one block a site where it is disclosed per site.
@@ -160,12 +140,13 @@ def compute_sum(
     if isinstance(task, DerivedTask):
         found = _derive(agreed, task, broadcast, place)
     elif isinstance(task, TrainingTask):
-        found = _train(plan, task, _mapped(agreed, join_batches(batches), broadcast, place), broadcast, place, factor)
+        found = _train(plan, task, join_batches(batches), broadcast, place, factor, faults)
     elif isinstance(task, RecordTask):
-        found = _add_up(plan, task, _sampled(agreed, batches, place.random), broadcast, place, singly=singly)
+        found = _add_up(plan, task, _sampled(agreed, batches, place.random), broadcast, place, faults)
     elif isinstance(task, SiteTask):
-        taken = join_batches(_sampled(agreed, batches, place.random))
-        found = _site_vector(plan, task, _mapped(agreed, taken, broadcast, place), broadcast, factor)
+        found = _site_vector(
+            plan, task, join_batches(_sampled(agreed, batches, place.random)), broadcast, place, factor, faults
+        )
     else:
         raise Misuse(f"The task {task.name} is of no known kind.")
     if not agreed.per_site:
@@ -218,13 +199,21 @@ def _train(
     broadcast: Mapping[str, Floats],
     place: SitePlace,
     factor: float,
+    faults: Faults | None,
 ) -> SitePart:
     declared, study = plan.declaration, plan.task.study
     bound = declared.grid * study.data.max_records
     steps = place.steps(
         declared.local_steps, declared.sampling_rate, plan.noise, declared.grid, task.step_clip(), bound, place.random
     )
-    trained = task.train(replace(records, subjects=_unit_subjects(study, records)), broadcast, place.state, steps)
+    steps.faults = faults
+    subjects = _unit_subjects(study, records)
+
+    def mapped(rows: Rows) -> Records:
+        return _mapped(plan.task, records.take(rows), broadcast, place)
+
+    known = together(mapped, len(records), subjects, faults, lambda one, other: join_batches([one, other]))
+    trained = task.train(known if subjects is not None else replace(known, subjects=None), broadcast, place.state, steps)
     if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
         raise Misuse("A task gave a vector that is not finite or has the wrong length.")
     if any(not in_range(array) for array in trained.state.values()):
@@ -234,13 +223,25 @@ def _train(
 
 
 def _site_vector(
-    plan: RoundPlan, task: SiteTask[Any], records: Records, broadcast: Mapping[str, Floats], factor: float
+    plan: RoundPlan,
+    task: SiteTask[Any],
+    records: Records,
+    broadcast: Mapping[str, Floats],
+    place: SitePlace,
+    factor: float,
+    faults: Faults | None,
 ) -> SitePart:
     subjects = _unit_subjects(plan.task.study, records)
-    scaled = factor * task.vector(replace(records, subjects=subjects), broadcast) / plan.task.unit
-    if scaled.shape != (task.layout().size,) or not np.isfinite(scaled).all():
-        raise Misuse("A task gave a vector that is not finite or has the wrong length.")
-    return SitePart(on_grid(plan, scaled))
+
+    def vector(rows: Rows) -> Floats:
+        known = _mapped(plan.task, records.take(rows), broadcast, place)
+        found = task.vector(known if subjects is not None else replace(known, subjects=None), broadcast)
+        if found.shape != (task.layout().size,) or not np.isfinite(found).all():
+            raise Misuse("A task gave a vector that is not finite or has the wrong length.")
+        return found
+
+    found = together(vector, len(records), subjects, faults, np.add if task.additive else None)
+    return SitePart(on_grid(plan, factor * found / plan.task.unit))
 
 
 def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:
@@ -256,8 +257,7 @@ def _add_up(
     batches: Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace,
-    *,
-    singly: bool,
+    faults: Faults | None,
 ) -> SitePart:
     """The clipped vectors of all records, added up exactly, so that the batches' borders change nothing; then clamped."""
     whole = np.zeros(task.layout().size, dtype=np.int64)
@@ -266,46 +266,29 @@ def _add_up(
         count += len(records)
         if count > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
-        found = _batch_sum(plan, task, records, broadcast, place, singly=singly)
-        whole += found.total
-        clipped, invalid = clipped + found.clipped, invalid + found.invalid
-        del records  # before the next ones are read
+        subjects = _unit_subjects(plan.task.study, records)
+
+        def sum_of(rows: slice, records: Records = records) -> SiteSum:
+            return _batch_sum(plan, task, records.take(rows), broadcast, place)
+
+        for _, found in in_parts(sum_of, len(records), subjects, faults):
+            whole += found.total
+            clipped, invalid = clipped + found.clipped, invalid + found.invalid
+        del records, sum_of, subjects  # before the next ones are read
+    invalid += 0 if faults is None else faults.records
     return SitePart(np.clip(whole, -plan.encoding.bound, plan.encoding.bound), clipped, invalid)
 
 
 def _batch_sum(
-    plan: RoundPlan,
-    task: RecordTask[Any],
-    records: Records,
-    broadcast: Mapping[str, Floats],
-    place: SitePlace,
-    *,
-    singly: bool,
+    plan: RoundPlan, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: SitePlace
 ) -> SiteSum:
     limits = task.layout().size, task.clip(), plan.declaration.grid, MAX_BOUND
-    if singly:
-        rows = _one_by_one(plan.task, task, records, broadcast, place)
-        return site_sum(rows, *limits, _unit_subjects(plan.task.study, records))
     records = _mapped(plan.task, records, broadcast, place)
     subjects = _unit_subjects(plan.task.study, records)
     pieces = None if subjects is not None else task.pieces(records, broadcast)
     if pieces is not None:
         return scattered_sum(pieces, *limits)
     return site_sum(task.vectors(records, broadcast), *limits, subjects)
-
-
-def _one_by_one(
-    agreed: AgreedTask, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: SitePlace
-) -> Iterator[Floats | Integers]:
-    """A row (1, size) for each record, computed as if it were the only one; not a number where that fails."""
-    size = task.layout().size
-    for index in range(len(records)):
-        try:
-            alone = _mapped(agreed, records.take(slice(index, index + 1)), broadcast, place)
-            row = np.concatenate([*task.vectors(alone, broadcast)])
-        except Exception:  # noqa: BLE001  one record's fault is that record's alone
-            row = np.full((1, size), np.nan)  # counts as invalid
-        yield row if row.shape == (1, size) else np.zeros((1, size))
 
 
 def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: SitePlace) -> Records:

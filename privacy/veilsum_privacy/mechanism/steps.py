@@ -7,6 +7,7 @@ comes back is all that training may use of the records.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
+from veilsum_privacy.mechanism.units import Faults, Rows, together
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -59,6 +61,8 @@ class Steps:
         clip: the same bound C in the sum's own units.
         bound: clamp of each value of a sum, in grid units.
         source: of samples and noise.
+        taken: how many noised steps were taken.
+        faults: takes note of what fails on units; None to raise it.
     """
 
     number: int
@@ -69,6 +73,7 @@ class Steps:
     bound: int
     source: RandomSource = field(repr=False)
     taken: int = 0
+    faults: Faults | None = field(default=None, repr=False)
 
     @property
     def private(self) -> bool:
@@ -78,6 +83,10 @@ class Steps:
     def sample(self, count: int, subjects: Integers | None = None) -> Mask:
         """A fresh Poisson sample of ``count`` records, by subject where ``subjects`` is given; see :func:`poisson_sample`."""
         return poisson_sample(self.rate, count, self.source, subjects)
+
+    def summed(self, compute: Callable[[Rows], Floats], count: int, subjects: Integers | None = None) -> Floats:
+        """A sum over units, made of all but those that it fails on: :func:`veilsum_privacy.mechanism.units.together`."""
+        return together(compute, count, subjects, self.faults, np.add)
 
     def noised(self, total: Floats) -> Floats:
         """A step's sum (P,) on the grid, clamped, with discrete Gaussian noise of the site alone.

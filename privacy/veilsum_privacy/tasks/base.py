@@ -298,7 +298,11 @@ class SiteTask(Task[P]):
     """One vector for all of a site's records; ``clip()`` bounds, in L2, what one unit of privacy changes in it.
 
     The unit is a record; where ``records.subjects`` is given, a subject with all its records.
+
+    Subclasses whose vector is a sum over units, up to rounding that ``clip()`` covers, set ``additive``.
     """
+
+    additive: ClassVar[bool] = False
 
     @abstractmethod
     def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:

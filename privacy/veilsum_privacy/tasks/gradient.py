@@ -70,6 +70,7 @@ class Gradient(SiteTask[GradientParameters]):
     """
 
     name = "gradient"
+    additive = True
     Parameters: ClassVar[type[Frozen]] = GradientParameters
 
     def __init__(self, parameters: GradientParameters, schema: DatasetSchema) -> None:

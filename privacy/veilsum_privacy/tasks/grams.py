@@ -75,6 +75,7 @@ class Grams(SiteTask[GramsParameters]):
     """
 
     name = "grams"
+    additive = True
     Parameters: ClassVar[type[Frozen]] = GramsParameters
 
     def __init__(self, parameters: GramsParameters, schema: DatasetSchema) -> None:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism import units
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.study.schema import DatasetSchema
@@ -209,13 +210,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         return found
 
     def train(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], steps: Steps) -> Trained:
-        targets: Targets
-        if self.parameters.outcome is not None:
-            parted = self.parameters.outcome.split(records, self.schema)
-            records, targets, known = parted.records, parted.outcomes, parted.known
-        elif records.labels is not None:
-            targets, known = records.labels, np.ones(len(records), dtype=np.bool_)
-        else:
+        if self.parameters.outcome is None and records.labels is None:
             raise Misuse("The task local-training needs labelled records.")
         if steps.private and steps.number != self.noised_sums():
             raise Misuse(f"The task local-training takes {self.noised_sums()} noised steps a round, not {steps.number}.")
@@ -223,32 +218,52 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         start = flatten(from_broadcast(broadcast, shapes), shapes)
         order, generated = (_seed(seed) for seed in finite_array(broadcast, SEEDS, (2,)))
         received = Received(start, broadcast, state, order)
-        every = slice(0, len(records))
-        used = known & usable(p, records, every, self._classes if self._loss is None else None)
-        x = clipped(p, records, every, used)
-        used &= np.isfinite(x).all(axis=1)
-        x, labels = x[used], targets[used]
-        subjects = None if records.subjects is None else records.subjects[used]
+        expected = max(1.0, steps.rate * p.expected_records)
+        sample = units.together(
+            lambda rows: self._sample(records.take(rows), expected),
+            len(records),
+            records.subjects,
+            steps.faults,
+            Sample.joined,
+        )
         if steps.private:
-            sample = Sample(x, labels, subjects, max(1.0, steps.rate * p.expected_records))
             return self._noised(received, sample, steps)
+        x, labels = sample.x, sample.labels
         share = len(x) / self._most if p.weighting == "records" else 1.0
         if p.generation is not None:
             names = labels.astype(np.int64, copy=False)  # of an outcome nothing is generated
             x, labels = generate(p.generation, x, names, self._classes, broadcast, np.random.default_rng(generated))
-        return self._plain(received, x, labels, share)
+        return self._plain(received, x, labels, share, steps.faults)
 
-    def _plain(self, received: Received, x: Floats, labels: Targets, share: float) -> Trained:
+    def _sample(self, records: Records, expected: float) -> Sample:
+        """The records that count, as training takes them; each by itself."""
+        targets: Targets
+        if self.parameters.outcome is not None:
+            parted = self.parameters.outcome.split(records, self.schema)
+            records, targets, known = parted.records, parted.outcomes, parted.known
+        else:
+            targets = np.zeros(0, dtype=np.int64) if records.labels is None else records.labels
+            known = np.ones(len(records), dtype=np.bool_)
+        every = slice(0, len(records))
+        used = known & usable(self.parameters, records, every, self._classes if self._loss is None else None)
+        x = clipped(self.parameters, records, every, used)
+        used &= np.isfinite(x).all(axis=1)
+        return Sample(x, targets, records.subjects, expected).take(used)
+
+    def _plain(self, received: Received, x: Floats, labels: Targets, share: float, faults: units.Faults | None) -> Trained:
         objective = self.objective.begin(received)
         gradient = mean_gradient(self.architecture, objective, self.parameters.class_weights, self._loss)
         rng = np.random.default_rng(received.seed)
-        found = descend(received.start, x, labels, gradient, objective, self.parameters.descent, rng)
+        found = descend(received.start, x, labels, gradient, objective, self.parameters.descent, rng, faults)
 
         def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
-            total = np.zeros(size)
-            for first in range(0, len(x), _ROWS):
-                total += rows(x[first : first + _ROWS], labels[first : first + _ROWS]).sum(axis=0)
-            return total
+            def summed(some: units.Rows) -> Floats:
+                total, mine, own = np.zeros(size), x[some], labels[some]
+                for first in range(0, len(mine), _ROWS):
+                    total += rows(mine[first : first + _ROWS], own[first : first + _ROWS]).sum(axis=0)
+                return total
+
+            return units.together(summed, len(x), None, faults, np.add)
 
         end = self._bounded(received.start, found)
         return self._reported(received.start, found._replace(end=end), share, objective.finish, unit_sum, x, labels)
@@ -276,11 +291,16 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
 
         def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
             drawn = sample.draw(steps)
-            total = ClippedGradients({"rows": (size,)}, 1.0, drawn.subjects)
-            for first in range(0, len(drawn.x), _ROWS):  # a site's memory must not depend on how many records it has
-                part = rows(drawn.x[first : first + _ROWS], drawn.labels[first : first + _ROWS])
-                total.add([Rows("rows", part)], np.ones(len(part), dtype=np.bool_))
-            return steps.noised(p.gradient_clip * total.result().total) / p.gradient_clip
+
+            def summed(some: units.Rows) -> Floats:
+                mine = drawn.take(some)
+                total = ClippedGradients({"rows": (size,)}, 1.0, mine.subjects)
+                for first in range(0, len(mine.x), _ROWS):  # a site's memory must not depend on how many records it has
+                    part = rows(mine.x[first : first + _ROWS], mine.labels[first : first + _ROWS])
+                    total.add([Rows("rows", part)], np.ones(len(part), dtype=np.bool_))
+                return total.result().total
+
+            return steps.noised(p.gradient_clip * steps.summed(summed, len(drawn.x), drawn.subjects)) / p.gradient_clip
 
         end = self._bounded(received.start, found)
         nothing = sample.x[:0], sample.labels[:0]

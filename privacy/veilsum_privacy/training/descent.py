@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse
 from veilsum_privacy.mechanism.steps import Mask, Steps
+from veilsum_privacy.mechanism.units import Faults, Rows, together
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import flatten, load, unflatten
 from veilsum_privacy.training.batches import array, compute_module, one_thread, tensor
@@ -61,11 +62,22 @@ class Sample(NamedTuple):
     subjects: Labels | None
     expected: float
 
+    def take(self, rows: Rows) -> Sample:
+        """Some of the records."""
+        subjects = None if self.subjects is None else self.subjects[rows]
+        return Sample(self.x[rows], self.labels[rows], subjects, self.expected)
+
+    def joined(self, other: Sample) -> Sample:
+        """These records and then others of the same site."""
+        subjects = None
+        if self.subjects is not None and other.subjects is not None:
+            subjects = np.concatenate([self.subjects, other.subjects])
+        return Sample(np.concatenate([self.x, other.x]), np.concatenate([self.labels, other.labels]), subjects, self.expected)
+
     def draw(self, steps: Steps) -> Sample:
         """A Poisson sample, at the rate of ``steps``."""
         taken: Mask = steps.sample(len(self.x), self.subjects)
-        subjects = None if self.subjects is None else self.subjects[taken]
-        return Sample(self.x[taken], self.labels[taken], subjects, self.expected)
+        return self.take(taken)
 
 
 class _Walk:
@@ -100,6 +112,7 @@ def descend(
     objective: LocalObjective,
     descent: Descent,
     rng: np.random.Generator,
+    faults: Faults | None = None,
 ) -> Descended:
     """Epochs over shuffled batches, without noise; the start where there are no records.
 
@@ -110,6 +123,7 @@ def descend(
         objective: of the round; of it the pull is used here.
         descent: how to train.
         rng: source of the order of records.
+        faults: takes note of records that the gradient fails on, which are left out; None to raise it.
     """
     walk = _Walk(start, descent, objective)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -117,8 +131,17 @@ def descend(
             order = rng.permutation(len(x))
             for first in range(0, len(x), descent.batch):
                 rows = order[first : first + descent.batch]
-                walk.step(gradient(walk.theta, x[rows], labels[rows]))
+                walk.step(_mean(gradient, walk.theta, x[rows], labels[rows], faults))
     return walk.done()
+
+
+def _mean(gradient: MeanGradient, theta: Floats, x: Floats, labels: Targets, faults: Faults | None) -> Floats:
+    """The gradient of a batch, without records that it fails on."""
+
+    def of(rows: Rows) -> Floats:
+        return gradient(theta, x[rows], labels[rows]) if len(x[rows]) else np.zeros_like(theta)
+
+    return together(of, len(x), None, faults)
 
 
 def descend_noised(
@@ -157,7 +180,11 @@ def descend_noised(
             drawn, arrays = sample.draw(steps), unflatten(walk.theta, shapes)
             if not np.isfinite(walk.theta).all():  # of noised steps only; the declared steps are taken all the same
                 arrays = unflatten(start, shapes)
-            walk.step(steps.noised(clipped_sum(arrays, drawn)) / sample.expected)
+
+            def of(rows: Rows, arrays: Mapping[str, Floats] = arrays, drawn: Sample = drawn) -> Floats:
+                return clipped_sum(arrays, drawn.take(rows))
+
+            walk.step(steps.noised(steps.summed(of, len(drawn.x), drawn.subjects)) / sample.expected)
     return walk.done()
 
 
