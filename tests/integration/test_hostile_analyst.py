@@ -6,11 +6,13 @@ stands in the study or the broadcast, or it contributes and pays.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from analyst.examples import unchanged
 from analyst.judging import Judge
 from analyst.worlds import SITES, World
 
@@ -20,13 +22,14 @@ from support.hostile import Adversary, Said, encoded
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module
-from veilsum_privacy.computation.contribution import SitePlace, contribute
+from veilsum_participant.protocol import contributions
+from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks.base import RecordTask
+from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.features import CENTRE
@@ -291,6 +294,33 @@ def test_nothing_that_leaves_depends_on_a_record(tmp_path: Path) -> None:
     assert not report.findings
     assert report.computed > 100
     assert report.carried >= 5
+
+
+PARTS = 9
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_task_shows_that_a_record_makes_it_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    """Messages, receipts with their heads, and every word of the ledgers are alike, though r has a fault of its own."""
+    real = contributions.contribute
+
+    def failing(plan: Any, load: Any, *given: Any) -> SitePart:
+        found = real(plan, load, *given)
+        if isinstance(plan.task.task, DerivedTask):
+            return found
+        records = load()
+        count = sum(map(len, [records] if isinstance(records, Records) else records))
+        return found._replace(fault=IndexError("r") if count in (1, 6) else None)
+
+    monkeypatch.setattr(contributions, "contribute", failing)
+    judge, told = Judge(tmp_path), Counter[bool]()
+    for example in unchanged(judge.bed)[part::PARTS]:
+        seen = judge.carry(parse_study(example.data), example, np.random.default_rng(example.seed))
+        often = seen[1].faults
+        assert [item.faults for item in seen] == [0, often, 0, often]
+        told[often > 0] += all(message[0] != "refuse" for message in seen[0].messages)
+    assert told[True] > 0
 
 
 def test_the_judge_finds_a_fault_that_depends_on_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
