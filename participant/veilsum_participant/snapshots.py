@@ -41,6 +41,8 @@ def compare_snapshots(site: Site) -> Iterator[Compared]:
             yield Compared(entry, None, "written under an earlier key of the site")
         elif row is None:
             yield Compared(entry, None, "its study is not known")
+        elif _names(entry, b"", key):
+            yield Compared(entry, None, "its records could not be read to their end")
         elif release.dataset not in site.config.datasets:
             yield Compared(entry, None, "its dataset is no longer offered")
         else:
@@ -55,5 +57,9 @@ def compare_snapshots(site: Site) -> Iterator[Compared]:
             if digest is None:
                 yield Compared(entry, None, "its dataset is a file now")
             else:
-                told = snapshot(digest, key, release.context).hex()
-                yield Compared(entry, hmac.compare_digest(told, str(entry.detail["digest"])))
+                yield Compared(entry, _names(entry, digest, key))
+
+
+def _names(entry: Entry, digest: bytes, key: bytes) -> bool:
+    told = snapshot(digest, key, entry.reservation.context).hex()
+    return hmac.compare_digest(told, str(entry.detail["digest"]))

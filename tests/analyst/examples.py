@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from support.durable_studies import STUDIES
 from support.federation import TestBed
-from veilsum_node.canonical import parse_canonical
+from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
@@ -66,6 +66,15 @@ def bases(bed: TestBed) -> list[tuple[dict[str, Any], int]]:
             chain = [other for other in study["tasks"] if other["label"] == task["source"]]
             found.append(({**study, "tasks": [*chain, task]}, len(chain)))
     return found
+
+
+def unchanged(bed: TestBed) -> list[Example]:
+    """One legal example of each task of each method, in an order that mixes them."""
+    found = {(study["method"], study["tasks"][place]["task"]): (study, place) for study, place in bases(bed)}
+    return [
+        Example(number, canonical(study), study["tasks"][place]["label"], None)
+        for number, (_, (study, place)) in enumerate(sorted(found.items(), key=lambda item: item[0][1]))
+    ]
 
 
 def examples(bed: TestBed, seed: int) -> Iterator[Example]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from analyst.examples import REALS, Example, Floats, examples
-from analyst.worlds import SITES, WIDTH, World
+from analyst.worlds import SITES, WIDTH, Seen, World
+from support.federation import TestBed
 from support.hostile import encoded
 from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_participant.policy import study_faults
@@ -67,6 +68,11 @@ class Judge:
         self._worlds = [first, *(World(directory / str(index), first.bed) for index in range(1, 4))]
         self.report = Report()
 
+    @property
+    def bed(self) -> TestBed:
+        """The first world's parties."""
+        return self._worlds[0].bed
+
     def run(self, number: int, seed: int, seconds: float = float("inf")) -> Report:
         """Try so many examples from a seed on, or as many as there is time for."""
         end = time.monotonic() + seconds
@@ -89,7 +95,8 @@ class Judge:
         else:
             self._compute(study, example, rng)
         if rng.integers(THROUGH) == 0:
-            self._carry(study, example, rng)
+            seen = self.carry(study, example, rng)
+            assert len({item.faults for item in seen}) == 1, f"a fault depends on records: {seen}"
 
     def _refused(self, study: Study, example: Example) -> str:
         """What a participant refuses the example for, asked as it asks itself; empty for nothing."""
@@ -125,7 +132,9 @@ class Judge:
                 unit = 2**CENTRE_BITS if declaration.unrounded else 1
                 _check_step(parts[first], parts[second], 0 if free else unit * declaration.grid)
 
-    def _carry(self, study: Study, example: Example, rng: np.random.Generator) -> None:
+    def carry(self, study: Study, example: Example, rng: np.random.Generator) -> list[Seen]:
+        """Take an example through real participants over {}, {r}, D and D + r, of 0, 1, 5 and 6 records: what leaves them is
+        alike."""
         d, labels = rng.uniform(-1, 1, (5, WIDTH)), rng.integers(0, 2, 5)
         r = rng.choice([*REALS[-12:-2], -1.0, 0.0, 0.5, np.nan], (1, WIDTH))
         own = rng.integers(-1, 3, 1)
@@ -135,10 +144,11 @@ class Judge:
             world.put(*records)
             seen.append(world.try_out(example))
         self.report.carried += 1
-        assert len({(item.messages, item.entries) for item in seen}) == 1, f"what leaves a site depends on records: {seen}"
+        assert len({item.messages for item in seen}) == 1, f"what leaves a site depends on records: {seen}"
+        assert len({item.entries for item in seen}) == 1, f"a site's ledger depends on records: {seen}"
         for sizes in zip(*(item.sizes for item in seen), strict=True):
             assert max(sizes) - min(sizes) < 200, f"a ciphertext's size depends on records: {seen}"
-        assert len({item.faults for item in seen}) == 1, f"a fault depends on records: {seen}"
+        return seen
 
 
 def run_part(given: tuple[int, int]) -> Report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 
 from analyst.examples import Example
 from support.federation import DATASET, TestBed, make_bed, open_test_site
-from support.hostile import Adversary, encoded
+from support.hostile import Adversary, Said, encoded
+from support.randomness import SeededRandom
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_participant.observer import SiteObserver
 from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.entries import Entry
+from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.study.study import parse_study
 
 SITES = ("a", "b", "c", "d")
@@ -26,10 +30,10 @@ class Seen:
     """What the coordinator has of a site after an example, sizes in bytes, and what the site's ledger says of it.
 
     Attributes:
-        messages: the call of each answer, with its codes, or how many ciphertexts it sent and how long its receipt is.
+        messages: the call of each answer, with its codes, or how many ciphertexts it sent and what its receipt says.
         sizes: of the ciphertexts: uniform words, whose length varies by some bytes when SEAL has compressed them.
-        entries: kinds of the ledger's new entries, faults left out, which nobody outside hears of.
-        faults: how many of these there are.
+        entries: what the ledger's new entries say, which whoever gets an export of it sees; their random bytes are seeded.
+        faults: how often a computation failed, which nobody outside hears of.
     """
 
     messages: tuple[tuple[Any, ...], ...]
@@ -45,6 +49,10 @@ class World:
         rng = np.random.default_rng(1)
         self.bed = _first(directory) if first is None else _beside(directory, first)
         self.attack = Adversary(self.bed)
+        self._counter = _Counter()
+        site = self.bed.sites["a"]
+        site.observer = self._counter
+        site.ledger._chain._random = SeededRandom(b"ledger")  # the same in every world
         for name in SITES[1:]:
             self.put(rng.uniform(-1, 1, (6, WIDTH)), rng.integers(0, 2, 6), name)
 
@@ -56,11 +64,16 @@ class World:
         np.savez(path, **columns, y=labels.astype(str), subject=np.arange(len(labels)) // 2)
         site._records, site._latest = {}, None
 
+    @property
+    def failures(self) -> int:
+        """How often the first site's computation failed."""
+        return self._counter.failures
+
     def try_out(self, example: Example) -> Seen:
         """Go through enrolment, keys and a round of the example; the study is left afterwards."""
         attack, site = self.attack, self.bed.sites["a"]
         attack.use(parse_study(example.data))
-        before = len(site.ledger.entries())
+        before, failures = len(site.ledger.entries()), self.failures
         said = [attack.enrol(name) for name in SITES]
         if all(answer.call == "enrol" for answer in said):
             made = attack.boxes([answer.values[1] for answer in said])
@@ -79,11 +92,34 @@ class World:
         for core in attack.cores.values():
             core.membership.leave(attack.key, "ended")
         entries = site.ledger.entries()[before:]
-        kinds = tuple(entry.kind.value for entry in entries if entry.kind is not Kind.FAULT)
         own = (said[0], *said[len(SITES) :])
         payloads = [answer.values[1] for answer in own if answer.call == "upload"]
         sizes = tuple(len(ciphertext) for payload in payloads for ciphertext in payload.ciphertexts)
-        return Seen(tuple(map(_outline, own)), sizes, kinds, len(entries) - len(kinds))
+        messages, told = (tuple(map(self._outline, own)), tuple(map(_told, entries)))
+        return Seen(messages, sizes, told, self.failures - failures)
+
+    def _outline(self, answer: Said) -> tuple[Any, ...]:
+        if answer.call == "refuse":
+            return ("refuse", *answer.codes)
+        if answer.call == "upload":
+            payload = answer.values[1]
+            receipt = parse_receipt(payload.receipt.body)
+            ledger = self.bed.sites["a"].ledger
+            (reserved,) = ledger.entries(kind=Kind.RESERVE, context=receipt.context)
+            said = replace(receipt, **dict.fromkeys(("context", "payload", "head", "consent"), bytes(32)))
+            # A head that is the reservation's was there before a record was read.
+            known = "reserved" if receipt.head == reserved.hash else f"entry {ledger.position(receipt.head)}"
+            return ("upload", len(payload.ciphertexts), len(payload.receipt.body), known, said)
+        return (answer.call,)
+
+
+class _Counter(SiteObserver):
+    """Counts computations that failed."""
+
+    failures = 0
+
+    def failed(self) -> None:
+        self.failures += 1
 
 
 def _first(directory: Path) -> TestBed:
@@ -108,10 +144,8 @@ def _beside(directory: Path, first: TestBed) -> TestBed:
     return beside
 
 
-def _outline(answer: Any) -> tuple[Any, ...]:
-    if answer.call == "refuse":
-        return ("refuse", *answer.codes)
-    if answer.call == "upload":
-        payload = answer.values[1]
-        return ("upload", len(payload.ciphertexts), len(payload.receipt.body))
-    return (answer.call,)
+def _told(entry: Entry) -> str:
+    """What an entry says, but for what differs from one federation to the next: contexts, signatures, what others drew."""
+    drawn = ("receipts", "countersigned", "coordinator")
+    detail = {name: "drawn" if name in drawn else value for name, value in entry.detail.items()}
+    return repr(replace(entry, seq=0, context=b"", previous=b"", hash=b"", signature=b"", detail=detail)) + repr(entry.random)

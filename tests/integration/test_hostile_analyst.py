@@ -6,11 +6,13 @@ stands in the study or the broadcast, or it contributes and pays.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from analyst.examples import unchanged
 from analyst.judging import Judge
 from analyst.worlds import SITES, World
 
@@ -20,13 +22,14 @@ from support.hostile import Adversary, Said, encoded
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module
-from veilsum_privacy.computation.contribution import SitePlace, contribute
+from veilsum_participant.protocol import contributions
+from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks.base import RecordTask
+from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.features import CENTRE
@@ -51,7 +54,7 @@ class Beside:
 
     def __init__(self, directory: Path) -> None:
         first = World(directory / "0")
-        worlds = [first, *(World(directory / str(index), first.bed) for index in range(1, 4))]
+        worlds = self.worlds = [first, *(World(directory / str(index), first.bed) for index in range(1, 4))]
         rng = np.random.default_rng(0)
         others = rng.uniform(-1, 1, (20, 3)), rng.integers(0, 2, 20)
         both = np.concatenate([others[0], SOMEBODY[0]]), np.concatenate([others[1], SOMEBODY[1]])
@@ -85,6 +88,14 @@ class Beside:
     def entries(self, kind: Kind) -> list[list[Any]]:
         """Details of entries of a kind in each site's ledger."""
         return [[entry.detail for entry in attack.bed.sites["a"].ledger.entries(kind=kind)] for attack in self.attacks]
+
+    def kinds(self) -> list[list[Kind]]:
+        """Kinds of all entries in each site's ledger, in order."""
+        return [[entry.kind for entry in attack.bed.sites["a"].ledger.entries()] for attack in self.attacks]
+
+    def failures(self) -> list[int]:
+        """How often each site was told of a computation that failed."""
+        return [world.failures for world in self.worlds]
 
 
 @pytest.fixture
@@ -166,13 +177,14 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
 
 
 def test_a_record_that_cannot_be_computed_on_counts_as_none(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The site contributes and pays; only its own log, ledger and metrics tell, and the other records count as ever."""
+    """The site contributes and pays; only its own log and metrics tell, and the other records count as ever."""
     failing(monkeypatch, lambda row: row[0] == SOMEBODY[0][0, 0])
     study = study_of(worlds.bed, "statistics")
     worlds.set_up(study)
     assert worlds.assign("statistics")[0].call == "upload"
-    assert worlds.entries(Kind.FAULT) == [[], [{"cause": "FloatingPointError"}], [], [{"cause": "FloatingPointError"}]]
-    assert [len(entries) for entries in worlds.entries(Kind.RESERVE)] == [1, 1, 1, 1]
+    assert worlds.failures() == [0, 1, 0, 1]
+    assert len({tuple(kinds) for kinds in worlds.kinds()}) == 1
+    assert worlds.kinds()[0][-1] is Kind.RESERVE
     plan = AgreedStudy(study).task("statistics").plan(4, 4)
     parts = [
         contribute(plan, lambda site=attack.bed.sites["a"]: site.records("records", study.data), {}, SitePlace())  # type: ignore[misc]
@@ -183,7 +195,7 @@ def test_a_record_that_cannot_be_computed_on_counts_as_none(worlds: Beside, monk
     assert [part.fault is None for part in parts] == [True, False, True, False]
 
 
-def test_a_ledger_with_faults_verifies_and_a_charge_follows(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_computation_that_fails_is_charged(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, lambda row: 0.0 < abs(row[0]) < 1.0)
     attack = worlds.attacks[2]
     worlds.set_up(study_of(worlds.bed, "statistics"))
@@ -191,8 +203,8 @@ def test_a_ledger_with_faults_verifies_and_a_charge_follows(worlds: Beside, monk
         assert attack.assign(name, attack.assignment()).call == "upload"
     attack.consents()
     site = attack.bed.sites["a"]
-    kinds = [entry.kind for entry in site.ledger.entries()]
-    assert kinds[-3:] == [Kind.RESERVE, Kind.FAULT, Kind.CHARGE]
+    assert worlds.failures()[2] == 1
+    assert worlds.kinds()[2][-2:] == [Kind.RESERVE, Kind.CHARGE]
     site.ledger.verify()
     assert site.ledger.spending("records").releases == 1
 
@@ -206,7 +218,8 @@ def test_a_file_that_fails_in_reading_contributes_as_no_records_would(worlds: Be
     monkeypatch.setattr(site_module, "load_records", broken)
     worlds.set_up(study_of(worlds.bed, "statistics"))
     assert worlds.assign("statistics")[0].call == "upload"
-    assert worlds.entries(Kind.FAULT) == [[{"cause": "OSError"}]] * 4
+    assert worlds.failures() == [1] * 4
+    assert [kinds[-1] for kinds in worlds.kinds()] == [Kind.RESERVE] * 4
 
 
 def test_what_reads_is_reserved_first_and_counted(worlds: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +294,33 @@ def test_nothing_that_leaves_depends_on_a_record(tmp_path: Path) -> None:
     assert not report.findings
     assert report.computed > 100
     assert report.carried >= 5
+
+
+PARTS = 9
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_task_shows_that_a_record_makes_it_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    """Messages, receipts with their heads, and every word of the ledgers are alike, though r has a fault of its own."""
+    real = contributions.contribute
+
+    def failing(plan: Any, load: Any, *given: Any) -> SitePart:
+        found = real(plan, load, *given)
+        if isinstance(plan.task.task, DerivedTask):
+            return found
+        records = load()
+        count = sum(map(len, [records] if isinstance(records, Records) else records))
+        return found._replace(fault=IndexError("r") if count in (1, 6) else None)
+
+    monkeypatch.setattr(contributions, "contribute", failing)
+    judge, told = Judge(tmp_path), Counter[bool]()
+    for example in unchanged(judge.bed)[part::PARTS]:
+        seen = judge.carry(parse_study(example.data), example, np.random.default_rng(example.seed))
+        often = seen[1].faults
+        assert [item.faults for item in seen] == [0, often, 0, often]
+        told[often > 0] += all(message[0] != "refuse" for message in seen[0].messages)
+    assert told[True] > 0
 
 
 def test_the_judge_finds_a_fault_that_depends_on_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

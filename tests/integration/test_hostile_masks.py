@@ -161,6 +161,17 @@ def test_trusted_members_are_held_together_by_masks_of_their_own(
     assert again.call == "seal" if accepted else again.refused is RefusalCode.MASKS
 
 
+def test_masks_of_trusted_members_are_judged_at_consent_too(ring: Adversary) -> None:
+    """Pins that were taken back since the upload leave trusted members whose masks one other could take apart."""
+    ring.set_up()
+    receipts, kept = ring.collect(SIX), ring.bed.sites["b"].config
+    _set_policy(ring, "b", trusted=_pins(ring, *_around(ring, "b")[1:5]), min_trusted=2)
+    assert RefusalCode.MASKS in ring.ask_consent("b", receipts).codes
+    assert ring.charges("b") == 0
+    ring.bed.sites["b"].config = kept
+    assert ring.ask_consent("b", receipts).call == "consent"
+
+
 def test_a_study_of_neighbours_sums_what_a_complete_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the coordinator asks nobody for a cohort that the sites would refuse."""
     bed = make_bed(tmp_path, make_data(SIX, 20))

@@ -454,6 +454,24 @@ def test_expired_certificate_of_a_member(attack: Adversary) -> None:
     assert attack.kinds("a")["reserve"] == 0
 
 
+def test_certificates_are_judged_at_consent_too(attack: Adversary) -> None:
+    """One that ran out between upload and consent, in an attempt whose own time is not over."""
+    kit, clock, site = attack.bed.kit, attack.bed.clock, attack.bed.sites["a"]
+    (party,) = (party for party in kit.participants if party.name == "d")
+    short = Authority.load(kit.authority, clock).sign(party.request.read_bytes(), role=Role.PARTICIPANT, name="d", days=1)
+    (party.identity / "certificate.pem").write_bytes(short)
+    attack.bed.sites["d"].credentials = load_credentials(party.identity, clock())
+    attack.use(altered(attack.study, expires=attack.study.created + 10 * 86400))
+    attack.set_up()
+    receipts, began = attack.collect(), clock.now
+    site.elapsed = lambda: began
+    clock.now += 2 * 86400
+    assert attack.ask_consent("a", receipts).refused is RefusalCode.ROSTER
+    assert attack.charges("a") == 0
+    clock.now = began
+    assert attack.ask_consent("a", receipts).call == "consent"
+
+
 def test_expired_certificate_of_a_member_that_has_left(attack: Adversary) -> None:
     """A roster stays good when someone outside the cohort lets its certificate run out; within the cohort it does not."""
     kit, clock = attack.bed.kit, attack.bed.clock

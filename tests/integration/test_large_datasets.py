@@ -90,12 +90,18 @@ def test_a_querys_snapshot_is_that_of_its_records(tmp_path: Path) -> None:
     assert [item.same for item in compare_snapshots(site)] == [False]
 
 
-def test_what_fails_in_the_midst_of_a_file_is_charged(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "query"), [("a", []), ("c", [Kind.SNAPSHOT])])
+def test_what_fails_in_the_midst_of_a_file_is_charged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, query: list[Kind]
+) -> None:
+    """The ledger says no more of it than of a release from whole files; the site can still tell a query's."""
     bed = bed_of(tmp_path, LARGE, "record")
-    site = bed.sites["a"]
-    place = bed.directory("a") / "export" / "2.parquet"
+    site = bed.sites[name]
+    place = bed.directory(name) / "export" / "1.parquet"
     data = bytearray(place.read_bytes())
     data[4:200] = bytes(196)  # pages, not the footer
     place.write_bytes(data)
     release(bed, "record")
-    assert [entry.kind for entry in site.ledger.entries()][-3:] == [Kind.RESERVE, Kind.FAULT, Kind.CHARGE]
+    assert "round 1 (statistics) failed on this site's records" in caplog.text
+    assert [entry.kind for entry in site.ledger.entries()][-2 - len(query) :] == [Kind.RESERVE, *query, Kind.CHARGE]
+    assert [item.why for item in compare_snapshots(site)] == ["its records could not be read to their end"] * len(query)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
+import math
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -11,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joserfc.jwk import KeySet
 
 from support.commands import shown, veilsum
 from support.federation import make_data, make_request, schema_of
-from support.identity_provider import CLIENT, IdentityProvider, Keys
+from support.identity_provider import CLIENT, IdentityProvider, Keys, encoded
 from support.network import wait_for
 from support.processes import Process, running_processes, write_toml
 from veilsum.access import LoginNeededError, LoginSettings, resolve_access
@@ -23,7 +26,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.login.fetcher import AnsweredError, Fetcher
 from veilsum_deploy.login.issuer import Issuer, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
 from veilsum_deploy.login.person import log_in
-from veilsum_deploy.login.provider import discover
+from veilsum_deploy.login.provider import ALGORITHMS, discover
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Authority, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.authority import login_request
@@ -163,6 +166,65 @@ def test_signatures_that_prove_nothing(place: Place) -> None:
     assert place.issuer.issue(good, request).name == "ada"
 
 
+def _symmetric(place: Place, monkeypatch: pytest.MonkeyPatch, **key: Any) -> dict[str, str]:
+    """Have the provider publish a symmetric key beside its own, as some do by mistake: whoever reads it could sign."""
+    oct_key = {"kty": "oct", "kid": "shared", "k": encoded(b"s" * 32), **key}
+    get = place.provider.get
+
+    def published(path: str, query: Mapping[str, str]) -> Any:
+        found = get(path, query)
+        if isinstance(found, tuple) and "keys" in found[1]:
+            return found[0], {"keys": [oct_key, *found[1]["keys"]]}
+        return found
+
+    monkeypatch.setattr(place.provider, "get", published)
+    return oct_key
+
+
+def _hs256(claims: Mapping[str, Any]) -> str:
+    head = {"alg": "HS256", "typ": "JWT", "kid": "shared"}
+    text = ".".join(encoded(json.dumps(part).encode()) for part in (head, claims))
+    return f"{text}.{encoded(hmac.digest(b's' * 32, text.encode(), 'sha256'))}"
+
+
+@pytest.mark.parametrize("key", [{}, {"use": "sig"}, {"alg": "HS256"}, {"key_ops": ["verify"]}])
+def test_a_symmetric_key_signs_no_login(place: Place, monkeypatch: pytest.MonkeyPatch, key: dict[str, Any]) -> None:
+    """Neither is it taken from what the provider publishes, nor would its signature count if it were."""
+    shared = _symmetric(place, monkeypatch, **key)
+    own, request = login_request(Role.ANALYST)
+    token = _hs256(place.provider.claims(own.fingerprint))
+    with pytest.raises(HostileInput, match="not signed"):
+        place.issuer.issue(token, request)
+    verifier = place.issuer._verifier
+    assert {item["kty"] for item in verifier._load().as_dict(private=False)["keys"]} == {"RSA", "EC"}
+    monkeypatch.setattr(verifier, "_load", lambda: KeySet.import_key_set({"keys": [shared]}))  # type: ignore[arg-type]
+    verifier._keys, verifier._looked = None, -math.inf
+    with pytest.raises(HostileInput, match="not signed"):
+        place.issuer.issue(token, request)
+    assert place.authority.issued() == []
+
+
+@pytest.mark.parametrize("use", ["enc", ""])
+def test_a_key_that_encrypts_signs_no_login(place: Place, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    get = place.provider.get
+
+    def published(path: str, query: Mapping[str, str]) -> Any:
+        found = get(path, query)
+        if isinstance(found, tuple) and "keys" in found[1]:
+            return found[0], {"keys": [{**key, "use": use} for key in found[1]["keys"]]}
+        return found
+
+    monkeypatch.setattr(place.provider, "get", published)
+    key, request = login_request(Role.ANALYST)
+    with pytest.raises(HostileInput, match="publishes no key"):
+        place.issuer.issue(place.token(key.fingerprint), request)
+
+
+def test_what_is_not_signed_at_all_is_no_login_whatever_keys_there_are(place: Place) -> None:
+    """The algorithms that count are those of key pairs."""
+    assert all(name[:2] in ("RS", "PS", "ES") for name in ALGORITHMS)
+
+
 def test_a_stolen_token_is_good_for_no_other_key_and_not_twice(place: Place, server: LoginServer) -> None:
     key, request = login_request(Role.ANALYST)
     token = place.token(key.fingerprint)
@@ -270,6 +332,28 @@ def test_a_visit_that_was_tampered_with(
         log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
     assert not place.identity.exists()
     assert place.authority.issued() == []
+
+
+@pytest.mark.parametrize("what", ["another's key", "another federation", "another role"])
+def test_a_certificate_that_is_not_the_one_asked_for(
+    place: Place, server: LoginServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    """Each of these is signed by an authority and valid; none is written beside the person's key."""
+    role = Role.OPERATOR if what == "another role" else Role.ANALYST
+    _, others = login_request(role)
+    authority = place.authority
+    if what == "another federation":
+        authority = Authority.create(tmp_path / "other", "other", now)
+        monkeypatch.setattr(server, "_authority_pem", authority.certificate_pem)
+
+    def issue(token: str, request: bytes) -> Any:
+        asked = request if what == "another federation" else others
+        return authority.sign_login(asked, name="ada", subject="0a1b", seconds=HOUR)
+
+    monkeypatch.setattr(place.issuer, "issue", issue)
+    with pytest.raises(HostileInput, match="another's certificate" if role is Role.ANALYST else "not of a analyst"):
+        log_in(place.settings(server), place.identity, Role.ANALYST, place.provider.browse, now)
+    assert not place.identity.exists()
 
 
 def test_a_browser_that_does_not_know_the_state_is_not_heard(place: Place, server: LoginServer) -> None:

@@ -30,7 +30,6 @@ from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.telemetry.metrics import SiteMetrics
 from veilsum_participant.telemetry.shared_metrics import samples as shared_samples
 from veilsum_participant.telemetry.watch import monitored
-from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_proto import SOFTWARE
@@ -85,7 +84,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
         last = list(stub.Watch(pb.ShowRequest(study=key), timeout=60))[-1]
         assert last.phase == "finished", last.reason
         machine = server.hub.studies[key].machine
-        assert [entry.detail for site in bed.sites.values() for entry in site.ledger.entries(kind=Kind.FAULT)] == []
         wait_for(lambda: all(seat.ended for seat in machine.seats.values()), "the end everywhere")
         wait_for(lambda: all(item.verified for item in found.metrics.values()), "the ledgers' verification")
 

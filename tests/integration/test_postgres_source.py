@@ -336,14 +336,17 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
         "SELECT CASE WHEN seconds > 0 THEN 'nine'::text::float8 ELSE x0 END AS x0, x1, y FROM records",
     ],
 )
-def test_a_query_that_one_record_makes_fail_takes_part_and_pays(tmp_path: Path, url: str, text: str, batches: bool) -> None:
-    """With and without that record the same is said, in the same messages and entries but for the site's own note."""
+def test_a_query_that_one_record_makes_fail_takes_part_and_pays(
+    tmp_path: Path, url: str, text: str, batches: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With and without that record the same is said, in the same messages and entries but for the site's own log."""
     bed = bed_on(tmp_path, url, text, timeout=2)
     if batches:
         in_batches(bed)
     execute(url, "INSERT INTO records VALUES (0, 0, 0, 9)")
     assert total(bed, LARGE if batches else None) == pytest.approx(20, rel=1e-4)
-    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.FAULT, Kind.CHARGE]
+    assert kinds(bed.sites["a"]) == [Kind.RESERVE, Kind.SNAPSHOT, Kind.CHARGE]
+    assert "failed on this site's records" in caplog.text
 
 
 @pytest.mark.parametrize("change", ["DROP COLUMN x1", "ALTER COLUMN x1 TYPE float8[] USING ARRAY[x1]"])

@@ -235,17 +235,17 @@ def test_a_task_that_fails_without_records_is_refused(attack: Adversary, monkeyp
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_computation_that_fails_is_on_record_at_the_site_alone(
-    attack: Adversary, monkeypatch: pytest.MonkeyPatch, fails: bool
+def test_a_computation_that_fails_is_in_the_sites_own_log_alone(
+    attack: Adversary, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
 ) -> None:
     site, heard = attack.bed.sites["a"], Heard()
     site.observer = heard
     if fails:
         monkeypatch.setattr(Site, "read", lambda *_: {}["no such column"])
     assert attack.assign("a", attack.assignment()).call == "upload"
-    found = [(entry.context, entry.detail["cause"]) for entry in site.ledger.entries(kind=Kind.FAULT)]
-    assert found == [(context_of(attack.payloads["a", 1].receipt), "KeyError")] * fails
+    assert [item.exc_info[0] for item in caplog.records if item.levelname == "ERROR" and item.exc_info] == [KeyError] * fails
     assert heard.failures == fails
+    assert attack.kinds("a") == {"genesis": 1, "budget": 1, "reserve": 1}
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -267,7 +267,7 @@ def test_what_was_trained_before_outlives_a_failure_that_trains_nothing(
         "factors": [0.0],
         **{name: array.tolist() for name, array in expected.items()},
     }
-    assert (computed.values.tolist(), computed.noised, computed.fault) == ([0, 1, 2], False, fault)
+    assert (computed.values.tolist(), computed.noised) == ([0, 1, 2], False)
 
 
 def test_nothing_is_kept_of_a_task_that_is_not_to_be_kept(attack: Adversary) -> None:
@@ -357,7 +357,7 @@ def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, wh
     [
         (Payload, {"ciphertexts"}),
         (contributions._Ready, {"arrays", "place", "kept"}),
-        (contributions._Computed, {"values", "noised", "state", "fault", "digest"}),
+        (contributions._Computed, {"values", "noised", "state", "digest"}),
         (OpenedSum, {"words"}),
     ],
 )

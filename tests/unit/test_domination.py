@@ -13,6 +13,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import integrate
 
+from veilsum_privacy.accounting import domination
 from veilsum_privacy.accounting.domination import (
     DIRECTIONS,
     composed_profile,
@@ -137,6 +138,32 @@ def test_more_steps_and_less_slack_cost_more() -> None:
         (0.01, 1.0, 10**9, 1e-8),
     ]:
         assert dominating_ratio(rate, ratio, steps, slack) == ratio * steps
+
+
+def profile_of(mu: float, epsilon: float) -> float:
+    """H of a Gaussian mechanism with D / sigma = mu (Balle and Wang 2018, theorem 5)."""
+    with mpmath.workdps(40):
+        below, moved = mpmath.ncdf(mu / 2 - epsilon / mu), mpmath.ncdf(-mu / 2 - epsilon / mu)
+        return float(below - mpmath.exp(epsilon) * moved)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("place", range(4))
+def test_each_place_of_the_grid_counts_in_both_directions(
+    monkeypatch: pytest.MonkeyPatch, direction: Direction, place: int
+) -> None:
+    """Profiles that mu = 1 dominates, but for one place of one direction, which takes 1.5: there H at the lower end of an
+    interval is held against G at its upper end."""
+    spacing, slack, most = 0.25, 1e-4, 100.0
+    heights = [slack + (1 - slack) * profile_of(1.0, spacing * (index + 1)) for index in range(4)]
+    profiles = {name: np.array([*heights, 0.0]) for name in DIRECTIONS}
+    profiles[direction][place] = slack + (1 - slack) * profile_of(1.5, spacing * (place + 1))
+    monkeypatch.setattr(domination, "grid_spacing", lambda *_: spacing)
+    monkeypatch.setattr(domination, "composed_profile", lambda _rate, _ratio, _steps, which, *_: profiles[which])
+    ratio = dominating_ratio.__wrapped__
+    assert ratio(0.5, most / 10, 10, slack) == pytest.approx(1.5**2, rel=1e-8)
+    profiles[direction][-1] = 2 * slack  # it goes on beyond the grid
+    assert ratio(0.5, most / 10, 10, slack) == most
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 8.0, 100.0])

@@ -66,11 +66,6 @@ def free(ledger: Ledger, reservation: Reservation) -> int:
         return ledger.free(connection, reservation.context)
 
 
-def fault(ledger: Ledger, reservation: Reservation, cause: str = "ValueError") -> int:
-    with ledger.database.transaction() as connection:
-        return ledger.fault(connection, reservation.context, cause)
-
-
 def recover(ledger: Ledger, reservation: Reservation, number: int = 1) -> int | None:
     signed = make_receipt(ledger, reservation, number)
     with ledger.database.transaction() as connection:
@@ -124,7 +119,7 @@ def test_the_first_entry_names_owner_key_and_authority(ledger: Ledger) -> None:
     assert detail["role"] == "participant"
     assert bytes.fromhex(detail["certificate"]) == credentials.identity.certificate
     assert bytes.fromhex(detail["authority"]) == credentials.authority.public_bytes(Encoding.DER)
-    assert len(bytes.fromhex(detail["random"])) == 32
+    assert detail["hiding"] is True
 
 
 def test_the_recorded_event_says_all_that_epsilon_needs(ledger: Ledger) -> None:
@@ -246,35 +241,6 @@ def test_what_a_release_was_computed_from_is_recorded_once(ledger: Ledger) -> No
             snapshot(item, digest)
     assert ledger.head() == before
     charge(ledger, read)
-    assert ledger.verify().entries == len(ledger.entries())
-
-
-def test_a_computation_that_failed_is_recorded_once(ledger: Ledger) -> None:
-    """While its reservation is open: what was charged or freed is not computed any more."""
-    failed, charged, freed, recovered, new = (make_reservation(number, multiplier=20.0) for number in range(1, 6))
-    for item in (failed, charged, freed, recovered):
-        reserve(ledger, item)
-    number = fault(ledger, failed, "x" * 2001)
-    assert fault(ledger, failed, "another") == number
-    (entry,) = ledger.entries(kind=Kind.FAULT)
-    assert (entry.seq, entry.reservation, entry.delta) == (number, failed, DELTA)
-    assert entry.detail == {"cause": "x" * 2000}
-    assert ledger.spending("heart").reserved == rdp_epsilon([failed.mechanism.event] * 4, DELTA), "it stays open"
-    assert free(ledger, failed) == number + 1
-    assert fault(ledger, failed) == number
-    charge(ledger, charged)
-    free(ledger, freed)
-    recover(ledger, recovered)
-    before = ledger.head()
-    for item, message in [
-        (charged, "not computed any more"),
-        (freed, "not computed any more"),
-        (recovered, "not computed any more"),
-        (new, "Nothing is reserved"),
-    ]:
-        with pytest.raises(StateError, match=message):
-            fault(ledger, item)
-    assert ledger.head() == before
     assert ledger.verify().entries == len(ledger.entries())
 
 

@@ -132,6 +132,23 @@ def test_post_processing_is_free_where_a_statistic_was_paid_for(
     book.write(Kind.CHARGE, KEPT)
 
 
+@pytest.mark.parametrize("paid", [Kind.CHARGE, Kind.RECOVERY])
+def test_a_round_is_charged_once_whatever_its_attempts_are_called(book: Book, paid: Kind) -> None:
+    """Rounds and attempts that have the same numbers are no more each other's than those that have not."""
+    first, second, third = (make_reservation(7, attempt, multiplier=40.0) for attempt in (3, 4, 7))
+    book.write(Kind.RESERVE, first)
+    book.write(Kind.RESERVE, second)
+    book.write(paid, first)
+    with refuses("its round was charged before"):
+        book.write(Kind.CHARGE, second)
+    with refuses("its round was charged before"):
+        book.write(Kind.RESERVE, third)
+    book.write(Kind.FREE, second)
+    for other in (make_reservation(3, 3, multiplier=40.0), make_reservation(7, 3, study=OTHER_STUDY, multiplier=40.0)):
+        book.write(Kind.RESERVE, other)
+        book.write(Kind.CHARGE, other)
+
+
 def test_a_computation_fails_once_and_while_it_is_reserved(book: Book) -> None:
     cause = {"cause": "ValueError"}
     first, second, third = (make_reservation(number, multiplier=20.0) for number in (1, 2, 3))

@@ -192,7 +192,8 @@ def _forge(whole: Copy, draw: Callable[[Any], Any]) -> None:
     signer = [credentials for first, credentials in keys(whole) if first <= common][-1]
     fork.cut(common)
     fork.insert(common + 1, {**whole.rows[0], "kind": "key"})
-    fork.rows[-1]["detail"] = json.dumps({"certificate": signer.identity.certificate.hex()}, separators=(",", ":"))
+    named = {"certificate": signer.identity.certificate.hex(), "random": "0" * 64}
+    fork.rows[-1]["detail"] = json.dumps(named, separators=(",", ":"))
     fork.resign(*keys(fork))
     assert [row["hash"] for row in fork.rows[:common]] == [row["hash"] for row in whole.rows[:common]]
     assert verify_ledger(fork).entries == common + 1, "alone it passes"

@@ -312,6 +312,37 @@ def test_the_sensitivity_is_that_of_the_worst_record(asked: list[tuple[str, str,
     assert incidence.largest_integer([encoding.norm() for encoding in encodings]) == largest
 
 
+MIDDLE = (50.0, 5.0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "record"),
+    [
+        (["sex is missing", "not (sex in ('f', 'm'))", "sex = 'f'"], (50.0, 5.0, -1, 0, 0, 0)),
+        (["icu is missing", "not (icu = 'yes')", "not (icu = 'no')"], (50.0, 5.0, 0, 0, 0, -1)),
+        (["age is missing", "not (age >= 65)", "not (age < 65)"], (None, 5.0, 0, 0, 0, 0)),
+        (["age_group is missing", "age is missing", "not (age_group = '20 to 40')"], (None, 5.0, 0, 0, 0, 0)),
+        (["age > 40", "age < 65"], MIDDLE),
+        (["age > 49.9", "age < 50.1", "not (age <= 49.9)"], MIDDLE),
+        (["age > 20", "age < 20.1"], (20.05, 5.0, 0, 0, 0, 0)),
+        (["age > 89.9", "age < 90"], (89.95, 5.0, 0, 0, 0, 0)),
+        (["age_group = '40 to 65'", "age != 40", "age < 65"], MIDDLE),
+        (["age_group = '40 to 65'", "age < 65", "age > 40", "stay > 3", "stay < 7"], MIDDLE),
+        (["age <= 20", "age >= 20"], (20.0, 5.0, 0, 0, 0, 0)),
+        (["sex is missing", "age is missing", "stay > 3", "stay < 7", "icu is missing"], (None, 5.0, -1, 0, 0, -1)),
+    ],
+)
+def test_conditions_meet_at_what_is_missing_and_between_constants(conditions: list[str], record: Any) -> None:
+    """Each set holds together for one value, or in one open interval, that no other set of values makes up for."""
+    holding = [where for where in conditions if where != "sex = 'f'"]
+    queries = [Query(name=f"q{place}", kind="count", where=where, scale=3 + place) for place, where in enumerate(conditions)]
+    encodings = build_encodings(queries, COLUMNS)
+    norms = [encoding.norm() for encoding in encodings]
+    worst = int((rows_of(queries, records_of([record])) ** 2).sum())
+    assert worst == sum(norms[: len(holding)])
+    assert find_incidence(encodings, COLUMNS).largest_integer(norms) == worst
+
+
 @given(st.lists(CONDITIONS, min_size=2, max_size=6, unique=True))
 @settings(max_examples=30)
 def test_the_bound_beyond_the_limit_is_never_below(conditions: list[str]) -> None:

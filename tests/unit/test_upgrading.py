@@ -73,7 +73,7 @@ def tables(path: Path) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("version", ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008"])
+@pytest.mark.parametrize("version", ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"])
 def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, version: str) -> None:
     path = tmp_path / "old.db"
     upgrade_to(path, COMPONENTS["participant"], "participant", version)
@@ -208,7 +208,7 @@ def test_going_back_and_forth(tmp_path: Path) -> None:
     site.database.close()
     party = BackupOwner(Role.PARTICIPANT, config.state, config.identity)
     manifest = back_up(party, tmp_path / "new.tar", software="veilsum test")
-    assert manifest.layout == {"ledger": "0002", "participant": "0008"}
+    assert manifest.layout == {"ledger": "0003", "participant": "0009"}
     shutil.copyfile(OLD, config.state)
     assert restore(tmp_path / "new.tar", party).behind == 0
     database = open_database(config.state)

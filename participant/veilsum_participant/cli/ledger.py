@@ -158,6 +158,8 @@ def verify(
     }
     if found.set_back or as_json:
         fields["set_back"] = list(found.set_back)  # entries at which the clock had been set back
+    if found.bare or as_json:
+        fields["bare"] = found.bare  # entries of older versions, which hashes do not hide
     proves, left = proven(proof, found.site, mirror=mirror), unproven(proof, mirror=mirror)
     if as_json:
         spending = {name: {"spent": plain(spent), "estimate": estimate} for name, (spent, estimate) in found.spending.items()}

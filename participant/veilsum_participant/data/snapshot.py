@@ -52,7 +52,11 @@ def records_digest(records: Records) -> bytes:
 
 
 def snapshot(digest: bytes, key: bytes, context: bytes) -> bytes:
-    """HMAC-SHA256 of a release's context (32 bytes) and the digest of its records, under the site's secret."""
+    """HMAC-SHA256 of a release's context (32 bytes) and the digest of its records, under the site's secret (32 bytes).
+
+    Args:
+        digest: 32 bytes; or none, for records that could not be read to their end.
+    """
     return hmac.digest(key, context + digest, "sha256")
 
 

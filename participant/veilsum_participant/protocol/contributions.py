@@ -99,6 +99,7 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
             consent=None,
             payload=None,
             sizes=None,
+            snapshot=None,
         )
         site.ledger.free(connection, row.context)
     method = find_method(connection, study) if rows else None
@@ -138,14 +139,13 @@ class _Computed:
         values: in grid units.
         noised: whether its noise is in it already.
         state: what was trained for the next round, encoded.
-        fault: what went wrong while it was computed.
-        digest: of the records that it was computed from, where they came from a query.
+        digest: of the records that it was computed from, where they came from a query; empty if they could not be read to
+            their end.
     """
 
     values: Integers = field(repr=False)
     noised: bool = field(repr=False)
     state: bytes = field(default=b"", repr=False)
-    fault: Exception | None = field(default=None, repr=False)
     digest: bytes | None = field(default=None, repr=False)
 
 
@@ -324,15 +324,15 @@ class Contributions:
         if ready.kept is not None:
             return _Computed(ready.kept, True)
         place = ready.place
-        readings: list[Reading] = []
+        readings: list[Reading] = []  # the last is the one that counts
 
         def load() -> Reading:
+            readings.append(Reading((), None))
             if isinstance(plan.task.task, RecordTask):
-                reading = site.batches(study.dataset, study.data, by_subject=study.privacy.unit == "subject")
+                readings[-1] = site.batches(study.dataset, study.data, by_subject=study.privacy.unit == "subject")
             else:
-                reading = site.whole(study.dataset, study.data)
-            readings.append(reading)
-            return reading
+                readings[-1] = site.whole(study.dataset, study.data)
+            return readings[-1]
 
         part = contribute(plan, load, ready.arrays, place)
         trained = place.state if part.fault is not None and not part.state else part.state
@@ -354,7 +354,9 @@ class Contributions:
         LOG.info("study %s: round %d (%s) is computed", study.name, task.round, task.label, extra=fields)
         # how many records there are is the site's own business: only who asks for it finds it in the log
         LOG.debug("task %s: %d clipped, %d invalid", task.label, part.clipped, part.invalid, extra=fields)
-        return _Computed(part.total, False, state, part.fault, readings[-1].digest if readings else None)
+        # Whether there is a digest depends on where records come from, not on what they are: an export of the ledger shows it.
+        queried = readings and site.config.datasets[study.dataset].source == "sql"
+        return _Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
@@ -424,11 +426,9 @@ class Contributions:
             if site.steady() >= attempt.deadline:
                 raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
             self._keep_for_later(connection, opened, checked, computed, drawn.values)
-            if computed.fault is not None:
-                site.ledger.fault(connection, checked.context, type(computed.fault).__name__)
+            read = None  # the ledger hears of it with the charge: nothing that depends on records stands in it before
             if computed.digest is not None:
-                key = site.credentials.signing_key.secret(KEY_PURPOSE)
-                site.ledger.snapshot(connection, checked.context, snapshot(computed.digest, key, checked.context))
+                read = snapshot(computed.digest, site.credentials.signing_key.secret(KEY_PURPOSE), checked.context)
             number = row.receipts + 1
             receipt = self._receipt(opened, checked, drawn, number, site.ledger.head(connection))
             signed = sign_receipt(receipt, site.credentials.signing_key)
@@ -445,6 +445,7 @@ class Contributions:
                 payload=b"".join(drawn.ciphertexts),
                 receipt=signed.body,
                 receipt_signature=signed.signature,
+                snapshot=read,
             )
         return signed
 

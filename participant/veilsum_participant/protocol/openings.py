@@ -133,7 +133,7 @@ class Openings:
         self._follow_mirror(connection, word)
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
         certificates[word.coordinator] = shown.certificate
-        self._charge(connection, row.context, Witness(tuple(shown.receipts), shown.countersigned, certificates))
+        self._charge(connection, row, Witness(tuple(shown.receipts), shown.countersigned, certificates))
         change_attempt(connection, key, assignment.attempt, state=AttemptState.CONSENTED)
         if is_held(opened.study):
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
@@ -210,9 +210,13 @@ class Openings:
                 reserved = site.ledger.entries(kind=Kind.RESERVE, context=row.context, connection=connection)
                 record_refused_release(connection, site, reserved[0].reservation, refusal)
 
-    def _charge(self, connection: Connection, context: bytes, witness: Witness) -> None:
+    def _charge(self, connection: Connection, row: AttemptRow, witness: Witness) -> None:
+        """The charge, and with it what depends on records."""
+        ledger = self._site.ledger
         try:
-            self._site.ledger.charge(connection, context, witness)
+            if row.snapshot is not None:
+                ledger.snapshot(connection, row.context, row.snapshot)
+            ledger.charge(connection, row.context, witness)
         except HostileInput as error:
             raise Refusal(RefusalCode.RECEIPT, error.message) from error
 

@@ -55,6 +55,7 @@ class AttemptRow:
     decrypted: bytes | None  # digest of the sum that was decrypted for this context
     consent_digest: bytes | None  # SHA-256 of the consent; outlives it, to know it again
     payload: bytes | None = None
+    snapshot: bytes | None = None  # of the records that it was computed from, for the ledger once it is charged
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", AttemptState(self.state))

@@ -1,6 +1,7 @@
 """The one way entries come into being, at a site and at a coordinator: numbered, chained by hashes, signed.
 
-An entry names the hash of the one before it. The first, ``genesis``, holds 32 random bytes and names the owner, the
+An entry names the hash of the one before it, and holds 32 random bytes: heads are shown to others, and without these bytes
+whoever knows two of them could try what was written in between. The first entry, ``genesis``, names the owner, the
 federation's authority and the owner's certificate; whoever signs with another key begins with a ``key`` entry that names its
 certificate. So a ledger proves itself to somebody who has nothing else but, to be sure whose it is, the authority's own.
 """
@@ -22,7 +23,7 @@ from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.ledger.migrations import COMPONENT, PACKAGE
-from veilsum_privacy.ledger.rows import NO_HASH, facts, hash_row, unhex
+from veilsum_privacy.ledger.rows import HIDING, NO_HASH, RANDOM, RANDOM_BYTES, facts, hash_row, unhex
 from veilsum_privacy.ledger.tables import ledger_table
 
 _COLUMNS = ledger_table.c
@@ -51,7 +52,7 @@ class Chain:
         database: from :func:`veilsum_node.database.open_database`.
         credentials: of the owner; their role is that of the ledger.
         clock: unix seconds.
-        random: for the 32 bytes that the chain begins with.
+        random: for the 32 bytes of each entry.
 
     Raises:
         HostileInput: the credentials' certificate is not valid now.
@@ -62,7 +63,7 @@ class Chain:
     def __init__(
         self, database: Database, *, credentials: Credentials, clock: Callable[[], int], random: RandomSource
     ) -> None:
-        self.credentials, self._clock = credentials, clock
+        self.credentials, self._clock, self._random = credentials, clock, random
         self._next: SigningKey | None = None  # during a renewal
         self._in_force = credentials.signing_key.fingerprint  # of the key that the ledger names, as far as it was read
         self._read, self._last = 0, (0, "")  # committed entries looked through for keys; the last entry seen or written
@@ -73,7 +74,7 @@ class Chain:
             verify_certificate(identity.certificate, credentials.authority, now, identity.role)
             row = connection.execute(_FIRST).mappings().first()
             if row is None:
-                genesis = {"random": random.bytes(32), "site": identity.name, "role": identity.role.value}
+                genesis = {"site": identity.name, "role": identity.role.value, HIDING: True}
                 self.append(connection, Kind.GENESIS, detail=genesis | self._own(credentials, authority=True), now=now)
             else:
                 self._check_owner(dict(row))
@@ -140,7 +141,7 @@ class Chain:
             "seq": last + 1,
             "time": self._clock() if now is None else now,
             "kind": kind.value,
-            "detail": canonical(detail or {}).decode(),
+            "detail": canonical({**(detail or {}), RANDOM: self._random.bytes(RANDOM_BYTES)}).decode(),
             "previous": last_hash,
         }
         row["hash"] = hash_row(row)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
@@ -283,7 +283,12 @@ class Headroom:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry. Fields that a kind has no use for are None."""
+    """One entry. Fields that a kind has no use for are None.
+
+    Attributes:
+        detail: what else it says; without its random bytes.
+        random: the 32 bytes by which its hash hides the rest; None in an entry of a version up to 0.2.
+    """
 
     seq: int
     time: int
@@ -303,6 +308,7 @@ class Entry:
     previous: bytes
     hash: bytes
     signature: bytes
+    random: bytes | None = field(default=None, repr=False)
 
     @property
     def reservation(self) -> Reservation:

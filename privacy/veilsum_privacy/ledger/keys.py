@@ -55,8 +55,8 @@ class KeyRing:
         Raises:
             HostileInput: what it names is malformed, not issued by the authority, or not its owner's.
         """
-        random, name = entry.detail.get("random"), entry.detail.get("site")
-        require(isinstance(random, str) and len(random) == 64, "its 32 random bytes are missing")
+        name = entry.detail.get("site")
+        require(entry.random is not None, "its 32 random bytes are missing")
         require(isinstance(name, str) and 0 < len(name) <= 64, "it does not say whose ledger it is")
         self.name = str(name)
         role = entry.detail.get("role", Role.PARTICIPANT.value)

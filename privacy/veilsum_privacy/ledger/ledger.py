@@ -67,7 +67,7 @@ class Ledger(LedgerReader):
         database: from :func:`veilsum_node.database.open_database`.
         credentials: the site's; with another key than before, a ``key`` entry names its certificate.
         clock: unix seconds.
-        random: for the 32 bytes that the chain begins with.
+        random: for the 32 bytes of each entry.
 
     Raises:
         HostileInput: the credentials' certificate is not valid now.
@@ -204,27 +204,9 @@ class Ledger(LedgerReader):
         detail = {"reason": reason} if reason else {}
         return self._chain.append(connection, Kind.FREE, _release_columns(reserved), detail).seq
 
-    def fault(self, connection: Connection, context: bytes, cause: str) -> int:
-        """Record that a reserved release's computation failed, so that failed records count as none. Returns the entry's
-        number, that of the first call if repeated.
-
-        Args:
-            cause: the kind of error, in a word; stays at the site.
-
-        Raises:
-            StateError: nothing is reserved for the context, or it was charged or freed.
-        """
-        found = self._about(connection, context)
-        reserved = _reserved(found)
-        if Kind.FAULT in found:
-            return int(found[Kind.FAULT]["seq"])
-        if Kind.FREE in found or any(kind in found for kind in _PAID):
-            raise StateError("A release that was charged or freed is not computed any more.")
-        return self._chain.append(connection, Kind.FAULT, _release_columns(reserved), {"cause": cause[:LONGEST_TEXT]}).seq
-
     def snapshot(self, connection: Connection, context: bytes, digest: bytes) -> int:
-        """Record which records a reserved release was computed from. Returns the entry's number, that of the first call if
-        repeated.
+        """Record which records a release was computed from, with its charge. Returns the entry's number, that of the first
+        call if repeated.
 
         Args:
             digest: 32 bytes that tell nothing without a secret of the site's: an export holds the entry.

@@ -79,7 +79,7 @@ class Mirror(ChainReader):
         database: from :func:`veilsum_node.database.open_database`.
         credentials: the coordinator's.
         clock: unix seconds.
-        random: for the 32 bytes that the chain begins with.
+        random: for the 32 bytes of each entry.
 
     Raises:
         HostileInput: the credentials' certificate is not valid now.

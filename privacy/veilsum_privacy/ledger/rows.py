@@ -27,6 +27,14 @@ COLUMNS: Mapping[str, type] = {
 }  # fmt: skip
 """Every column and the type of its values, where it has one."""
 
+RANDOM = "random"
+"""The part of every entry's detail by which its hash hides what else it says: bytes that nobody can guess."""
+
+RANDOM_BYTES = 32
+
+HIDING = "hiding"
+"""Stands in the detail of a first entry whose ledger has such bytes in all others: those of versions up to 0.2 have not."""
+
 REQUIRED = frozenset({"seq", "time", "kind", "detail", "previous", "hash", "signature"})
 
 _APART = ("hash", "signature")
@@ -80,6 +88,11 @@ def read_row(row: Row, values: Mapping[str, Any] | None = None) -> Entry:
         fields = dict(facts(row) if values is None else values)
         if not isinstance(fields["detail"], dict):
             raise HostileInput("The detail of a ledger entry is malformed.")
+        detail = dict(fields["detail"])
+        random = unhex(detail.pop(RANDOM)) if RANDOM in detail else None
+        if random is not None and len(random) != RANDOM_BYTES:
+            raise HostileInput(f"A ledger entry's random bytes are not {RANDOM_BYTES}.")
+        fields |= {"detail": detail, "random": random}
         del fields["event"]
         for name in ("study", "context"):
             fields[name] = None if fields[name] is None else unhex(fields[name])

@@ -23,7 +23,7 @@ from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.faults import LedgerFault, require
 from veilsum_privacy.ledger.kept_receipts import KeptRow
 from veilsum_privacy.ledger.keys import KeyRing
-from veilsum_privacy.ledger.rows import NO_HASH, Row, check_types, facts, hash_facts, read_row
+from veilsum_privacy.ledger.rows import HIDING, NO_HASH, Row, check_types, facts, hash_facts, read_row
 from veilsum_privacy.ledger.rules import MirrorRules, Rules, SiteRules
 from veilsum_privacy.ledger.witnesses import Witnesses
 
@@ -70,6 +70,8 @@ class Verification:
             where that cannot tell), at its budget's delta.
         set_back: numbers of entries whose time is before that of the entry before: the clock was set back there. The chain
             alone says what came first.
+        bare: how many entries lack random bytes, as those of versions up to 0.2 do; the first entry is none of them. Who
+            knows the hashes before and after some of them can try what they say.
     """
 
     site: str
@@ -81,6 +83,7 @@ class Verification:
     federation: str
     spending: Mapping[str, tuple[float, float | None]]
     set_back: tuple[int, ...] = ()
+    bare: int = 0
 
 
 def verify_ledger(
@@ -96,7 +99,7 @@ def verify_ledger(
        content;
     2. it is signed by the key that the ledger named last, whose certificate the authority issued for the ledger's name and
        role;
-    3. its columns are well-formed;
+    3. its columns are well-formed, and it holds random bytes if any entry before it does, or the first one says that all do;
     4. it is allowed after what came before (:mod:`veilsum_privacy.ledger.rules`): reservations and charges within the budget
        then in force, no round charged twice, checkpoints with the figures that follow from the entries;
     5. the receipts that it covers are all there, signed by their members, about its release, numbered upwards, never seen
@@ -152,6 +155,7 @@ class _Examination:
         self._witnesses: Witnesses | None = None
         self._previous, self._count = NO_HASH, 0
         self._time, self._set_back = 0, list[int]()
+        self._hiding, self._bare = False, 0
         self.summary = Summary()
 
     def take(self, step: ChainStep, certificates: Mapping[str, bytes]) -> None:
@@ -184,6 +188,7 @@ class _Examination:
             federation=federation_id(self._keys.authority),
             spending=spending,
             set_back=tuple(self._set_back),
+            bare=self._bare,
         )
         return self.summary, verification
 
@@ -212,6 +217,7 @@ class _Examination:
         self._check_signature(entry)
         self._rules.check(entry)
         self._witnesses.check(entry, kept, certificates)
+        self._check_hiding(entry)
         self.summary.add(entry)
 
     def _check_signature(self, entry: Entry) -> None:
@@ -226,6 +232,16 @@ class _Examination:
                 fault = "its signature is not by the key that the ledger names"
                 raise self._fault(f"Ledger entry {waiting.seq} fails: {fault}.", waiting.seq) from error
         self._unsigned.clear()
+
+    def _check_hiding(self, entry: Entry) -> None:
+        """Where an entry has random bytes, all that follow do: older software does not write behind it."""
+        if entry.kind is Kind.GENESIS:
+            self._hiding = bool(entry.detail.get(HIDING))
+        elif entry.random is not None:
+            self._hiding = True
+        else:
+            require(not self._hiding, "it lacks the random bytes that every entry of this ledger must have by then")
+            self._bare += 1
 
     def _spending(self, rules: Rules) -> dict[str, tuple[float, float | None]]:
         spending: dict[str, tuple[float, float | None]] = {}

@@ -1,6 +1,6 @@
 """How the ledger's tables came to be, step by step; run by :func:`veilsum_node.database.migrate`."""
 
-HEAD = "0002"
+HEAD = "0003"
 """The last script."""
 
 COMPONENT = "ledger"

@@ -1,0 +1,15 @@
+"""Which records an attempt was computed from waits for its charge."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("participant_attempt", sa.Column("snapshot", sa.LargeBinary(32)))
