@@ -22,6 +22,7 @@ from veilsum_deploy.simulation.sweep import Sweep, shown
 from veilsum_deploy.simulation.tables import SweepRow, as_values, to_csv, to_markdown
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
+from veilsum_node.spreadsheets import defused, restored, write_csv
 
 RUNS = "runs.csv"
 HELD_OUT = tuple(name for name in NAMES if name != ACCURACY)
@@ -114,7 +115,8 @@ class Folder:
                 writer = csv.DictWriter(file, self._header, lineterminator="\n")
 
                 def append(job: Job, record: RunRecord) -> None:
-                    writer.writerow(self._line(job, record))
+                    line = self._line(job, record)
+                    writer.writerow({name: defused(value) for name, value in line.items()})
                     file.flush()
 
                 yield append
@@ -150,16 +152,16 @@ class Folder:
         except (OSError, UnicodeDecodeError) as error:
             raise StateError(f"{path} cannot be read.", _ADVICE) from error
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        if reader.fieldnames != self._header:
+        if [restored(name) for name in reader.fieldnames or ()] != self._header:
             raise StateError(f"{path} has the columns of another sweep.", _ADVICE)
-        lines = {line["run"]: line for line in reader if None not in line and None not in line.values()}
+        whole = (line for line in reader if None not in line and None not in line.values())
+        read = ({restored(name): restored(text) for name, text in line.items()} for line in whole)
+        lines = {line["run"]: line for line in read}
         return list(lines.values())
 
     def _text(self, lines: Sequence[Mapping[str, Any]]) -> str:
         stream = io.StringIO()
-        writer = csv.DictWriter(stream, self._header, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+        write_csv(stream, self._header, lines)
         return stream.getvalue()
 
     def _line(self, job: Job, record: RunRecord) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError, Misuse, StateError
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
+from veilsum_node.spreadsheets import defused
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
@@ -248,9 +249,10 @@ def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> N
     """
     with new_file(path, force=force) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(heading)
+        writer.writerow(map(defused, heading))
         for *cells, values in lines:
-            writer.writerow([*cells, *(f"{value:.6g}" if np.isfinite(value) else "" for value in values)])
+            numbers = (f"{value:.6g}" if np.isfinite(value) else "" for value in values)
+            writer.writerow([*map(defused, cells), *numbers])
 
 
 def about(values: Floats, sheet: Sheet, out: Path, site: str | None) -> dict[str, Any]:
