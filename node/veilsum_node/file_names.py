@@ -105,7 +105,7 @@ def write_files(directory: Path, files: Mapping[str, bytes], *, replace: bool = 
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise StateError(
             f"{places[others[0]]}{more} would be replaced.",
-            "Choose another directory, move the file away, or ask to replace it.",
+            "Choose another directory, move it away, or replace it: --force, in Python replace=True.",
         )
     for name, place in places.items():
         if name not in known:
@@ -120,9 +120,7 @@ def _alike(name: str) -> str:
 def _place(directory: Path, name: str) -> Path:
     parts = name.split("/")
     if len(parts) > 2 or not all(_PART.fullmatch(part) and part.strip(". ") and not _DRIVE.match(part) for part in parts):
-        raise HostileInput(
-            f"{name[:MAX_NAME]!r} names no file below {directory}.", "Fetch it again, and do not trust its sender."
-        )
+        raise HostileInput(f"{name[:MAX_NAME]!r} names no file below {directory}.", "Do not trust whoever sent this name.")
     if len(parts) == 2 and (directory / parts[0]).is_symlink():
         raise StateError(f"{directory / parts[0]} leads out of {directory}.", "Choose another directory.")
     return directory.joinpath(*parts)

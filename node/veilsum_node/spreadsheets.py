@@ -7,6 +7,7 @@ makes it a text. A number is none: neither one that is written as a number, nor 
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
@@ -46,6 +47,13 @@ def write_csv(stream: IO[str], names: Sequence[str], rows: Iterable[Mapping[str,
 
 def write_rows(stream: IO[str], names: Sequence[str], rows: Iterable[Iterable[Any]], *, end: str = "\n") -> None:
     """:func:`write_csv` of cells in the columns' order; ``stream`` is opened with ``newline=""``, ``end`` is a line's."""
-    writer = csv.writer(stream, lineterminator=end)
-    writer.writerow(map(defused, names))
-    writer.writerows(map(defused, row) for row in rows)
+    stream.write(line(map(defused, names), end=end))
+    stream.writelines(line(map(defused, row), end=end) for row in rows)
+
+
+def line(cells: Iterable[Any], *, end: str = "\n") -> str:
+    """One line of CSV. Whatever is its end, a cell with a carriage return or a line feed is quoted, which Python's writer omits
+    of those that the end lacks: what follows one would be a cell of another line."""
+    stream = io.StringIO(newline="")
+    csv.writer(stream, lineterminator="\r\n").writerow(cells)
+    return stream.getvalue()[:-2] + end

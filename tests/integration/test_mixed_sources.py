@@ -83,7 +83,9 @@ def lay_out(processes: Processes, records: dict[str, list[Row]], recipe: Path, u
     )
     text = "SELECT 'p' || person_id AS who, kind, value, age FROM taken JOIN kinds ON taken.code = try_cast(kinds.code AS INT)"
     tables = f'[datasets.{DATASET}.files]\ntaken = "export"\nkinds = "kinds.csv"\n'
-    offer(processes, "files", f'source = "sql"\nquery = "{text}"\nsubject = "who"\ncolumns = ["kind", "value", "age"]\n', tables)
+    offer(
+        processes, "files", f'source = "sql"\nquery = "{text}"\nsubject = "who"\ncolumns = ["kind", "value", "age"]\n', tables
+    )
 
     directory = processes.directory("omop")
     (directory / "clinic.url").write_text(url + "\n")

@@ -154,7 +154,10 @@ def test_structure_errors_name_file_and_column(tmp_path: Path) -> None:
     cases: list[tuple[Path, str]] = [
         (tmp_path / "none.csv", "there is no such file"),
         (write(tmp_path, "", "empty.csv"), "is empty"),
-        (write(tmp_path, "age,sx,chol,num\n1,2,3,4\n", "a.csv"), r"its first line names 3 of the 4 columns wanted: column 'sex' is missing"),
+        (
+            write(tmp_path, "age,sx,chol,num\n1,2,3,4\n", "a.csv"),
+            r"its first line names 3 of the 4 columns wanted: column 'sex' is missing",
+        ),
         (write(tmp_path, "age,age,sex,chol,num\n1,1,2,3,4\n", "b.csv"), "column 'age' occurs more than once"),
         (write(tmp_path, b"PAR1 no parquet", "c.parquet"), "cannot be read"),
         (write(tmp_path, b"no zip", "d.npz"), "d.npz"),

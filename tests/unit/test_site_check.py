@@ -78,7 +78,8 @@ def test_each_column_has_one_line_and_an_agreed_substitute_is_no_warning(tmp_pat
     rows = ["x0,x1,x2,y,who", ",0,0,0,a", "0,9,0,1,a", ",oops,0,0,b", *["0,9,0,1,c"] * 2000, ",0,0,1,"]
     (tmp_path / "records.csv").write_text("\n".join(rows) + "\n")
     (tmp_path / "participant.toml").write_text(
-        'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\nsubject = "who"\ncolumns = ["x0", "x1", "x2", "y"]\n'
+        'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\nsubject = "who"\n'
+        'columns = ["x0", "x1", "x2", "y"]\n'
     )
     config = load_participant_config(tmp_path / "participant.toml")
     found = [

@@ -22,7 +22,7 @@ from veilsum_deploy.simulation.sweep import Sweep, shown
 from veilsum_deploy.simulation.tables import SweepRow, as_values, to_csv, to_markdown
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
-from veilsum_node.spreadsheets import defused, restored, write_csv
+from veilsum_node.spreadsheets import defused, line, restored, write_csv
 
 RUNS = "runs.csv"
 HELD_OUT = tuple(name for name in NAMES if name != ACCURACY)
@@ -112,11 +112,10 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             replace_file(self.path / RUNS, self._text(self._lines()).encode())  # without a line that was cut off
             with (self.path / RUNS).open("a", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self._header, lineterminator="\n")
 
                 def append(job: Job, record: RunRecord) -> None:
-                    line = self._line(job, record)
-                    writer.writerow({name: defused(value) for name, value in line.items()})
+                    cells = self._line(job, record)
+                    file.write(line(defused(cells.get(name, "")) for name in self._header))
                     file.flush()
 
                 yield append
