@@ -7,7 +7,6 @@ matplotlib (``pip install veilsum[plots]``).
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import html
 import io
@@ -22,7 +21,9 @@ from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_coordinator.parts.query_answers import RECORDS
 from veilsum_coordinator.parts.query_readers import NOISE, PAIRS, SCALE
-from veilsum_node.errors import ConfigurationError, Unavailable
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.file_names import file_name, write_files
+from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
 
 FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost", "onnx")
@@ -45,8 +46,11 @@ def export_result(
     about: Mapping[str, Any] | None = None,
     site: str | None = None,
     from_features: bool = False,
+    replace: bool = False,
 ) -> list[Path]:
     """Write every table of a result, and a picture of each that has one, into a directory; returns the files.
+
+    A file is named for its table (:func:`veilsum_node.file_names.file_name`) and lies in the directory, whatever that name is.
 
     Args:
         result: what to write.
@@ -55,10 +59,13 @@ def export_result(
         model: of synthetic records, of :data:`MODELS`: those of the result, or new ones of its released sums.
         about: what files say of the study: its digest, epsilon and delta.
         site, from_features: of an ONNX file (:func:`veilsum.onnx_model.onnx_bytes`).
+        replace: replace files that are there; without it, one that is there with other content is an error, and nothing is
+            written.
 
     Raises:
         ConfigurationError: an unknown format or model, pictures without matplotlib, a graph without mbi, or ONNX without onnx.
         Misuse: the result holds no model of the kind that a format writes.
+        StateError: another file of a name is there.
         Unavailable: the directory cannot be written.
     """
     if unknown := [name for name in formats if name not in FORMATS]:
@@ -66,14 +73,6 @@ def export_result(
     if model not in MODELS:
         raise ConfigurationError(f"There is no model {model!r} of synthetic records.", f"Models: {', '.join(MODELS)}.")
     files: dict[str, bytes] = {}
-    for name, rows in all_tables(result).items():
-        for form, (suffix, written) in _OF_TABLES.items():
-            if form in formats and (data := written(name, rows)) is not None:
-                files[f"{name.replace(' ', '-').replace('/', '-')}.{suffix}"] = data
-    for name, rows in tables_of(result).items():
-        if name in result.arrays and rows and "levels" in rows[0]:
-            codes = result.arrays[name] if model == "tree" else _graph_records(result, name, rows)
-            files[f"{name.replace(' ', '-')}.csv"] = records_csv(codes, rows).encode()
     if "html" in formats:
         files["result.html"] = to_html(result, about).encode()
     if "xgboost" in formats:
@@ -82,13 +81,18 @@ def export_result(
         from veilsum.onnx_model import exported_model, onnx_bytes
 
         files["model.onnx"] = onnx_bytes(exported_model(result), about or {}, site=site, from_features=from_features)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            (directory / name).write_bytes(data)
-    except OSError as error:
-        raise Unavailable(f"{directory}: cannot be written ({error.strerror}).", "Check path and space.") from error
-    return [directory / name for name in files]
+    synthetic = {
+        name: result.arrays[name] if model == "tree" else _graph_records(result, name, rows)
+        for name, rows in tables_of(result).items()
+        if name in result.arrays and rows and "levels" in rows[0]
+    }
+    for name, rows in all_tables(result).items():
+        for form, (suffix, written) in _OF_TABLES.items():
+            if form in formats and not (form == "csv" and name in synthetic) and (data := written(name, rows)) is not None:
+                files[file_name(name, f".{suffix}", taken=files)] = data
+        if name in synthetic:
+            files[file_name(name, ".csv", taken=files)] = records_csv(synthetic[name], rows).encode()
+    return write_files(directory, files, replace=replace)
 
 
 def tables_of(result: Result) -> dict[str, list[Row]]:
@@ -118,22 +122,21 @@ def all_tables(result: Result) -> dict[str, list[Row]]:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """One line a row; a figure's parts in columns ``mean``, ``mean_low``, ..."""
-    stream = io.StringIO()
-    flat = flat_rows(rows)
-    writer = csv.DictWriter(stream, column_names(flat), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
+    """One line a row; a figure's parts in columns ``mean``, ``mean_low``, ... No text is a formula to a spreadsheet."""
+    stream, flat = io.StringIO(), flat_rows(rows)
+    write_csv(stream, column_names(flat), flat)
     return stream.getvalue()
 
 
 def records_csv(codes: Any, columns: Sequence[Row]) -> str:
-    """Synthetic records by their levels' names; what is missing is empty."""
+    """Synthetic records by their levels' names; what is missing is empty. No text is a formula to a spreadsheet."""
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([column["column"] for column in columns])
-    names = [["" if level == "missing" else level for level in column["levels"]] for column in columns]
-    writer.writerows([[levels[code] for levels, code in zip(names, row, strict=True)] for row in codes.tolist()])
+    levels = [["" if level == "missing" else level for level in column["levels"]] for column in columns]
+    write_rows(
+        stream,
+        [column["column"] for column in columns],
+        ([names[code] for names, code in zip(levels, row, strict=True)] for row in codes.tolist()),
+    )
     return stream.getvalue()
 
 

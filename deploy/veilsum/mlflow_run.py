@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,8 +22,8 @@ from veilsum.exports import export_result, figures_of, flat_rows, tables_of
 from veilsum.pictures import Row
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.process.software import installed_version
-from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, StudyProof
-from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
+from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof
+from veilsum_privacy.results.result import MANIFEST, Result, copy_result, has_file, load_result
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -153,13 +152,8 @@ def _name(text: str) -> str:
 
 def _gather(result: Result, directory: Path, folder: Path, about: Mapping[str, Any], *, proof: bool) -> None:
     """The files of a run: the result, the signed study, tables, and the model where ONNX has it."""
-    (folder / "result").mkdir()
-    for name in (MANIFEST, ARRAYS):
-        if (directory / name).exists():
-            shutil.copyfile(directory / name, folder / "result" / name)
-    if proof and (directory / FOLDER).is_dir():
-        shutil.copytree(directory / FOLDER, folder / "result" / FOLDER)
-    if (directory / STUDY_FILE).exists():
+    copy_result(directory, folder / "result", proof=proof)
+    if has_file(directory, STUDY_FILE):
         signed = StudyProof.parse((directory / STUDY_FILE).read_bytes())
         (folder / "study").mkdir()
         (folder / "study" / "study.json").write_bytes(signed.study)

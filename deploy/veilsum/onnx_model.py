@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from veilsum.onnx_graph import Graph
 from veilsum.onnx_networks import write_network
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
-from veilsum_node.phrases import unwritable
+from veilsum_node.file_names import write_files
 from veilsum_node.process.software import installed_version
 from veilsum_participant.applying.heads import LinearArrays, MlpHead
 from veilsum_participant.applying.model import Model
@@ -40,19 +40,24 @@ OPSET, TREES, IR = 17, 3, 8
 
 
 def write_onnx(
-    model: Model, path: Path, about: Mapping[str, Any], *, site: str | None = None, from_features: bool = False
+    model: Model,
+    path: Path,
+    about: Mapping[str, Any],
+    *,
+    site: str | None = None,
+    from_features: bool = False,
+    replace: bool = False,
 ) -> Path:
-    """Write a model; arguments and errors as of :func:`onnx_bytes`.
+    """Write a model; arguments and errors as of :func:`onnx_bytes`. The folder must be there.
 
     Raises:
+        StateError: another file is there, and ``replace`` is not set.
         Unavailable: the file cannot be written.
     """
     data = onnx_bytes(model, about, site=site, from_features=from_features)
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise Unavailable(f"{path}: {unwritable(error)}.", "Check path and space.") from error
-    return path
+    if not path.parent.is_dir():
+        raise Unavailable(f"{path} cannot be written: there is no folder {path.parent}.", "Make it, or name another.")
+    return write_files(path.parent, {path.name: data}, replace=replace)[0]
 
 
 def exported_model(result: Result) -> Model:

@@ -23,7 +23,10 @@ def plot(name: str, rows: Sequence[Row], kind: str) -> bytes | None:
     if canvas is None:
         return None
     stream = io.BytesIO()
-    canvas.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": name}):  # one table, one file: it is written again without a difference
+        canvas.savefig(stream, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
     return stream.getvalue()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import time
 from collections import Counter
@@ -20,8 +21,8 @@ import grpc
 
 from veilsum.privacy_loss import read_spending
 from veilsum_node.errors import HostileInput, Misuse, StateError
+from veilsum_node.file_names import write_files
 from veilsum_node.identity import Credentials, Label
-from veilsum_node.identity.files import replace_file
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, split_address
@@ -45,8 +46,6 @@ CALL_SECONDS = 15.0
 OVER = ("finished", "failed", "aborted")
 
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-_FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True)
@@ -325,7 +324,7 @@ def write_result(info: StudyInfo, read: Callable[[str], bytes], directory: Path,
     Args:
         info: the study's state.
         read: gives a file by its name.
-        directory: must hold no result yet.
+        directory: must hold no result yet, and no other file of a name that the result has.
         proof: whether to write the result's proof as well.
 
     Raises:
@@ -335,15 +334,17 @@ def write_result(info: StudyInfo, read: Callable[[str], bytes], directory: Path,
         raise StateError(f"The study has no result: it is {info.phase}.", info.reason)
     _require_vacant(directory)
     names = sorted(info.results, key=lambda name: (name == MANIFEST, name))
-    for name in names:
-        if not _FILE_NAME.fullmatch(name):
-            raise HostileInput("The coordinator names a result file that cannot be written here.")
+    if unknown := [name for name in names if name not in (ARRAYS, MANIFEST)]:
+        raise HostileInput(
+            f"The coordinator names a result file {printable(unknown[0])[:80]!r}, which no result has.",
+            "Ask its operator; or install the coordinator's version, if that is newer.",
+        )
     for name in names:
         data = read(name)
         if proof and name == MANIFEST:
             for part in _proof_files(data):
-                replace_file(directory / part, read(part))
-        replace_file(directory / name, data)
+                write_files(directory, {part: read(part)})
+        write_files(directory, {name: data})
     return load_result(directory)
 
 
@@ -368,12 +369,12 @@ def write_checkpoint(read: Callable[[str], bytes], directory: Path) -> Result:
     """
     _require_vacant(directory)
     for name in (ARRAYS, MANIFEST):
-        replace_file(directory / name, read(name))
+        write_files(directory, {name: read(name)})
     return load_result(directory)
 
 
 def _require_vacant(directory: Path) -> None:
-    if (directory / MANIFEST).exists():
+    if os.path.lexists(directory / MANIFEST):
         raise StateError(f"{directory} holds a result already.", "Choose another directory.")
 
 

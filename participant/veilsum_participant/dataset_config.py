@@ -28,7 +28,7 @@ Side = Annotated[StrictInt, Field(ge=1, le=4096)]
 
 TableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 
-_OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "files", "columns", "joined")
+_OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "files", "joined")
 """Keys of a dataset that only a query may set."""
 
 
@@ -97,7 +97,10 @@ class DatasetConfig(Frozen):
         query, query_file: one SELECT statement, or a file of it.
         files: of a query on files, the table that each becomes: Parquet (or a folder or glob of it), CSV with a header,
             or ndjson, whose lines are in the column ``json``.
-        columns: what a query yields, where a database other than PostgreSQL is asked.
+        columns: what studies may ask for. A study's column names are held against these, and never against what stands in the
+            data. A CSV file whose first line names its columns, and a query on one, has to state them: were that line a record
+            after all, an analyst could guess at it by names. Of a CSV file without a header they are all columns, in order; of
+            a query on a database other than PostgreSQL and DuckDB, what it yields, in order.
         timeout: seconds for which a query may run.
         joined: whether a person may have several of a query's rows, as where tables are joined. Then the dataset needs
             ``subject``, and studies must have the unit "subject". The default of a query is true.
@@ -123,6 +126,12 @@ class DatasetConfig(Frozen):
     joined: StrictBool | None = None
     images: ImagesConfig | None = None
     memory: StrictInt = Field(default=512, ge=1, le=1 << 24)
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError("columns names one twice")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

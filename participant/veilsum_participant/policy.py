@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
-from veilsum_node.phrases import counted
+from veilsum_node.phrases import counted, listed
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.csv_files import header_conflict
 from veilsum_participant.data.encoders import find_path
 from veilsum_participant.data.readers import is_csv
+from veilsum_participant.data.sources import named_in_records
+from veilsum_participant.query import pixel_names
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -54,6 +56,7 @@ def study_faults(
     """
     yield from analyst_faults(analyst, config.policy)
     yield from term_faults(agreed, config, own, delta)
+    yield from column_faults(agreed.study, config)
     yield from invited_faults(agreed.study, config.policy, own)
 
 
@@ -127,6 +130,42 @@ def _dataset_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal
             RefusalCode.DATASET,
             f"Dataset {study.dataset!r}: {header_conflict(study.data)}",
             f"State datasets.{study.dataset}.header as the file is, or ask for a schema that fits it.",
+        )
+
+
+def column_faults(study: Study, config: ParticipantConfig) -> Iterator[Refusal]:
+    """A study's column names against those that the site states of the dataset: before enrolment, and without the data.
+
+    What a source itself calls its columns may be a record, where a CSV file lacks the header that it should have. Were a
+    study's names held against that, its acceptance would tell an analyst who guesses. So of such a source they are stated.
+    """
+    dataset = config.datasets.get(study.dataset)
+    if dataset is None:
+        return
+    key = f"datasets.{study.dataset}.columns"
+    if not dataset.columns:
+        if named_in_records(dataset):
+            yield Refusal(
+                RefusalCode.DATASET,
+                f"Dataset {study.dataset!r}: this site has not stated which columns studies may ask for.",
+                f"State them as {key}; `veilsum participant check --columns` shows what the file has.",
+            )
+        return
+    pixels = () if dataset.images is None else pixel_names(dataset.images.shape)
+    asked = [name for name in study.data.file_columns if name not in pixels]
+    if others := [name for name in asked if name not in dataset.columns]:
+        told = listed([repr(name) for name in others[:5]])
+        yield Refusal(
+            RefusalCode.DATASET,
+            f"Dataset {study.dataset!r}: {len(others)} of the {counted(len(asked), 'column')} that the study asks for are not"
+            f" among {key}: {told}{', ...' if len(others) > 5 else ''}.",
+            "Ask for columns that the site offers; or, if it agrees to these, let it state them.",
+        )
+    elif not study.data.header and not dataset.header and dataset.file is not None and study.data.order != dataset.columns:
+        yield Refusal(
+            RefusalCode.DATASET,
+            f"Dataset {study.dataset!r}: the schema's `order` is not {key}.",
+            "Both name all columns of the file, in order.",
         )
 
 

@@ -247,6 +247,9 @@ class Site:
     def structure_faults(self, dataset: str, schema: DatasetSchema) -> Iterator[Refusal]:
         """Whether an offered dataset can be read under a schema, told without reading a record of it.
 
+        The schema's columns are among those that the site states, where it has to
+        (:func:`veilsum_participant.policy.column_faults`).
+
         Raises:
             Unavailable: its database is away.
         """
@@ -254,7 +257,8 @@ class Site:
             return
         try:
             offered = self.config.datasets[dataset]
-            check_structure(offered.origin(dataset), schema, subject=offered.subject, header=offered.header)
+            origin = offered.origin(dataset)
+            check_structure(origin, schema, subject=offered.subject, header=offered.header, columns=offered.columns)
         except (DataError, ConfigurationError) as error:
             yield Refusal(RefusalCode.DATASET, error.message, error.advice)
 

@@ -43,6 +43,8 @@ path = "data/records.csv"
 # population = "records"      # whose records they are; all datasets of one population share one budget
 # subject = "patient"         # column that tells persons apart, for studies whose unit is the subject; it never leaves
 # header = false              # where a CSV file's first line holds a record, and not the names of the columns
+# columns = ["age", "sex"]    # what studies may ask for, of which none is accepted without it where the first line of a CSV
+                              # file names the columns; `veilsum participant check --columns` shows what is there
 
 # Frozen encoders that studies may name by their SHA-256: a TorchScript file, or a program of torch.export. Such a file runs in
 # this process: take it only from whom you trust.

@@ -105,6 +105,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             trusted = "\n".join(f'{name} = "{pin}"' for name, pin in pins.items() if name != party.name)
             running.config(party.name).write_text(
                 f'coordinator = "{running.address}"\nlog = "log"\n[datasets.records]\npath = "records.csv"\n'
+                'columns = ["x0", "x1"]\n'
                 "[budgets.records]\nepsilon = 4.0\ndelta = 1e-5\n"
                 f'[policy]\nanalysts = ["analyst"]\n[policy.trusted]\n{trusted}\n'
             )

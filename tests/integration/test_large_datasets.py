@@ -44,7 +44,7 @@ def bed_of(directory: Path, memory: int, unit: Unit) -> TestBed:
         (bed.directory(name) / "records.csv").write_text("x0,x1,y,patient\n" + rows)
     subject = {"subject": "patient"} if unit == "subject" else {}
     offer(bed, "a", memory, path=bed.directory("a") / "export", **subject)
-    offer(bed, "b", memory, path=bed.directory("b") / "records.csv", **subject)
+    offer(bed, "b", memory, path=bed.directory("b") / "records.csv", columns=("x0", "x1", "y"), **subject)
     joined = subject or {"joined": False}
     asked = {"source": "sql", "query": "SELECT * FROM t", "files": {"t": bed.directory("c") / "export"}}
     offer(bed, "c", memory, **asked, **joined)

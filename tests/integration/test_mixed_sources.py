@@ -69,7 +69,7 @@ def offer(processes: Processes, name: str, dataset: str, files: str = "") -> Non
 def lay_out(processes: Processes, records: dict[str, list[Row]], recipe: Path, url: str) -> None:
     lines = [",".join("" if row[name] is None else str(row[name]) for name in NAMES) for row in records["csv"]]
     (processes.directory("csv") / "records.csv").write_text("\n".join([",".join(NAMES), *lines, ""]))
-    offer(processes, "csv", 'path = "records.csv"\nsubject = "person_id"\n')
+    offer(processes, "csv", 'path = "records.csv"\nsubject = "person_id"\ncolumns = ["kind", "value", "age"]\n')
 
     export = processes.directory("files") / "export"
     export.mkdir()
@@ -83,7 +83,9 @@ def lay_out(processes: Processes, records: dict[str, list[Row]], recipe: Path, u
     )
     text = "SELECT 'p' || person_id AS who, kind, value, age FROM taken JOIN kinds ON taken.code = try_cast(kinds.code AS INT)"
     tables = f'[datasets.{DATASET}.files]\ntaken = "export"\nkinds = "kinds.csv"\n'
-    offer(processes, "files", f'source = "sql"\nquery = "{text}"\nsubject = "who"\n', tables)
+    offer(
+        processes, "files", f'source = "sql"\nquery = "{text}"\nsubject = "who"\ncolumns = ["kind", "value", "age"]\n', tables
+    )
 
     directory = processes.directory("omop")
     (directory / "clinic.url").write_text(url + "\n")

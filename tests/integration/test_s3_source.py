@@ -184,8 +184,8 @@ def test_a_site_takes_part_with_a_bucket(tmp_path: Path, store: str, caplog: pyt
         "file": offered,
         "s3": {"s3": place},
         "batches": {"s3": place, "memory": 1},
-        "csv": {"path": tmp_path / "whole.csv"},
-        "csv in s3": {"s3": place | lines, "memory": 1},
+        "csv": {"path": tmp_path / "whole.csv", "columns": ("age", "town", "ill")},
+        "csv in s3": {"s3": place | lines, "memory": 1, "columns": ("age", "town", "ill")},
     }.items():
         bed = make_bed(tmp_path / name, make_data("ab"))
         bed.know_noise()

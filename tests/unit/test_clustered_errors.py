@@ -254,7 +254,7 @@ def test_only_the_scores_are_disclosed_per_site_under_the_sites_own_noise() -> N
 def test_a_site_takes_part_only_if_its_policy_allows_per_site(disclosures: Any, refused: list[RefusalCode]) -> None:
     policy = Policy(analysts=("ana",), trusted=dict.fromkeys(SITES[1:], "0" * 64), disclosures=disclosures)
     config = ParticipantConfig(
-        coordinator="localhost:1", datasets={"stays": DatasetConfig(path=Path("stays.csv"))}, policy=policy
+        coordinator="localhost:1", datasets={"stays": DatasetConfig(path=Path("stays.npz"))}, policy=policy
     )
     found = list(study_faults(AgreedStudy(compiled("logistic", 1.0)), "ana", config, SITES[0], 1e-5))
     assert [fault.code for fault in found] == refused

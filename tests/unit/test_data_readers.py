@@ -154,7 +154,10 @@ def test_structure_errors_name_file_and_column(tmp_path: Path) -> None:
     cases: list[tuple[Path, str]] = [
         (tmp_path / "none.csv", "there is no such file"),
         (write(tmp_path, "", "empty.csv"), "is empty"),
-        (write(tmp_path, "age,sx,chol,num\n1,2,3,4\n", "a.csv"), r"column 'sex' is missing. Did you mean 'sx'\?"),
+        (
+            write(tmp_path, "age,sx,chol,num\n1,2,3,4\n", "a.csv"),
+            r"its first line names 3 of the 4 columns wanted: column 'sex' is missing",
+        ),
         (write(tmp_path, "age,age,sex,chol,num\n1,1,2,3,4\n", "b.csv"), "column 'age' occurs more than once"),
         (write(tmp_path, b"PAR1 no parquet", "c.parquet"), "cannot be read"),
         (write(tmp_path, b"no zip", "d.npz"), "d.npz"),
@@ -330,7 +333,7 @@ def test_missing_identifiers_of_each_type(tmp_path: Path, column: pa.Array, expe
 
 
 def test_a_column_of_subjects_that_is_not_there_or_no_identifier(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"column 'wo' is missing. Did you mean 'who'"):
+    with pytest.raises(DataError, match=r"column 'wo' is missing"):
         load_records(write(tmp_path, SUBJECTS), SCHEMA, subject="wo")
     cells = {"age": [1], "sex": [0], "chol": [1], "num": [0]}
     parquet.write_table(pa.table({"who": [[1]], **cells}), tmp_path / "l.parquet")

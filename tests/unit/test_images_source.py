@@ -202,7 +202,8 @@ def test_the_configuration_names_them(tmp_path: Path) -> None:
 
     def load(images: str) -> Any:
         path.write_text(
-            f'coordinator = "localhost:1"\n[datasets.scans]\npath = "labels.csv"\n[datasets.scans.images]\n{images}\n'
+            f'coordinator = "localhost:1"\n[datasets.scans]\npath = "labels.csv"\n'
+            f'columns = ["age", "ill"]\n[datasets.scans.images]\n{images}\n'
         )
         return load_participant_config(path)
 

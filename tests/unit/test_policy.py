@@ -33,10 +33,14 @@ def make_study(**privacy: Any) -> Study:
 
 
 def make_config(
-    subject: str | None = None, path: str = "records.csv", header: bool = True, **policy: Any
+    subject: str | None = None,
+    path: str = "records.csv",
+    header: bool = True,
+    columns: tuple[str, ...] = ("x0", "x1", "y"),
+    **policy: Any,
 ) -> ParticipantConfig:
     values = {"analysts": ("ana",), "trusted": PINNED} | policy
-    dataset = DatasetConfig(path=Path(path), subject=subject, header=header)
+    dataset = DatasetConfig(path=Path(path), subject=subject, header=header, columns=columns)
     return ParticipantConfig(coordinator="localhost:1", datasets={DATASET: dataset}, policy=Policy(**values))
 
 

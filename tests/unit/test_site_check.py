@@ -26,6 +26,7 @@ def checks(
         f"""coordinator = "localhost:1"
 [datasets.records]
 path = "records.csv"
+columns = ["x0", "x1", "y"]
 [budgets.records]
 epsilon = {budget}
 delta = 1e-5
@@ -78,6 +79,7 @@ def test_each_column_has_one_line_and_an_agreed_substitute_is_no_warning(tmp_pat
     (tmp_path / "records.csv").write_text("\n".join(rows) + "\n")
     (tmp_path / "participant.toml").write_text(
         'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\nsubject = "who"\n'
+        'columns = ["x0", "x1", "x2", "y"]\n'
     )
     config = load_participant_config(tmp_path / "participant.toml")
     found = [

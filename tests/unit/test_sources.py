@@ -153,7 +153,7 @@ def test_columns_that_no_file_has_become_what_a_file_would_hold(tmp_path: Path) 
     records, _ = load_records(query, schema)
     assert records.present.all()
     listed = SourceQuery("records", text.replace("sum(7::BIGINT)", "[7]"), files=query.files)
-    with pytest.raises(DataError, match=r"The query of dataset records: column 'age' holds list<"):
+    with pytest.raises(DataError, match=r"The query of dataset records: column 'age' holds list\."):
         check_structure(listed, SCHEMA)
 
 

@@ -73,20 +73,24 @@ class _Applied:
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
-    def to_onnx(self, path: str | Path, *, from_features: bool = False) -> Path:
+    def to_onnx(self, path: str | Path, *, from_features: bool = False, replace: bool = False) -> Path:
         """Write the model as an ONNX file, which takes columns in their own units (:mod:`veilsum.onnx_model`).
 
         Args:
             path: of the file.
             from_features: begin behind the encoder, with features in place of columns.
+            replace: replace a file that is there with other content, which is an error without it.
 
         Raises:
+            StateError: another file is there.
+            Unavailable: it cannot be written.
             Misuse: a step of the model has no form in ONNX; the message says what to do.
             ConfigurationError: onnx is not installed.
         """
         from veilsum.onnx_model import write_onnx
 
-        return write_onnx(self.released, Path(path), self.about, site=self.site, from_features=from_features)
+        about, site = self.about, self.site
+        return write_onnx(self.released, Path(path), about, site=site, from_features=from_features, replace=replace)
 
     def _records(self, X: Any) -> Records:  # noqa: N803
         schema = self.released.schema.model_copy(update={"label": None})

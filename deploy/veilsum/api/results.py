@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from veilsum.pictures import draw
 from veilsum.provenance import read_manifest, stated_cost, stated_study
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
-from veilsum_privacy.results.result import Result, load_result
+from veilsum_privacy.results.result import Result, copy_result, load_result
 
 if TYPE_CHECKING:
     from veilsum.api.federation import Federation
@@ -125,7 +124,12 @@ class StudyResult:
         return figure
 
     def export(
-        self, directory: str | Path, formats: Sequence[str] = ("csv", "html"), *, site: str | None = None
+        self,
+        directory: str | Path,
+        formats: Sequence[str] = ("csv", "html"),
+        *,
+        site: str | None = None,
+        replace: bool = False,
     ) -> list[Path]:
         """Write all tables and pictures: ``csv``, ``html``, ``latex``, ``svg``, ``png``; or the model: ``onnx``, ``xgboost``.
 
@@ -133,28 +137,38 @@ class StudyResult:
             directory: of the files.
             formats: which of them.
             site: whose alignment an ONNX file applies, of a result with one for each site.
+            replace: replace files that are there with other content, which is an error without it.
 
         Returns:
-            The files.
-        """
-        return export_result(self.content, Path(directory), list(formats), about=self.about, site=site)
+            The files, all in the directory, named for their tables.
 
-    def to_onnx(self, path: str | Path, *, site: str | None = None, from_features: bool = False) -> Path:
+        Raises:
+            StateError: another file of a name is there; then nothing is written.
+            Unavailable: the directory cannot be written.
+        """
+        return export_result(self.content, Path(directory), list(formats), about=self.about, site=site, replace=replace)
+
+    def to_onnx(
+        self, path: str | Path, *, site: str | None = None, from_features: bool = False, replace: bool = False
+    ) -> Path:
         """Write the model that the result holds as an ONNX file; its metadata name study, epsilon and delta.
 
         Args:
             path: of the file.
             site: whose alignment is applied, of a result with one for each site.
             from_features: begin behind the encoder, with features in place of columns, where that is a frozen program.
+            replace: replace a file that is there with other content, which is an error without it.
 
         Raises:
+            StateError: another file is there.
+            Unavailable: it cannot be written.
             Misuse: the result holds no model, or one with a step that ONNX does not have; the message says what to do.
             ConfigurationError: onnx is not installed.
         """
         from veilsum.onnx_model import exported_model, write_onnx
 
         model = exported_model(self.content)
-        return write_onnx(model, Path(path), self.about, site=site, from_features=from_features)
+        return write_onnx(model, Path(path), self.about, site=site, from_features=from_features, replace=replace)
 
     def save(self, directory: str | Path) -> StudyResult:
         """Copy the result's files, with their proof, to a new directory.
@@ -165,7 +179,7 @@ class StudyResult:
         target = Path(directory)
         if target.exists():
             raise StateError(f"{target} exists already.", "Choose another directory.")
-        shutil.copytree(self.directory, target)
+        copy_result(self.directory, target, proof=True)
         return StudyResult(target, self.authority, self.cost)
 
     def to_mlflow(self, tracking_uri: str, experiment: str, *, dossier: str | None = None, proof: bool = False) -> str:

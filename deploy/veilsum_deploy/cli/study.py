@@ -236,11 +236,13 @@ def export(
     from_features: Annotated[
         bool, typer.Option("--from-features", help="Begin an ONNX file behind the encoder: for a frozen program of your own.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there with other content.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a result's tables and pictures for papers and slides, or its model for other programs.
 
-    Pictures need matplotlib, veilsum[plots]; ONNX files need onnx, veilsum[onnx].
+    Every file lies in --out and is named for its table. Pictures need matplotlib, veilsum[plots]; ONNX files need onnx,
+    veilsum[onnx].
     """
     from veilsum.exports import export_result
     from veilsum.provenance import stated_cost, stated_study
@@ -248,7 +250,7 @@ def export(
 
     names, content = [name.strip() for name in formats.split(",") if name.strip()], load_result(result)
     about = {**stated_study(result), **stated_cost(result)}
-    files = export_result(content, out, names, synthetic, about=about, site=site, from_features=from_features)
+    files = export_result(content, out, names, synthetic, about=about, site=site, from_features=from_features, replace=force)
     print_fields({"result": str(result), "files": [str(file) for file in files]}, title="Exported", as_json=as_json)
 
 

@@ -97,9 +97,10 @@ def configure_participants(
     for party in kit.participants:
         dataset = hospitals.sites[party.name].name
         data = next((party.directory / "data").iterdir()).relative_to(party.directory)
+        columns = hospitals.sites[party.name].schema.file_columns
         (party.directory / "participant.toml").write_text(
             f'coordinator = {_text(address)}\nidentity = "identity"\nstate = "participant.db"\n\n'
-            f"[datasets.{_text(dataset)}]\npath = {_text(str(data))}\n\n"
+            f"[datasets.{_text(dataset)}]\npath = {_text(str(data))}\ncolumns = {_texts(columns)}\n\n"
             f"[budgets.{_text(dataset)}]\nepsilon = {terms.budget}\ndelta = {DELTA}\n\n"
             f"[policy]\nmethods = {_texts(terms.methods)}\nanalysts = [{_text(kit.analyst.name)}]\n"
             f"min_cohort = {min_cohort}\nnoise = {_texts(terms.noise)}\ndisclosures = {_texts(terms.disclosures)}\n"

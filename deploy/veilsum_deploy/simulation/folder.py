@@ -22,6 +22,7 @@ from veilsum_deploy.simulation.sweep import Sweep, shown
 from veilsum_deploy.simulation.tables import SweepRow, as_values, to_csv, to_markdown
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
+from veilsum_node.spreadsheets import defused, line, restored, write_csv
 
 RUNS = "runs.csv"
 HELD_OUT = tuple(name for name in NAMES if name != ACCURACY)
@@ -111,10 +112,10 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             replace_file(self.path / RUNS, self._text(self._lines()).encode())  # without a line that was cut off
             with (self.path / RUNS).open("a", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, self._header, lineterminator="\n")
 
                 def append(job: Job, record: RunRecord) -> None:
-                    writer.writerow(self._line(job, record))
+                    cells = self._line(job, record)
+                    file.write(line(defused(cells.get(name, "")) for name in self._header))
                     file.flush()
 
                 yield append
@@ -150,16 +151,16 @@ class Folder:
         except (OSError, UnicodeDecodeError) as error:
             raise StateError(f"{path} cannot be read.", _ADVICE) from error
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        if reader.fieldnames != self._header:
+        if [restored(name) for name in reader.fieldnames or ()] != self._header:
             raise StateError(f"{path} has the columns of another sweep.", _ADVICE)
-        lines = {line["run"]: line for line in reader if None not in line and None not in line.values()}
+        whole = (line for line in reader if None not in line and None not in line.values())
+        read = ({restored(name): restored(text) for name, text in line.items()} for line in whole)
+        lines = {line["run"]: line for line in read}
         return list(lines.values())
 
     def _text(self, lines: Sequence[Mapping[str, Any]]) -> str:
         stream = io.StringIO()
-        writer = csv.DictWriter(stream, self._header, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+        write_csv(stream, self._header, lines)
         return stream.getvalue()
 
     def _line(self, job: Job, record: RunRecord) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from veilsum_deploy.simulation.scores import ACCURACY, LEADING, NAMES
 from veilsum_deploy.simulation.sweep import EPSILON, NO_NOISE, Cell, Sweep, shown
 from veilsum_deploy.simulation.tables import MeanOfRuns, SweepRow
 from veilsum_node.errors import Misuse
+from veilsum_node.file_names import file_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,7 +103,7 @@ def draw(folder: Path, table: PlottedTable) -> list[Path]:
         figure = _lines(table, numbers) if numbers else _bars(table)
         name = table.figure if numbers or table.sweep.baseline is None else "gains"
         FigureCanvasAgg(figure)
-        paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+        paths = [folder / file_name(name, suffix) for suffix in (".png", ".svg")]
         figure.savefig(paths[0], dpi=150, bbox_inches="tight")
         figure.savefig(paths[1], bbox_inches="tight", metadata={"Date": None})
     return paths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import statistics
@@ -16,6 +15,7 @@ from veilsum_deploy.simulation.scores import NAMES
 from veilsum_deploy.simulation.study import SimulatedRuns, Simulation
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
+from veilsum_node.spreadsheets import write_csv
 from veilsum_privacy.results.result import save_result
 
 SUMMARY, TABLE_CSV, TABLE_MARKDOWN = "summary.json", "table.csv", "table.md"
@@ -130,9 +130,7 @@ def check_empty(directory: Path) -> None:
 
 def _csv(rows: list[dict[str, Any]]) -> str:
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, ["quantity", "mean", "std", "std_error", "runs"])
-    writer.writeheader()
-    writer.writerows(rows)
+    write_csv(stream, ["quantity", "mean", "std", "std_error", "runs"], rows, end="\r\n")
     return stream.getvalue()
 
 

@@ -7,7 +7,6 @@ that both cells have.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import statistics
@@ -20,6 +19,7 @@ from veilsum_deploy.simulation.baseline_names import BASELINES
 from veilsum_deploy.simulation.jobs import Job, RunRecord, Status
 from veilsum_deploy.simulation.scores import LEADING, NAMES, SHARES, spread
 from veilsum_deploy.simulation.sweep import EPSILON, LEFT_OUT, Cell, Sweep, short, shown
+from veilsum_node.spreadsheets import write_csv
 
 LEAVE_OUT = "leave_out"
 OVER_LEFT_OUT = "left-out"
@@ -224,8 +224,7 @@ def to_csv(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
     accuracies = [f"accuracy.{name}" for name in domains]
     heads = ["kind", *keys, *figures, *accuracies, *means, "pairs", "epsilon", "seconds", "runs", "planned", "notes"]
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, heads)
-    writer.writeheader()
+    lines = []
     for row in rows:
         line: dict[str, Any] = {
             "kind": row.kind,
@@ -241,7 +240,8 @@ def to_csv(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
         for name, mean in {**row.figures, **{name: getattr(row, name) for name in of_classes}}.items():
             if mean is not None:
                 line |= {f"{name}.mean": mean.mean, f"{name}.error": mean.error}
-        writer.writerow(line)
+        lines.append(line)
+    write_csv(stream, heads, lines, end="\r\n")
     return stream.getvalue()
 
 

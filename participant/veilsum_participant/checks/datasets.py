@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 
 from veilsum_node.phrases import counted
+from veilsum_node.telemetry.logs import printable
 from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.images import check_images
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import query_schema
+from veilsum_participant.data.sources import found_columns, named_in_records
+from veilsum_participant.data.table import require_columns
 from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import Images, Source, SourceQuery
+from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.study.schema import DatasetSchema
 
 
-def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None) -> Iterator[Check]:
-    """Whether a dataset is there, and how its records suit a schema."""
+def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, show: bool = False) -> Iterator[Check]:
+    """Whether a dataset is there, has the columns that the site states, and how its records suit a schema.
+
+    Args:
+        name, offered: the dataset.
+        schema: without one only the dataset's structure is looked at.
+        show: whether its operator asks to see the columns as they stand in the data. A CSV file's first line may be a record.
+    """
     label, source = f"dataset {name}", offered.origin(name)
+    if show:
+        yield _shown(label, source, offered)
     if schema is None:
-        yield _there(label, source)
+        yield _there(label, source, offered)
+        yield from _stated(label, offered, ())
         return
     report = check_dataset(source, schema, subject=offered.subject, header=offered.header)
+    yield from _stated(label, offered, schema.file_columns)
     columns = {column.name for column in schema.columns} | ({schema.label.column} if schema.label else set())
     clean = f"{len(columns - set(report.totals))} of {counted(len(columns), 'column')} as the schema says"
     detail = f"{counted(report.records, 'record')}; {clean}"
@@ -42,14 +56,48 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None) -> 
         yield Check(label, CheckOutcome.OK, told, advice if spread.several else "")
 
 
-def _there(label: str, source: Source) -> Check:
+def _shown(label: str, source: Source, offered: DatasetConfig) -> Check:
+    """The columns as they stand in the data, as a line of participant.toml."""
+    names = found_columns(source, header=offered.header)
+    if names is None:
+        return Check(label, CheckOutcome.OK, "its columns have no names of their own")
+    line = f"columns = [{', '.join(map(_toml_text, names))}]"
+    return Check(label, CheckOutcome.OK, line, "State those that studies may ask for, if these are names and no record.")
+
+
+def _toml_text(text: str) -> str:
+    return json.dumps(printable(text), ensure_ascii=False)
+
+
+def _stated(label: str, offered: DatasetConfig, asked: Sequence[str]) -> Iterator[Check]:
+    """Whether the site states the columns, where studies are refused otherwise; and those of a schema that was checked."""
+    pixels = () if offered.images is None else pixel_names(offered.images.shape)
+    wanted = [name for name in asked if name not in pixels]
+    if not offered.columns and named_in_records(offered):
+        advice = f"State them with the dataset: columns = [{', '.join(map(_toml_text, wanted))}]"
+        if not asked:
+            advice = "State them with the dataset; `--columns` shows what is there."
+        told = "which columns studies may ask for is not stated: every study is refused"
+        yield Check(label, CheckOutcome.WARNING, told, advice)
+    elif offered.columns and (others := [name for name in wanted if name not in offered.columns]):
+        told = f"{len(others)} of the schema's {counted(len(wanted), 'column')} are not among those that it states"
+        yield Check(label, CheckOutcome.WARNING, told, f"If studies may ask for them, add: {', '.join(others[:20])}")
+
+
+def _there(label: str, source: Source, offered: DatasetConfig) -> Check:
     """What can be said of a dataset without a schema and without a record."""
     if isinstance(source, Images):
         check_images(source)
         source = source.table
     if isinstance(source, SourceQuery):
         names = query_schema(source).names
-        return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {', '.join(names)}")
+        require_columns(f"The {source} yields", offered.columns, names)
+        return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {counted(len(names), 'column')}")
+    if offered.columns and named_in_records(offered):
+        names = found_columns(source) or []
+        require_columns(f"{source}: its first line names", offered.columns, names)
+        stated = counted(len(offered.columns), "column")
+        return Check(label, CheckOutcome.OK, f"{source} is there; its first line names the {stated} that the site states")
     if file_parts(source):
         return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
     return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")

@@ -27,7 +27,7 @@ from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
-from veilsum_participant.policy import invited_faults, term_faults
+from veilsum_participant.policy import column_faults, invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
 from veilsum_participant.protocol.budgets import budget_faults
 from veilsum_participant.protocol.cohorts import joining_faults
@@ -65,6 +65,7 @@ class SiteCheck:
         clock: Unix seconds.
         schemas: by dataset; those without one are only looked for.
         study: what an analyst asks for, to hold against policy and budget as the participant would.
+        show_columns: show the columns of each dataset as they stand in the data, which may be a record.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class SiteCheck:
         *,
         schemas: dict[str, DatasetSchema] | None = None,
         study: AskedStudy | None = None,
+        show_columns: bool = False,
     ) -> None:
         self._config, self._clock = config, clock
+        self._show = show_columns
         self._schemas = schemas or {}
         self._study = study
         self._credentials: Credentials | None = None
@@ -234,7 +237,7 @@ class SiteCheck:
         yield Check("shared metrics", CheckOutcome.OK, f"the coordinator is told: {told}" if told else "none: nothing is told")
 
     def _dataset(self, name: str) -> Iterator[Check]:
-        return datasets.dataset(name, self._config.datasets[name], self._schemas.get(name))
+        return datasets.dataset(name, self._config.datasets[name], self._schemas.get(name), show=self._show)
 
     def _encoder(self, name: str) -> Iterator[Check]:
         path = self._config.encoders[name].path
@@ -254,6 +257,7 @@ class SiteCheck:
         with open_books(self._config) as (connection, books):
             budget = books.budget(config.population(study.dataset), connection) if study.dataset in config.datasets else None
             faults = [*term_faults(agreed, config, own, None if budget is None else budget.delta)]
+            faults += column_faults(study, config)
             if request.participants:
                 faults += invited_faults(study, config.policy, own)
                 faults += joining_faults(connection, study, config, own)

@@ -6,7 +6,6 @@ for each. Where the file tells the classes, the predictions are compared with th
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError, Misuse, StateError
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
+from veilsum_node.spreadsheets import defused, line
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
@@ -247,10 +247,10 @@ def write_table(path: Path, heading: list[str], lines: Any, *, force: bool) -> N
         StateError: it exists and ``force`` is False, or cannot be written.
     """
     with new_file(path, force=force) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(heading)
+        file.write(line(map(defused, heading)))
         for *cells, values in lines:
-            writer.writerow([*cells, *(f"{value:.6g}" if np.isfinite(value) else "" for value in values)])
+            numbers = (f"{value:.6g}" if np.isfinite(value) else "" for value in values)
+            file.write(line([*map(defused, cells), *numbers]))
 
 
 def about(values: Floats, sheet: Sheet, out: Path, site: str | None) -> dict[str, Any]:

@@ -117,6 +117,9 @@ def check(
     schema: Annotated[Path | None, typer.Option("--schema", help="Check a dataset against this schema.")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="The dataset that --schema describes.")] = None,
     study: Annotated[Path | None, typer.Option("--study", help="Check dataset and policy against this study.toml.")] = None,
+    columns: Annotated[
+        bool, typer.Option("--columns", help="Show the columns of each dataset; of a CSV file that is its first line.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Test identity, connection, clock, ledger, budgets, policy and data; status 1 if a check failed.
@@ -127,7 +130,7 @@ def check(
 
     settings = _load(config)
     schemas, request = _subject(settings, schema, dataset, study, ctx.obj)
-    checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request).run()
+    checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request, show_columns=columns).run()
     ok = all(item.status is not CheckOutcome.FAILED for item in checks)
     if as_json:
         print_json({"ok": ok, "checks": [item.to_json() for item in checks]})

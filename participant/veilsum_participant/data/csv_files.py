@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,25 @@ _BLOCK = 1 << 26
 """Bytes of a CSV file that are parsed at a time; any line that is used is shorter, as Latin-1 too."""
 
 
-def csv_layout(path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None) -> tuple[list[str], int]:
-    """All columns of a CSV file, and the byte after which its records begin."""
+def csv_layout(
+    path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None, columns: Sequence[str] = ()
+) -> tuple[list[str], int]:
+    """All columns of a CSV file, and the byte after which its records begin; ``columns`` are there as well."""
     if header not in (None, schema.header):
         advice = "State `header` under [datasets] in participant.toml as the file is, or use a schema that fits it."
         raise DataError(f"{path}: {header_conflict(schema)}", advice)
     names, start = read_header(path) if schema.header else (list(schema.order), first_byte(path))
-    require_columns(path, wanted_columns(schema, subject), names)
+    require_named(path, [*wanted_columns(schema, subject), *columns], names, read=schema.header)
     return names, start
+
+
+def require_named(path: AnyFile, wanted: Sequence[str], names: Sequence[str], *, read: bool = True) -> None:
+    """Insist on columns among the names that a CSV file's first line was ``read`` for, or that a schema's order says."""
+    what = f"{path}: {'its first line' if read else 'the order of the schema'} names"
+    require_columns(what, wanted, names, _FIRST_LINE if read else "")
+
+
+_FIRST_LINE = "If its first line holds a record, state header = false, here and in the schema."
 
 
 def header_conflict(schema: DatasetSchema) -> str:
@@ -57,10 +68,11 @@ def csv_batches(
         place += rows
 
 
-def csv_names(path: Path) -> list[str]:
+def csv_names(path: AnyFile) -> list[str]:
     """See :func:`.readers.csv_names`."""
     names, _ = read_header(path)
-    require_columns(path, names, names)
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: two cells of its first line, which names the columns, are alike.", "Rename or remove one.")
     return names
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from veilsum_node.errors import DataError, VeilsumError
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import failed, missing_package, slow
-from veilsum_participant.data.readers import csv_names, csv_texts, is_csv, json_lines, parquet_schema
+from veilsum_participant.data.readers import csv_names, csv_texts, is_csv, is_lines, json_lines, parquet_schema
 from veilsum_participant.query import SourceQuery
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
@@ -52,8 +52,17 @@ def schema(query: SourceQuery) -> Any:
         try:
             return _answer(connection, query).to_arrow_table().schema
         except _errors() as error:
-            told = str(error).splitlines()[0].rstrip(".")
+            told = _of_the_query(str(error).splitlines()[0].rstrip("."), query.text)
             raise DataError(f"The {query}: {told}.", "Correct the query, or the files that it reads.") from error
+
+
+def _of_the_query(told: str, text: str) -> str:
+    """What DuckDB says, up to the first quoted name that the query does not have: that may be a cell of a first line."""
+    parts = re.split(r"([\"'`])", told)
+    for place in range(2, len(parts), 4):  # after an opening mark
+        if parts[place].lower() not in text.lower():
+            return f"{''.join(parts[: place - 1]).rstrip()} …"
+    return told
 
 
 def rows(query: SourceQuery) -> Any:
@@ -263,7 +272,7 @@ def _add_empty(connection: Any, name: str, path: Path) -> None:
 
 def _texts(path: Path) -> _Texts:
     """A CSV file's columns as texts, or the lines that are JSON as one column, ``json``."""
-    if _is_lines(path):
+    if is_lines(path):
         file_parts(path)
         return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path))
     return _Texts(pa.schema(dict.fromkeys(csv_names(path), pa.large_string())), lambda: csv_texts(path))
@@ -284,8 +293,4 @@ def _parts(path: Path) -> list[str]:
 
 
 def _is_text(path: Path) -> bool:
-    return _is_lines(path) or is_csv(path)
-
-
-def _is_lines(path: Path) -> bool:
-    return path.suffix.lower() in (".ndjson", ".jsonl")
+    return is_lines(path) or is_csv(path)

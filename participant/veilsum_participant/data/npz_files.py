@@ -40,7 +40,7 @@ def npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[s
         layout |= {name: ("X", index) for index, name in enumerate(features)}
         if schema.label is not None and "y" in shapes:
             layout.setdefault(schema.label.column, ("y", None))
-    require_columns(path, wanted, list(layout))
+    require_columns(f"{path} has", wanted, list(layout))
     layout = {name: layout[name] for name in wanted}
     for name, (array, _) in layout.items():
         if not typed.readable_dtype(dtypes[array]):

@@ -50,7 +50,7 @@ def file_parts(path: Path | Bucket) -> Sequence[Path | StoredFile]:
     return sorted(found)
 
 
-def parquet_schema(path: Path) -> tuple[Sequence[Path | StoredFile], Any]:
+def parquet_schema(path: Path | Bucket) -> tuple[Sequence[Path | StoredFile], Any]:
     """See :func:`.readers.parquet_schema`."""
     parts = file_parts(path)
     schemas = []

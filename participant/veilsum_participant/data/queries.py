@@ -85,7 +85,13 @@ def answers(query: SourceQuery) -> Iterator[Answers]:
 
 
 def plain(table: Any) -> Any:
-    """An Arrow table with the types that files have; see :func:`query_schema`."""
+    """An Arrow table with the types that files have; see :func:`query_schema`.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    if len(set(table.column_names)) < table.num_columns:
+        raise DataError("The query yields two columns of one name.", "Give each a name of its own: AS.")
     columns = {}
     for part in table.schema:
         column, kind = table[part.name], part.type

@@ -33,7 +33,12 @@ def is_csv(path: Path | Bucket) -> bool:
 
 
 def check_structure(
-    path: Path | Bucket, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None
+    path: Path | Bucket,
+    schema: DatasetSchema,
+    *,
+    subject: str | None = None,
+    header: bool | None = None,
+    columns: Sequence[str] = (),
 ) -> None:
     """Check that a file can be read under a schema, by its structure alone; no record is read, and none changes the outcome.
 
@@ -46,6 +51,8 @@ def check_structure(
         subject: a further column, which tells whose record each is.
         header: whether its owner says that a CSV file's first line names the columns. Were it the schema's word alone, a first
             record could be held against a study's column names. None where the schema is the owner's own.
+        columns: all that the owner says that a CSV file's first line names: what is wrong with that line is wrong for every
+            study, whatever columns it asks for.
 
     Raises:
         DataError: the file or a column is missing, of a type that holds neither numbers nor texts, or not in the format; or
@@ -55,7 +62,7 @@ def check_structure(
         if isinstance(path, Path) and _is_npz(path):
             npz_files.npz_layout(path, schema, subject)
         elif is_csv(path):
-            csv_files.csv_layout(_csv(path), schema, subject, header)
+            csv_files.csv_layout(_csv(path), schema, subject, header, columns)
         else:
             parquet_files.parquet_layout(path, schema, subject)
 
@@ -122,6 +129,28 @@ def csv_names(path: Path) -> list[str]:
     """
     with _readable(path):
         return csv_files.csv_names(path)
+
+
+def is_csv_table(path: Path) -> bool:
+    """Whether a table of a query on files is CSV, whose columns its first line names; of ndjson there is one column."""
+    return is_csv(path) and not is_lines(path)
+
+
+def is_lines(path: Path) -> bool:
+    """Whether a file holds a JSON value a line."""
+    return path.suffix.lower() in (".ndjson", ".jsonl")
+
+
+def found_columns(path: Path | Bucket) -> list[str] | None:
+    """The names of a CSV or Parquet file's columns as they stand in it, for its owner's eyes alone; None of an npz archive.
+
+    Raises:
+        DataError: it is missing or not in its format.
+    """
+    with _readable(path):
+        if is_csv(path):
+            return csv_files.csv_names(_csv(path))
+        return None if isinstance(path, Path) and _is_npz(path) else parquet_files.parquet_schema(path)[1].names
 
 
 def csv_texts(path: Path) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,27 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.data import readers, typed
 from veilsum_participant.data.images import check_images, pixel_columns
 from veilsum_participant.data.queries import Answers, plain, query_rows, query_schema
-from veilsum_participant.data.table import Table, check_types, typed_table
+from veilsum_participant.data.table import Table, check_types, require_columns, typed_table
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import Bucket, Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 
-def check_structure(source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> None:
+def check_structure(
+    source: Source,
+    schema: DatasetSchema,
+    *,
+    subject: str | None = None,
+    header: bool | None = None,
+    columns: Sequence[str] = (),
+) -> None:
     """Check that a source can be read under a schema, by its structure alone; no record is read, and none changes the outcome.
 
     Args:
         source, schema: what is read, and the columns wanted.
         subject: a further column, which tells whose record each is.
         header: of a file, as in :func:`veilsum_participant.data.readers.check_structure`.
+        columns: of a CSV file and of a query, all that the owner says that there are, as there.
 
     Raises:
         DataError: as there; or the database does not accept the query, or its columns are not the schema's.
@@ -34,11 +43,33 @@ def check_structure(source: Source, schema: DatasetSchema, *, subject: str | Non
     """
     if isinstance(source, Images):
         check_images(source)
-        check_structure(source.table, _beside_pixels(source, schema), subject=subject, header=header)
+        check_structure(source.table, _beside_pixels(source, schema), subject=subject, header=header, columns=columns)
     elif isinstance(source, Path | Bucket):
-        readers.check_structure(source, schema, subject=subject, header=header)
+        readers.check_structure(source, schema, subject=subject, header=header, columns=columns)
     else:
-        check_types(f"The {source}", query_schema(source), schema, subject)
+        found = query_schema(source)
+        require_columns(f"The {source} yields", columns, found.names)
+        check_types(f"The {source}", found, schema, subject)
+
+
+def named_in_records(offered: DatasetConfig) -> bool:
+    """Whether the names of a dataset's columns stand in a line that could be a record: of CSV, and of a query on CSV."""
+    if offered.file is not None:
+        return offered.header and readers.is_csv(offered.file)
+    return any(map(readers.is_csv_table, offered.files.values()))
+
+
+def found_columns(source: Source, *, header: bool = True) -> list[str] | None:
+    """The names of a source's columns as they stand there, for its owner's eyes alone; None where it has none of its own.
+
+    Raises:
+        DataError, Unavailable, ConfigurationError: as :func:`check_structure`.
+    """
+    if isinstance(source, Images):
+        return found_columns(source.table, header=header)
+    if isinstance(source, SourceQuery):
+        return list(query_schema(source).names)
+    return readers.found_columns(source) if header or not readers.is_csv(source) else None
 
 
 def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError
+from veilsum_node.phrases import counted, listed
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.objects import AnyFile
@@ -70,7 +70,7 @@ def check_types(source: object, found: Any, schema: DatasetSchema, subject: str 
         DataError: a column is missing, or of a type that holds neither numbers nor texts.
     """
     wanted = wanted_columns(schema, subject)
-    require_columns(source, wanted, found.names)
+    require_columns(f"{source} has", wanted, found.names)
     for name in wanted:
         kind = found.field(name).type
         if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
@@ -80,9 +80,14 @@ def check_types(source: object, found: Any, schema: DatasetSchema, subject: str 
 def unreadable_column(path: object, name: str, kind: object, subject: str | None) -> DataError:
     """The refusal of a column by the type that it is stored in."""
     if name == subject:
-        told = f"{path}: column {name!r} holds {kind}, by which subjects cannot be told apart."
+        told = f"{path}: column {name!r} holds {_outer(kind)}, by which subjects cannot be told apart."
         return DataError(told, "Store texts or numbers.")
-    return DataError(f"{path}: column {name!r} holds {kind}.", "Store numbers or texts.")
+    return DataError(f"{path}: column {name!r} holds {_outer(kind)}.", "Store numbers or texts.")
+
+
+def _outer(kind: object) -> str:
+    """A type without what it holds: the names of fields in it may come from records."""
+    return str(kind).partition("<")[0].partition("[(")[0].strip()
 
 
 def wanted_columns(schema: DatasetSchema, subject: str | None) -> list[str]:
@@ -95,11 +100,42 @@ def with_subject(names: list[str], subject: str | None) -> list[str]:
     return list(dict.fromkeys([*names, subject] if subject is not None else names))
 
 
-def require_columns(path: object, names: Sequence[str], present: Sequence[str]) -> None:
-    """Insist that every named column is there, once."""
+def require_columns(what: str, names: Sequence[str], present: Sequence[str], advice: str = "") -> None:
+    """Insist that every named column is there, once.
+
+    What a source calls its columns may be a record, as in a CSV file without the header that it should have. So nothing of it
+    is told but how many of ``names`` are there, which are not, and whether that is a matter of capitals and spaces.
+
+    Args:
+        what: the source, and the verb that how many there are is said with.
+        names: wanted.
+        present: in the source.
+        advice: for columns that are missing.
+    """
     times = Counter(present)
+    if missing := [name for name in dict.fromkeys(names) if not times[name]]:
+        wanted = len(set(names))
+        spelled = {_folded(name) for name in present}
+        other = [name for name in missing if _folded(name) in spelled]
+        hint = f"Look at capitals and spaces in {_named(other)}." if other else ""
+        several = f"columns {_named(missing)} are" if len(missing) > 1 else f"column {missing[0]!r} is"
+        raise DataError(
+            f"{what} {wanted - len(missing)} of the {counted(wanted, 'column')} wanted: {several} missing.",
+            f"{hint} {advice}".strip(),
+        )
     for name in names:
-        if not times[name]:
-            raise DataError(f"{path}: column {name!r} is missing.", did_you_mean(name, present))
         if times[name] > 1:
-            raise DataError(f"{path}: column {name!r} occurs more than once.", "Rename or remove all but one.")
+            raise DataError(f"{what} a column twice: column {name!r} occurs more than once.", "Rename or remove all but one.")
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = [repr(name) for name in names[:_TOLD]]
+    return listed([*shown, f"{len(names) - _TOLD} more"] if len(names) > _TOLD else shown)
+
+
+def _folded(name: str) -> str:
+    return "".join(name.split()).casefold().replace("_", "").replace("-", "")
+
+
+_TOLD = 5
+"""Missing columns that are named."""

@@ -24,6 +24,7 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, spread
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.data.sources import named_in_records
 from veilsum_participant.directory import with_pins
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
@@ -337,6 +338,9 @@ def run_participant(config: ParticipantConfig) -> None:
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
     client = Client(open_site(config, same_key=True))
+    for name, offered in config.datasets.items():
+        if not offered.columns and named_in_records(offered):
+            LOG.warning("dataset %s: its columns are not stated, so every study is refused: datasets.%s.columns", name, name)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError, VeilsumError
+from veilsum_node.file_names import is_name
 from veilsum_node.identity import Role
 from veilsum_node.identity.certificate import common_name, load_certificate
 from veilsum_node.identity.files import write_new
@@ -223,10 +224,12 @@ def _restore_results(places: Mapping[str, Path], results: Path | None) -> int:
         parts = PurePosixPath(name).parts
         if results is None or parts[0] != RESULTS:
             continue
-        if ".." in parts or PurePosixPath(name).is_absolute() or len(parts) < 2:
-            raise HostileInput("The backup names a file of results that cannot be written here.")
+        if PurePosixPath(name).is_absolute() or len(parts) < 2 or not all(is_name(part) for part in parts):
+            raise HostileInput("The backup names a file of results that cannot be written here.", "Take another backup.")
         target = results.joinpath(*parts[1:])
-        if not target.exists():
+        if any(place.is_symlink() for place in target.parents if place.is_relative_to(results) and place != results):
+            raise HostileInput(f"{target.parent} leads out of {results}.", "Remove the link, then restore again.")
+        if not os.path.lexists(target):
             write_new(target, source.read_bytes(), mode=0o600)
             wrote += 1
     return wrote

@@ -7,7 +7,6 @@ mirror's export holds of a consent is its SHA-256. CSV holds the entries without
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import IO, Any, TypeGuard
 from sqlalchemy import Column, MetaData, Table, insert
 from sqlalchemy.types import NullType
 
+from veilsum_node import spreadsheets
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
@@ -76,15 +76,17 @@ def write_csv(source: LedgerSource, stream: IO[str]) -> int:
         HostileInput: an entry is malformed.
         Unavailable, Damage: the database cannot be read.
     """
-    writer = csv.writer(stream, lineterminator="\r\n")
-    writer.writerow(_CSV)
     count = 0
-    with source.walk() as walk:
+
+    def entries(walk: ChainWalk) -> Iterator[dict[str, Any]]:
+        nonlocal count
         for step in walk.steps:
             if step.row:
                 count += 1
-                fields = _spread(read_row(step.row))
-                writer.writerow([_safe(fields[name]) for name in _CSV])
+                yield _spread(read_row(step.row))
+
+    with source.walk() as walk:
+        spreadsheets.write_csv(stream, _CSV, entries(walk), end="\r\n")
     return count
 
 
@@ -298,8 +300,3 @@ def _spread(entry: Entry) -> dict[str, Any]:
             "steps": entry.mechanism.steps,
         }
     return fields
-
-
-def _safe(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

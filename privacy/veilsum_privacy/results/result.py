@@ -21,13 +21,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from veilsum_node.errors import HostileInput, Misuse, Unavailable
-from veilsum_privacy.results.proof_files import ReleaseEntry
+from veilsum_node.file_names import is_name, write_files
+from veilsum_node.phrases import unreadable
+from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, ReleaseEntry, round_of
 from veilsum_privacy.securesum.array_bytes import array_pieces
 
 FORMAT = "veilsum-result"
 VERSION = 1
 ARRAYS = "arrays.safetensors"
 MANIFEST = "manifest.json"
+
+NAMES = "A name is 1 to 200 printable characters, without a slash, and neither begins with a dot nor ends with a space."
+FETCH_AGAIN = "Fetch the result again from its coordinator; do not use one that somebody else handed on."
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def save_result(
 
     Raises:
         Unavailable: the directory cannot be written.
-        Misuse: the summary holds something that is not JSON, or a number that is not finite.
+        Misuse: the summary holds something that is not JSON, or a number that is not finite; or a name in it is none.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,6 +93,8 @@ def _files(
     result: Result, study: Mapping[str, Any] | None, releases: Sequence[ReleaseEntry]
 ) -> list[tuple[str, list[bytes | memoryview]]]:
     """The bundle's files in pieces, of which the arrays are their own: they are large."""
+    if wrong := _no_names(result.method, result.summary):
+        raise Misuse(f"The result has the name {wrong[0]!r}, which is none.", NAMES)
     files: list[tuple[str, list[bytes | memoryview]]] = []
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -139,12 +146,15 @@ def load_result(directory: Path) -> Result:
     """Read a bundle and check its hashes.
 
     Raises:
-        HostileInput: a file is missing, malformed, or not the one that the manifest names.
+        HostileInput: a file is missing, malformed, or not the one that the manifest names; or what should be a name in it is a
+            path, a control character or another text that is none (:func:`veilsum_node.file_names.is_name`).
     """
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT or manifest["version"] != VERSION:
             raise HostileInput(f"{directory}: is not a result of version {VERSION}.")
+        if wrong := _no_names(manifest["method"], manifest["summary"]):
+            raise HostileInput(f"{directory}: holds the name {wrong[0]!r}, which is none.", f"{NAMES} {FETCH_AGAIN}")
         arrays: dict[str, NDArray[Any]] = {}
         if ARRAYS in manifest["files"]:
             data = (directory / ARRAYS).read_bytes()
@@ -158,6 +168,41 @@ def load_result(directory: Path) -> Result:
         raise HostileInput(f"{directory}: holds no readable result ({error.strerror}).", "Check the path.") from error
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise HostileInput(f"{directory}: the result is malformed.", "Fetch the result again.") from error
+
+
+def has_file(directory: Path, name: str) -> bool:
+    """Whether a bundle has a file of its own of this name: one that leads elsewhere by a symbolic link is not its own."""
+    place = directory / name
+    return place.is_file() and not place.is_symlink() and (place.parent == directory or not place.parent.is_symlink())
+
+
+def copy_result(directory: Path, target: Path, *, proof: bool) -> None:
+    """Copy a bundle's own files, and with ``proof`` those of its proof; anything else beside them stays where it is.
+
+    Raises:
+        StateError: the target holds another file of a name.
+        Unavailable: a file cannot be read or written.
+    """
+    names = [ARRAYS, *(_proof_names(directory) if proof else ()), MANIFEST]
+    for name in names:
+        if has_file(directory, name):
+            try:
+                data = (directory / name).read_bytes()
+            except OSError as error:
+                raise Unavailable(f"{directory / name} {unreadable(error)}.", "Check the path.") from error
+            write_files(target, {name: data})
+
+
+def _proof_names(directory: Path) -> list[str]:
+    found = sorted(f"{FOLDER}/{path.name}" for path in (directory / FOLDER).glob("*"))
+    return [name for name in found if name == STUDY_FILE or round_of(name) is not None]
+
+
+def _no_names(method: Any, summary: Any) -> list[str]:
+    """What names a method or an item of a summary and is no name, cut short and printable."""
+    if not isinstance(summary, Mapping):
+        raise TypeError("a summary is a mapping")
+    return [str(name)[:80] for name in (method, *summary) if not is_name(name)]
 
 
 def _replace(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
