@@ -196,7 +196,9 @@ def test_the_last_checkpoint_of_the_last_step_is_the_model(bed: TestBed, tmp_pat
     options = study.parameters["model"]["options"]
     scale, constant = (float.fromhex(options[name]) for name in ("scale", "bias"))
     # Both sides are of the same arrays in double precision: their scores, of some hundred, differ by 1e-12 at most.
-    np.testing.assert_allclose(load_model(directory).scores(records), scale * x @ weight.T + constant * bias, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        load_model(directory).scores(records), scale * x @ weight.T + constant * bias, rtol=0, atol=1e-9
+    )
 
 
 @dataclass
