@@ -210,9 +210,11 @@ def test_noise_from_one_call_is_each_sites_own() -> None:
         steps.noised(np.zeros((1, 2**23)), [SYSTEM_RANDOM])
 
 
+@pytest.mark.usefixtures("known_randomness")
 def test_rounds_with_noise_have_the_noise_of_sites_one_by_one(trained: list[int]) -> None:
     """Sites without records report noise alone: twice the same distribution."""
-    study = compiled("fedavg", {"rounds": 100, **NOISED["perceptron"]}, sites=SITES, **PRIVATE)
+    large = {"model": {"name": "mlp", "options": {"hidden": 100}}}
+    study = compiled("fedavg", {"rounds": 100, **NOISED["perceptron"], **large}, sites=SITES, **PRIVATE)
     empty = Records(np.zeros((0, 6)), np.zeros((0, 6), dtype=bool), np.zeros(0, dtype=np.int64))
     broadcast = {name: np.zeros_like(array) for name, array in broadcast_of(study).items()}
     values = []
@@ -223,6 +225,8 @@ def test_rounds_with_noise_have_the_noise_of_sites_one_by_one(trained: list[int]
         values.append(np.concatenate([found[:-1] for found in federation.sums]).astype(float))
     assert trained == [len(SITES)] * 10
     assert stats.ks_2samp(*values).pvalue > 1e-6
+    together, apart = (np.mean(found**2) for found in values)
+    assert abs(together / apart - 1) < 4 * np.sqrt(4 / len(values[0])) < 0.09
 
 
 def test_sites_that_train_draw_their_own_samples_of_all_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,9 +349,9 @@ def test_noise_of_its_own_block_stays_there() -> None:
     part = compute_sum(plan, shifted_sites(60)["b"], {}, SitePlace(1))
     assert task.released_variance(4) == declared.variance + 16
     source = SeededRandom(b"its own block")
-    noised = np.array([plan.noised(part.total, 1, source).reshape(4, -1) for _ in range(1 + 20_000 // task.size)])
+    noised = np.array([plan.noised(part.total, 1, source).reshape(4, -1) for _ in range(1000)])
     assert not np.delete(noised, 1, axis=1).any()
     off = (noised[:, 1] - part.total.reshape(4, -1)[1] / ONE).ravel() / math.sqrt(plan.spread)
     assert stats.kstest(off, "norm").pvalue > ALPHA
-    assert abs((off**2).mean() - 1) < 4 * math.sqrt(2 / off.size) < 0.09
+    assert abs((off**2).mean() - 1) < 4 * math.sqrt(2 / off.size) < 0.05
     assert SITES[1] == "b"
