@@ -7,6 +7,9 @@ but under ``--hypothesis-profile=thorough``. `make test-system` asks for both.
 ``@pytest.mark.sampled(n)`` stands at a test with many parameters that exercise one path: its first and last case and every nth
 between them run everywhere, and the others are marked ``system``. Let n have no factor in common with the number of values of
 an inner parameter, or only some of these are sampled.
+
+A module's generator ``RNG`` begins anew with each test, from the test's name: whatever ran before it in the same process, it
+draws the same.
 """
 
 from __future__ import annotations
@@ -52,6 +55,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures draw
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    generator = getattr(getattr(item, "module", None), "RNG", None)
+    if generator is not None:
+        fresh = type(generator.bit_generator)([*item.nodeid.encode()])
+        generator.bit_generator.state = fresh.state
+
+
+@pytest.fixture
+def known_randomness(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process the system's source gives what follows from the test's name: where no test can hand in a source."""
+    from support.randomness import SeededRandom
+    from veilsum_node.randomness import SystemRandom
+
+    source = SeededRandom(request.node.nodeid.encode())
+    monkeypatch.setattr(SystemRandom, "bytes", lambda _, count: source.bytes(count))
 
 
 def pytest_collection_finish() -> None:

@@ -16,7 +16,7 @@ from chaos.plans import FederationPlan, draw_federation
 from chaos.playing import play
 from support.postgres import server
 
-CHI_SIGMAS = 5.0
+CHI_SIGMAS = 6.5
 
 
 def run(plan: FederationPlan, place: Path, told: list[str], *, postgres: bool = False, keep: bool = False) -> Verdict:

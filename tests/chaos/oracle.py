@@ -32,8 +32,8 @@ from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 from veilsum_proto import federation_pb2 as pb
 
-SIGMAS = 6.5
-"""More than so many standard deviations happen once in 10^10 values."""
+SIGMAS = 8.0
+"""More than so many standard deviations happen once in 10^15 values, and a federation may release thousands."""
 
 SHIFT = 0.7
 """Is taken from the square of a number."""

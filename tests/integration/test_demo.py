@@ -19,6 +19,7 @@ from dp_accounting.pld import PLDAccountant
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from support.network import PATIENCE, wait_for
+from support.randomness import RARE_DEVIATIONS
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.demo.directory import MARKER, claim
 from veilsum_deploy.demo.hospitals import HOSPITALS, packaged_hospitals
@@ -157,7 +158,7 @@ def test_sums_and_files_are_where_the_report_says(demo: tuple[Path, dict[str, An
     assert all((directory / "results" / study / "manifest.json").is_file() for study in EPSILON)
     rows = found["classes"]
     for row, true in zip(rows, np.bincount(packaged_dataset("breast-cancer").classes) - (56, 94), strict=True):
-        assert abs(row["count"]["value"] - true) < 8 * row["count"]["noise_error"]
+        assert abs(row["count"]["value"] - true) < RARE_DEVIATIONS * row["count"]["noise_error"]
     for name in HOSPITALS:
         assert found["bytes_sent"][name] > 1000
         assert (directory / "participants" / name / "participant.log").is_file()

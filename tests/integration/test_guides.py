@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ import pytest
 from support.guides import Walk, environment_for
 from support.network import wait_for
 from support.postgres import server
+from support.processes import lasting_ports
 from support.tools import give_up
 from veilsum_node.identity import Authority, Role
 from veilsum_node.identity.files import read_file
@@ -36,22 +35,13 @@ PASSPHRASE = b"correct horse battery staple and four more"
 PROGRAMS = ("curl", "openssl")
 
 
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
-
-
 class Federation:
     """What others do beside the reader of a guide."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         database = server().new_database()
-        coordinator, metrics, site_metrics = free_ports(3)
+        coordinator, metrics, site_metrics = lasting_ports(3)
         replaced = {
             "postgresql://veilsum@database.example/veilsum": database,
             "coordinator.example": "localhost",

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from support.charts import Pod, Release, render
 from support.network import PATIENCE, wait_for
 from support.postgres import server
+from support.processes import lasting_ports
 from veilsum_node.identity.provision import Kit, make_kit
 
 TOKEN = "a-token-of-at-least-thirty-two-characters"
@@ -34,20 +35,12 @@ MONITORED = "trial-veilsum-coordinator-metrics.veilsum.svc"
 PORTS = (8461, 9464, 9465)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    numbers = [item.getsockname()[1] for item in sockets]
-    for item in sockets:
-        item.close()
-    return numbers
-
-
 class Machine:
     """A folder in place of containers' roots, and ports in place of theirs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.ports = dict(zip(PORTS, lasting_ports(len(PORTS)), strict=True))
 
     def local(self, text: str) -> str:
         """A rendered text with this machine's paths, ports and names."""

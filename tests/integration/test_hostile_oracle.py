@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.federation import make_data
 from support.hostile import (
     NAMES,
     Adversary,
@@ -19,6 +20,7 @@ from support.hostile import (
     subtract_mod,
     uniformity,
 )
+from support.randomness import RARE, SeededRandom
 from support.securesum import malleated, sum_of
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_privacy.securesum.bfv import SecretKey
@@ -48,14 +50,20 @@ def _left(attack: Adversary, name: str) -> None:
 
 
 def test_honest_sum_opens(attack: Adversary) -> None:
-    """The control of this file: without an attack the very same steps open the sum that numpy computes."""
+    """The control of this file: without an attack the very same steps open the sum that numpy computes.
+
+    To the unit: counts are whole, and the noise is what each site draws from a source that the test knows.
+    """
+    attack.bed.know_noise()
     attack.collect()
-    values = attack.finish()
-    plan = attack.plan()
-    task_unit = np.sqrt(1 + 2 + 4 + 1) / plan.declaration.grid
-    total = values[0] * task_unit
-    std = np.sqrt(float(plan.noise.total_variance(4))) * task_unit
-    assert abs(total - 80) < 6 * std
+    values, plan = attack.finish(), attack.plan()
+    noise = sum(plan.noise.draw(len(values), SeededRandom(f"noise of {name}".encode())) for name in NAMES)
+    assert np.abs(noise).max() > 1000, "otherwise this would be a study without noise"
+    scales = {query["name"]: query["scale"] for query in plan.declaration.parameters["queries"]}
+    labels = np.concatenate([labels for _, labels in make_data(NAMES).values()])
+    first, *_, none, one = (values - noise).tolist()
+    assert first == scales["records"] * len(labels) > 0
+    assert [none, one] == (scales["classes"] * np.bincount(labels)).tolist()
 
 
 def _own_ciphertexts(attack: Adversary) -> list[bytes]:
@@ -234,6 +242,6 @@ def test_opening_with_one_consent_missing(attack: Adversary) -> None:
         open_sum(words, plan, [*consents, bytes(32)])
     with pytest.raises(HostileInput, match="every member"):
         open_sum(words, plan, consents)
-    assert uniformity(flat(words), plan.parameters.plain_modulus) > 1e-6
+    assert uniformity(flat(words), plan.parameters.plain_modulus) > RARE
     whole = [*consents, attack.ask_consent("d", receipts).values[3]]
     assert open_sum(words, plan, whole).shape == (plan.size,)

@@ -10,6 +10,7 @@ import pytest
 
 from support.hostile import NAMES, Adversary, add_mod, altered, context_of, flat, make_adversary, subtract_mod, uniformity
 from support.ledgers import any_receipt
+from support.randomness import RARE
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
@@ -39,7 +40,7 @@ def _is_noise(attack: Adversary, words: list[np.ndarray], consents: list[bytes],
         opened = part
         for stream in masked:
             opened = subtract_mod(opened, stream.take(len(part)), modulus)
-        assert uniformity(opened, modulus) > 1e-6
+        assert uniformity(opened, modulus) > RARE
 
 
 def test_uniformity_test_can_fail(attack: Adversary) -> None:
@@ -75,7 +76,7 @@ def test_two_attempts_of_one_round_open_only_once(attack: Adversary) -> None:
     difference = subtract_mod(flat(attack.words("d", attack.sum(1))), flat(attack.words("d", attack.sum(2))), modulus)
     for consent in late:
         difference = add_mod(difference, MaskStream(consent, modulus).take(len(difference)), modulus)
-    assert uniformity(subtract_mod(difference, MaskStream(lone, modulus).take(len(difference)), modulus), modulus) > 1e-6
+    assert uniformity(subtract_mod(difference, MaskStream(lone, modulus).take(len(difference)), modulus), modulus) > RARE
 
 
 def test_colluder_takes_its_masks_off_a_single_contribution(attack: Adversary) -> None:
@@ -87,7 +88,7 @@ def test_colluder_takes_its_masks_off_a_single_contribution(attack: Adversary) -
     seed = attack.spied("d").seeds["a"]
     without_d = subtract_mod(words, MaskStream(derive(seed, "pair", context), modulus).take(len(words)), modulus)
     consent = attack.ask_consent("a", receipts).values[3]
-    assert uniformity(subtract_mod(without_d, MaskStream(consent, modulus).take(len(words)), modulus), modulus) > 1e-6
+    assert uniformity(subtract_mod(without_d, MaskStream(consent, modulus).take(len(words)), modulus), modulus) > RARE
 
 
 class KnownRandom(RandomSource):
@@ -119,7 +120,7 @@ def test_a_sites_known_generator_does_not_open_the_masks_of_its_pairs(tmp_path: 
         {"study": attack.key, "roster": attack.spied("b").roster(attack.bed.sites["b"]).digest},
     )
     for guess in (known, bytes(32), *(pair_seed({"b": other, broken: known}, **pair) for other in (known, bytes(32)))):
-        assert uniformity(without(broken, guess), modulus) > 1e-6
+        assert uniformity(without(broken, guess), modulus) > RARE
     assert uniformity(without(broken, attack.spied("b").seeds[broken]), modulus) < 1e-12  # the control: that was the last lock
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from local import postgres
 from local.processes import LocalProcesses, run
-from local.services import free_ports
 from local.tools import find_tool
 from support.network import wait_for
+from support.processes import lasting_port
 
 
 @pytest.mark.parametrize("source", ["system", "package"])
@@ -30,7 +30,7 @@ def test_a_cluster_is_made_served_with_a_password_and_removed(
         "POSTGRES_PASSWORD_FILE": str(tmp_path / "password"),
         "POSTGRES_INITDB_ARGS": "--auth-host=scram-sha-256 --auth-local=scram-sha-256",
     }
-    cluster, (port,), log = postgres.make_place(tmp_path / "data" / "pgdata"), free_ports(1), tmp_path / "log"
+    cluster, port, log = postgres.make_place(tmp_path / "data" / "pgdata"), lasting_port(), tmp_path / "log"
     (tmp_path / "data").mkdir()
     try:
         postgres.initialise(cluster, environment, log)

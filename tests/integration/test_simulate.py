@@ -210,6 +210,7 @@ def test_a_classifier_that_sites_align_themselves_is_tested_with_encryption_too(
     assert shares[0] > 0.85
 
 
+@pytest.mark.usefixtures("known_randomness")
 def test_results_go_to_a_new_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_study(tmp_path / "study.toml", "fedcgs")
     out = tmp_path / "out"
@@ -317,6 +318,7 @@ def test_a_sweep_is_the_same_in_one_process_and_in_two(tmp_path: Path, capsys: p
     assert (tmp_path / "out-1" / "gains.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.usefixtures("known_randomness")
 def test_a_sweeps_cell_without_noise_is_pooled_analysis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"', parameters="{ clip = 8 }")
     options = ("--dataset", "digits", "--vary", "privacy.epsilon=none,0.01", "--seed", 3, "--seeds", 2, "--jobs", 1, "--json")
@@ -457,6 +459,7 @@ def make_simulation(**changes: Any) -> Simulation:
     return Simulation(draft, collection, Setting(holdout=0.3), 0, encryption=False, **changes)
 
 
+@pytest.mark.usefixtures("known_randomness")
 def test_what_stands_beside_one_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_study(tmp_path / "study.toml", "fedsgd", "epsilon = 100")
     study.write_text(study.read_text() + "[parameters]\nsteps = 20\n")
@@ -473,6 +476,7 @@ def test_what_stands_beside_one_study(tmp_path: Path, capsys: pytest.CaptureFixt
     assert beside.index("area") < beside.index("mean predicted") < beside.index("accuracy")
 
 
+@pytest.mark.usefixtures("known_randomness")
 def test_a_sweep_shows_what_stands_beside_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_bare_study(tmp_path / "study.toml", method='"fedsgd"', parameters="{ steps = 15 }")
     options = ("--dataset", "breast-cancer", "--sites", 3, "--vary", "privacy.epsilon=1,50", "--seeds", 2, "--jobs", 1)

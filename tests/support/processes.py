@@ -6,6 +6,7 @@ from the files that they leave.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -418,16 +419,21 @@ def write_toml(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def lasting_port() -> int:
-    """A free port below those that the system hands out, so that nobody takes it while the coordinator is down.
+    """A free port that nobody takes while its server is down; see :func:`lasting_ports`."""
+    return lasting_ports(1)[0]
 
-    0, and so the system's choice, where there is none.
-    """
+
+def lasting_ports(count: int) -> list[int]:
+    """Different free ports, below those that the system hands out to whoever asks for any, as long as there are such."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in np.random.default_rng().permutation(np.arange(10_000, min(lowest, 32_768))):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", int(port)))
-            except OSError:
-                continue
-            return int(port)
-    return 0
+    below = np.random.default_rng().permutation(np.arange(10_000, min(lowest, 32_768)))
+    found: list[int] = []
+    with ExitStack() as held:
+        for port in itertools.chain(below.tolist(), itertools.repeat(0)):
+            if len(found) == count:
+                break
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(probe.getsockname()[1])
+    return found

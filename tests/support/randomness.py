@@ -1,4 +1,5 @@
-"""A reproducible random source for tests: the ChaCha20 keystream of a seed. Nothing installed can construct one."""
+"""Randomness of tests: a reproducible source, the ChaCha20 keystream of a seed, which nothing installed can construct; and how
+rarely what a test draws afresh may fail it."""
 
 from __future__ import annotations
 
@@ -6,6 +7,12 @@ import hashlib
 
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+RARE = 1e-10
+"""Chance with which a statistical assertion about fresh randomness may fail: of its p-value, or by a bound that is derived."""
+
+RARE_DEVIATIONS = 6.5
+"""Standard deviations that a normal value exceeds with a chance below :data:`RARE` on either side (8e-11 on both)."""
 
 
 class SeededRandom:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from support.randomness import SeededRandom
+from support.randomness import RARE, SeededRandom
 from veilsum_privacy.securesum.bfv import Adder
 from veilsum_privacy.securesum.contribution import consent_key, masked_words
 from veilsum_privacy.securesum.frames import SEED_BYTES
@@ -20,8 +20,8 @@ from veilsum_privacy.securesum.parameters import BFV_8192, BfvParameters, Encodi
 Slots = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
-ALPHA = 1e-7
-"""Bound on the p-values of :func:`uniform_p_value`: two statistics at this level, so a false alarm stays below 1e-6."""
+ALPHA = RARE
+"""Bound on the p-values of :func:`uniform_p_value`: two statistics at this level, so a false alarm stays below 1e-9."""
 
 BINS = 64
 

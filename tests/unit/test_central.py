@@ -50,7 +50,7 @@ def test_the_noise_is_the_whole_once() -> None:
         "fedsgd", {"steps": 301, "gradient_clip": 0.3, "centre": False}, epsilon=3.0, cohort_difference="allowed", min_cohort=2
     )
     empty = Records(np.zeros((0, 6)), np.zeros((0, 6), dtype=bool), np.zeros(0, dtype=np.int64))
-    central = CentralFederation(study, empty)
+    central = CentralFederation(study, empty, random=SeededRandom(3))
     shapes = {"model.head.weight": (3, 6), "model.head.bias": (3,)}
     broadcast = {name: np.zeros(shape) for name, shape in shapes.items()}
     releases = [central.sum("gradient", broadcast) for _ in range(300)]
@@ -58,6 +58,7 @@ def test_the_noise_is_the_whole_once() -> None:
     std = releases[0].noise_std["model.head.weight"]
     task = study.task("gradient")
     assert stats.kstest(drawn / std, "norm").pvalue > 1e-4
+    assert abs(np.mean((drawn / std) ** 2) - 1) < 4 * math.sqrt(2 / drawn.size) < 0.08
     assert releases[0].cohort == SITES
     # All four sites' shares, of which three are counted, are 4/3 of the variance; and 16 a share, as none is rounded.
     apart = PlainFederation(study, {name: PlainSite(empty) for name in SITES}).sum("gradient", broadcast)
@@ -145,6 +146,7 @@ def draft(cancer: Deal, **privacy: Any) -> SimulationDraft:
     return draft_of(content, None, cancer.tests["breast-cancer"].schema, source="test")  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("known_randomness")
 def test_what_stands_beside_a_trained_model(cancer: Deal) -> None:
     asked = draft(cancer, epsilon=0.02)
     found = {kind: beside(kind, asked, cancer, lambda: 1) for kind in BASELINES}
@@ -157,6 +159,7 @@ def test_what_stands_beside_a_trained_model(cancer: Deal) -> None:
     assert found["trained-alone"].note == f"of {MOST_ALONE} of 20 sites"
 
 
+@pytest.mark.usefixtures("known_randomness")
 def test_a_generous_epsilon_is_almost_no_noise(cancer: Deal) -> None:
     central = beside("central", draft(cancer, epsilon=1000.0), cancer, lambda: 1).scores.accuracies["breast-cancer"]
     clear = beside("trained-pooled", draft(cancer, epsilon=1.0), cancer, lambda: 1).scores.accuracies["breast-cancer"]

@@ -10,6 +10,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -321,14 +322,33 @@ def _as_nobody(act: Callable[[], object]) -> str:
     return said
 
 
+@contextmanager
+def _open_folder(mode: int) -> Iterator[Path]:
+    """A folder of a test's own that everybody can come to; pytest's are closed to others."""
+    path = Path(tempfile.mkdtemp(prefix="veilsum-test-"))
+    path.chmod(mode)
+    try:
+        yield path
+    finally:
+        path.chmod(0o755)
+        shutil.rmtree(path)
+
+
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory that everybody can come to; pytest's own is closed to others."""
-    path = Path(tempfile.mkdtemp(prefix="veilsum-test-"))
-    path.chmod(0o755)
-    yield path
-    path.chmod(0o755)
-    shutil.rmtree(path)
+    with _open_folder(0o755) as path:
+        yield path
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What this process and its forks take for the machine's temporary directory, where other processes come and go.
+
+    Pytest chooses its own folders first: ``tmp_path`` is asked for here.
+    """
+    with _open_folder(0o777) as path:
+        monkeypatch.setattr(tempfile, "tempdir", str(path))
+        yield path
 
 
 def _let_others_read(directory: Path) -> None:
@@ -368,19 +388,24 @@ def test_an_auditor_reads_beside_a_running_writer(directory: Path) -> None:
     writer.close()
 
 
-def test_an_auditor_reads_a_file_whose_log_was_left_behind(directory: Path) -> None:
+def test_an_auditor_reads_a_file_whose_log_was_left_behind(
+    directory: Path, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy of file and log, or what a power cut left: the log is read, and neither is changed."""
     path = directory / "state.db"
-    with _Writing(directory.parent / f"{directory.name}.db") as (source, log):
+    with _Writing(tmp_path / "state.db") as (source, log):
         shutil.copyfile(source, path)
         shutil.copyfile(log, directory / "state.db-wal")
     _let_others_read(directory)
-    before = _state(directory)
-    temporary = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("veilsum-*"))
+    before, copied = _state(directory), list[Path]()
+    copy = shutil.copyfile
+    monkeypatch.setattr(shutil, "copyfile", lambda source, target: copied.append(target) or copy(source, target))
     assert _as_nobody(lambda: _count(path)) == "42"
+    assert list(temporary.iterdir()) == [], "no copy is left"
     assert _count(path) == 42
+    assert [(file.parent.parent, file.name) for file in copied] == [(temporary, "state.db"), (temporary, "state.db-wal")]
+    assert list(temporary.iterdir()) == [], "no copy is left"
     assert _state(directory) == before
-    assert set(Path(os.environ.get("TMPDIR", "/tmp")).glob("veilsum-*")) <= temporary, "no copy is left"
 
 
 class _Writing:

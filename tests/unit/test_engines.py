@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from support.randomness import RARE, RARE_DEVIATIONS
 from support.studies import SCHEMA, compiled, projection, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
@@ -203,12 +204,10 @@ def test_the_systems_noise_of_many_sites_has_the_distribution_of_their_sum() -> 
     each = _noise(plan, 40_000, [TravellingRandom(str(index)) for index in range(shares)])  # drawn share by share
     variance = float(plan.total_variance(shares))
     for found in (one, each):
-        assert (
-            stats.kstest(found + np.random.default_rng(0).uniform(-0.5, 0.5, len(found)), "norm", (0, variance**0.5)).pvalue
-            > 1e-4
-        )
-        assert abs(found.var() / variance - 1) < 6 * (2 / len(found)) ** 0.5
-    assert stats.ks_2samp(one, each).pvalue > 1e-4
+        spread_evenly = found + np.random.default_rng(0).uniform(-0.5, 0.5, len(found))
+        assert stats.kstest(spread_evenly, "norm", (0, (variance + 1 / 12) ** 0.5)).pvalue > RARE
+        assert abs(found.var() / variance - 1) < RARE_DEVIATIONS * (2 / len(found)) ** 0.5 < 0.05
+    assert stats.ks_2samp(one, each).pvalue > RARE
 
 
 class KilledError(Exception):

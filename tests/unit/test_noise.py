@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from support.neighbours import SETTINGS
-from support.randomness import SeededRandom
+from support.randomness import RARE, RARE_DEVIATIONS, SeededRandom
 from veilsum_node.errors import Misuse
 from veilsum_node.keystream import Expanded
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -73,8 +73,10 @@ def test_agrees_with_opendp(std: float) -> None:
     ours = discrete_gaussian(Fraction(std) ** 2, 100_000, SeededRandom(4))
     edges = np.unique(np.quantile(ours, np.linspace(0, 1, 25)[1:-1]))
     table = [np.bincount(np.searchsorted(edges, part), minlength=len(edges) + 1) for part in (ours, theirs)]
-    assert stats.chi2_contingency(table).pvalue > ALPHA
-    assert stats.ks_2samp(ours, theirs).pvalue > ALPHA
+    assert stats.chi2_contingency(table).pvalue > RARE  # OpenDP takes no seed
+    assert stats.ks_2samp(ours, theirs).pvalue > RARE
+    assert abs(theirs.var() / std**2 - 1) < RARE_DEVIATIONS * math.sqrt(2 / len(theirs)) < 0.07
+    assert abs(ours.var() / std**2 - 1) < 4 * math.sqrt(2 / len(ours)) < 0.02
 
 
 def test_draws_are_independent_and_symmetric() -> None:
@@ -376,7 +378,7 @@ def test_one_seed_repeats_and_others_differ() -> None:
     np.testing.assert_array_equal(first, again)
     assert (first == other).mean() < 0.01
     system = [discrete_gaussian(Fraction(10**6), 1000, SYSTEM_RANDOM) for _ in range(2)]
-    assert (system[0] == system[1]).mean() < 0.01
+    assert (system[0] == system[1]).mean() < 0.02  # a value is repeated with 3e-4: 20 of 1,000 with less than 1e-29
 
 
 def test_plans() -> None:

@@ -49,8 +49,8 @@ def test_an_opened_sum_carries_the_planned_variance(members: int, colluders: int
     noise = _opened_noise(plan_noise("distributed", STD**2, members, colluders), members, seed=members)
     honest = max(1, members - colluders)
     assert _p_value(noise, STD**2 * members / honest) > ALPHA
-    assert _p_value(noise, STD**2 * members / honest * 1.08) < ALPHA, "8% too much must be seen"
-    assert _p_value(noise, STD**2 * members / honest * 0.92) < ALPHA, "8% too little must be seen"
+    assert _p_value(noise, STD**2 * members / honest * 1.05**2) < ALPHA, "5% too much must be seen"
+    assert _p_value(noise, STD**2 * members / honest * 0.95**2) < ALPHA, "5% too little must be seen"
 
 
 @pytest.mark.parametrize(("roster", "left"), [(8, 6), (8, 3), (5, 4), (4, 2), (3, 2)])

@@ -223,7 +223,7 @@ def test_the_randomness_used_tells_nothing_of_the_centres(variance: Fraction, mo
         gaussian_around(np.full(200_000, fraction), variance, SYSTEM_RANDOM)
         used.append(sum(proposals))
     p = 200_000 / used[0]  # geometric counts of mean 1 / p, variance (1 - p) / p^2 each
-    assert max(used) - min(used) < 7 * math.sqrt(2 * 200_000 * (1 - p)) / p
+    assert max(used) - min(used) < 7 * math.sqrt(2 * 200_000 * (1 - p)) / p < 0.01 * used[0]  # of three, each with 3e-12
 
 
 def test_variances_beyond_the_proof_are_refused() -> None:
@@ -319,6 +319,7 @@ def test_one_record_moves_the_centres_by_the_whole_grid_at_most(seed: int) -> No
     assert max(steps) > 0.999 * bound
 
 
+@pytest.mark.usefixtures("known_randomness")
 @pytest.mark.parametrize("batched", [True, False])
 def test_releases_are_the_real_sum_and_the_noise(batched: bool) -> None:
     """On a grid of a few units a clip norm nothing of a sum is lost; site by site, and drawn for all sites at once."""
@@ -334,8 +335,8 @@ def test_releases_are_the_real_sum_and_the_noise(batched: bool) -> None:
     found, std = releases(study, sites, batched=batched), math.sqrt(task.released_variance(4)) * task.unit
     off = (found - real) / std
     assert stats.kstest(off.ravel(), "norm").pvalue > ALPHA
-    assert np.abs(off.mean(axis=0)).max() < 5.5 / math.sqrt(len(off))
-    assert ALPHA < stats.chi2.cdf(float((off**2).sum()), off.size) < 1 - ALPHA
+    assert np.abs(off.mean(axis=0)).max() < 4.5 / math.sqrt(len(off))
+    assert abs((off**2).mean() - 1) < 4 * math.sqrt(2 / off.size) < 0.07
 
 
 def test_noise_of_its_own_block_stays_there() -> None:
@@ -347,8 +348,10 @@ def test_noise_of_its_own_block_stays_there() -> None:
     plan = task.plan(4, 4)
     part = compute_sum(plan, shifted_sites(60)["b"], {}, SitePlace(1))
     assert task.released_variance(4) == declared.variance + 16
-    noised = plan.noised(part.total, 1, SYSTEM_RANDOM).reshape(4, -1)
-    assert not np.delete(noised, 1, axis=0).any()
-    off = (noised[1] - part.total.reshape(4, -1)[1] / ONE) / math.sqrt(plan.spread)
+    source = SeededRandom(b"its own block")
+    noised = np.array([plan.noised(part.total, 1, source).reshape(4, -1) for _ in range(1000)])
+    assert not np.delete(noised, 1, axis=1).any()
+    off = (noised[:, 1] - part.total.reshape(4, -1)[1] / ONE).ravel() / math.sqrt(plan.spread)
     assert stats.kstest(off, "norm").pvalue > ALPHA
+    assert abs((off**2).mean() - 1) < 4 * math.sqrt(2 / off.size) < 0.05
     assert SITES[1] == "b"
