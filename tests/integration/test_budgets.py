@@ -339,6 +339,7 @@ def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
         ):
             connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN consent_digest")
+        connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN snapshot")
         connection.exec_driver_sql("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
         connection.exec_driver_sql("ALTER TABLE participant_study DROP COLUMN shares")
     create_tables(site.database)
