@@ -84,5 +84,5 @@ class FederatedStatistics(Method):
         """How well each query's figures will be known."""
         return expected_answers(study, cohort, records)
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         return answers(federation)

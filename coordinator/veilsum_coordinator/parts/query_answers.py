@@ -5,10 +5,13 @@ Every row is one figure or a few, with the levels of its group; what noise drown
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
+from veilsum_coordinator.parts.estimable import told_rows
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.figure_rows import Row
 from veilsum_coordinator.parts.query_readers import READERS, SyntheticReader
@@ -36,15 +39,21 @@ def answers(federation: Federation) -> Result:
     made: dict[str, NDArray[Any]] = {}
     for encoding in encodings_of(task):
         reader = READERS[type(encoding)](encoding, release, smallest)
-        summary[encoding.query.name] = [row for row in reader.rows() if row]
-        if tests := list(reader.tests()):
-            summary[f"{encoding.query.name} tests"] = tests
+        name = encoding.query.name
+        summary[name] = told_rows(f"query {name}", reader.rows)
+        if tests := told_rows(f"tests of query {name}", reader.tests):
+            summary[f"{name} tests"] = tests
         if isinstance(reader, SyntheticReader):
-            made[f"{encoding.query.name}{RECORDS}"] = reader.records()
-            summary[f"{encoding.query.name}{RECORDS}"] = list(reader.levels())
+            summary[f"{name}{RECORDS}"] = told_rows(f"records of query {name}", partial(_drawn, reader, made))
             made |= {} if smallest else dict(reader.scales())
     arrays = {name.replace("/", "."): values for name, values in release.values.items()} if not smallest else {}
     return Result("statistics", summary, {**arrays, **made})
+
+
+def _drawn(reader: SyntheticReader, made: dict[str, NDArray[Any]]) -> Iterator[Row]:
+    """Put synthetic records among the arrays, and say what they mean."""
+    made[f"{reader.encoding.query.name}{RECORDS}"] = reader.records()
+    yield from reader.levels()
 
 
 def encodings_of(task: Any) -> tuple[Encoding, ...]:

@@ -24,7 +24,7 @@ from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_aggregation.weighted_means import WeightedSums, difference
-from veilsum_coordinator.parts.coefficients import coefficients, score_row, told_of
+from veilsum_coordinator.parts.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.figure_rows import Row, rescaled, root, shown, test_row
 from veilsum_privacy.tasks.queries.base import Encoding
@@ -205,8 +205,8 @@ class LinearReader(QueryReader):
     told: Fit | None = None
 
     def fit(self) -> LinearFit:
-        matrix = symmetric(self.block("diagonal"), self.block("cross"))
-        return LinearFit(matrix, self.std("diagonal"))
+        matrix, std = symmetric(self.block("diagonal"), self.block("cross")), self.std("diagonal")
+        return LinearFit(matrix, std, term_names(self.encoding), 0.0 if std else 1.0 / self.encoding.scale)
 
     def score(self, gram: Floats) -> Iterator[Row]:
         """The prediction as a derived number."""
