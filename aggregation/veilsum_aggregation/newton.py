@@ -65,20 +65,20 @@ def variance_bound(family: Family, most: float) -> float:
     return 0.25 if family == "logistic" else most
 
 
-def whitening(gram: Floats, std: float, grain: float = 0.0) -> tuple[Floats, Floats]:
-    """W (p, k) of a noised Gram matrix whose first entry is the number of records, and what it leaves out, (p, p - k).
+def whitening(gram: Floats, std: float, grain: float = 0.0) -> Floats:
+    """W (p, k) of a noised Gram matrix whose first entry is the number of records: of the k combinations that are told.
 
-    It is symmetric where everything is told (:func:`~veilsum_aggregation.regression.told_directions`).
+    It is symmetric where all are (:func:`~veilsum_aggregation.regression.told_directions`).
     """
     told, untold = told_directions(gram, std, grain)
     inner = told.T @ gram @ told if untold.size else gram
     if not told.size:
-        return told, untold
+        return told
     values, vectors = np.linalg.eigh(inner)
     least = max(FLOOR * std * math.sqrt(2.0 * len(inner)), FLAT * max(float(values[-1]), 1e-300))
     number = max(float(gram[0, 0]), least)
     whiten = (vectors / np.sqrt(np.maximum(values, least) / number)) @ vectors.T
-    return np.asarray(told @ whiten if untold.size else whiten, dtype=np.float64), untold
+    return np.asarray(told @ whiten if untold.size else whiten, dtype=np.float64)
 
 
 def padded(values: Floats, p: int) -> Floats:

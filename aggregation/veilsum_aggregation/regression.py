@@ -102,12 +102,16 @@ NEARLY = 1e-6
 """A part of a combination that is not told is none below this share."""
 
 
+FEW = 0.05
+"""Share of the records that a level has at most, with 97.5%, if it is left out: it then hardly moves other terms."""
+
+
 def told_directions(gram: Floats, std: float, grain: float = 0.0) -> tuple[Floats, Floats]:
     """What the records tell of the terms (1, x), and what they do not: orthonormal (p, k) and (p, p - k).
 
     With noise, a term whose sum of squares is within its noise is not told: a level that nobody has, or next to nobody.
-    Without noise, neither is a combination that does not vary: of a constant column, of collinear terms, of a first level that
-    nobody has.
+    Of more than :data:`FEW` of the records that is not said. Without noise, neither is a combination that does not vary: of a
+    constant column, of collinear terms, of a first level that nobody has.
 
     Args:
         gram: sum (1, x)(1, x)', of which the first entry is the number of records.
@@ -115,7 +119,8 @@ def told_directions(gram: Floats, std: float, grain: float = 0.0) -> tuple[Float
         grain: what rounding changes an entry by at most, for each record.
     """
     p, sizes = len(gram), np.diag(gram)
-    used = [0, *(place for place in range(1, p) if sizes[place] > NOISE_FLOOR * std and sizes[place] > 0.0)]
+    few = np.maximum(FEW * float(sizes[0]) - 2.0 * std, 0.0)
+    used = [0, *(place for place in range(1, p) if sizes[place] > min(NOISE_FLOOR * std, few))]
     unit = np.eye(p)
     told, untold = unit[:, used], np.delete(unit, used, axis=1)
     if std > 0.0:

@@ -22,7 +22,7 @@ from veilsum_aggregation.figures import Drowned
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
-from veilsum_aggregation.regression import Fit, UntoldFit, too_weak
+from veilsum_aggregation.regression import Fit, UntoldFit, told_directions, too_weak
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected_cluster, linear_scores, score_release
 from veilsum_coordinator.parts.coefficients import (
@@ -156,7 +156,7 @@ class Regression(Method):
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
             asked = expand(_asked(parameters, columns), columns)
-            tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records)
+            tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
                 (encoding,) = (LinearEncoding(query, columns) for query in tables.queries)
@@ -241,7 +241,11 @@ class Regression(Method):
         gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])[:-1, :-1]
         if family == "linear":
             reader = LinearReader(encoding, first, 0)
-            of_model = {QUERY: reader.rows, f"{QUERY} tests": reader.tests, SCORE: partial(reader.score, gram)}
+            of_model: dict[str, Callable[[], Iterator[Row]]] = {
+                QUERY: reader.rows,
+                f"{QUERY} tests": reader.tests,
+                SCORE: partial(reader.score, gram),
+            }
             tables = told_tables(self.name, of_model)
             if clustered and reader.fit().drowned is None:
                 told = replace(reader, told=cluster(federation, first, reader.fit()))
@@ -350,7 +354,7 @@ def _expected_fit(study: Study, cohort: int, records: int, encoding: LinearEncod
     family = study.parameters["family"]
     blocks = expected_regression(encoding, float(records))
     gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
-    whiten, _ = newton.whitening(gram, 0.0)
+    whiten = newton.whitening(gram, 0.0)
     mean = 0.5 if family == "logistic" else most / 2.0
     variance = mean * (1.0 - mean) if family == "logistic" else mean
     information = whiten @ gram @ whiten * variance
@@ -366,7 +370,8 @@ def _fit(federation: Federation, first: Release, encoding: LinearEncoding, most:
     family = federation.study.parameters["family"]
     moments = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
     gram, p = moments[:-1, :-1], len(moments) - 1
-    whiten, untold = newton.whitening(gram, first.noise_std[f"{QUERY}/diagonal"], grain)
+    std = first.noise_std[f"{QUERY}/diagonal"]
+    whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
     outcomes = _events(moments, encoding)
     point, released = newton.first_point(family, gram, outcomes, whiten, most), list[NewtonRelease]()
     for label in STEPS:
@@ -429,7 +434,7 @@ def _grain(study: Study, first: Release) -> float:
     """What rounding changes an entry of the first release's moments by at most, for each record; 0 where noise hides it."""
     task = AgreedStudy(study).task(MOMENTS).task
     scales = [each.scale for each in task.encodings if isinstance(each, LinearEncoding)] if isinstance(task, Tables) else []
-    return 0.0 if first.noise_std[f"{QUERY}/diagonal"] else 1.0 / min(scales)
+    return 0.0 if first.noise_std[f"{QUERY}/diagonal"] else 0.5 / min(scales)
 
 
 def _read(release: Release, at: Floats) -> NewtonRelease:

@@ -114,7 +114,7 @@ def _asked(study: Study, sites: int, fit: Fit, rate: float) -> tuple[float, dict
 
 def _linear(fit: LinearFit, std: float, sites: int) -> tuple[float, dict[str, Floats], Floats]:
     gram = fit.moments[: fit.p, : fit.p]
-    (whiten, _), error = newton.whitening(gram, fit.std, fit.grain), math.sqrt(fit.residual_variance)
+    whiten, error = newton.whitening(gram, fit.std, fit.grain), math.sqrt(fit.residual_variance)
     back, length = np.linalg.pinv(whiten), newton.REACH * math.sqrt(fit.p)
     spread = error * math.sqrt(max(float(gram[0, 0]), 1.0) / sites)
     least = length * min(TAILS["linear"] * error, LARGEST_RESIDUAL)

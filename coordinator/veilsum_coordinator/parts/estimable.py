@@ -34,9 +34,7 @@ def told_rows(what: str, rows: Callable[[], Iterator[Row]]) -> list[Row]:
     """The rows of a question; where a formula fails, those before it and one that says so."""
     found: list[Row] = []
     try:
-        for row in rows():
-            if row:
-                found.append(row)
+        found.extend(row for row in rows() if row)
     except FORMULA_ERRORS as error:
         found.append({"value": shown(unforeseen(error, what))})
     return found

@@ -178,7 +178,9 @@ def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str
         requests.append(QueryRequest(name=PRODUCTS, kind="mean", over=(PRODUCT,), where=known))
     queries = expand(requests, columns)
     largest = inputs.sites * inputs.schema.max_records
-    weighed = weigh(queries, derived, columns, largest=largest, fine=min(FINE, MOST_STEPS / math.sqrt(largest)))
+    weighed = weigh(
+        queries, derived, columns, largest=largest, fine=min(FINE, MOST_STEPS / math.sqrt(largest)), private=inputs.private
+    )
     weighed = weighed.model_copy(update=dict(persons))
     if prediction.by is None:
         return TaskPlan(LABEL, Tables.name, weighed)

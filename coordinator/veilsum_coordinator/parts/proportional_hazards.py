@@ -157,7 +157,7 @@ def _model(
     moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
     gram, table = moments[:-1, :-1], values[f"{ENDS}/ends"][0]
     (terms,) = (each for each in _encodings(study) if isinstance(each, LinearEncoding))
-    grain = 1.0 / terms.query.scale if hazard_std == 0.0 else 0.0
+    grain = 0.5 / terms.query.scale if hazard_std == 0.0 else 0.0
     edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
     sums = FirstSums(
         gram=gram,

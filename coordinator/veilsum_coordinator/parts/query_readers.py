@@ -26,7 +26,7 @@ from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_aggregation.weighted_means import WeightedSums, difference
 from veilsum_coordinator.parts.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.figure_rows import Row, rescaled, root, shown, test_row
+from veilsum_coordinator.parts.figure_rows import Row, rescaled, root, shown, test_row, widened
 from veilsum_privacy.tasks.queries.base import Encoding
 from veilsum_privacy.tasks.queries.cell_encodings import (
     DiscriminationEncoding,
@@ -81,6 +81,11 @@ class QueryReader(ABC):
     def std(self, name: str) -> float:
         """Standard deviation of the noise in a block's values."""
         return float(self.release.noise_std[f"{self.encoding.query.name}/{name}"])
+
+    @property
+    def grain(self) -> float:
+        """What rounding changes a sum by at most, for each record, in units of numbers in [-1, 1]; 0 where noise hides it."""
+        return 0.0 if any(self.release.noise_std.values()) else 0.5 / self.encoding.scale
 
     def groups(self) -> list[dict[str, str]]:
         """The level of each grouping column, group by group, in the order of the blocks."""
@@ -155,8 +160,9 @@ class _MeanReader(QueryReader):
                 mean, variance = group_means.mean(sums), group_means.variance(sums)
                 row: Row = {**levels, "column": name, "unit": domain.unit}
                 row["count"] = self.cell(sums.count, shown(tables.count(sums.count, sums.count_std)))
-                row["mean"] = self.cell(sums.count, shown(rescaled(mean, half, domain.low + half)))
-                row["standard_deviation"] = self.cell(sums.count, shown(rescaled(root(variance), half, 0.0)))
+                row["mean"] = self.cell(sums.count, shown(rescaled(widened(mean, self.grain), half, domain.low + half)))
+                deviation = root(widened(variance, 4.0 * self.grain))
+                row["standard_deviation"] = self.cell(sums.count, shown(rescaled(deviation, half, 0.0)))
                 yield row
 
     def tests(self) -> Iterator[Row]:
@@ -189,7 +195,7 @@ class _CorrelationReader(QueryReader):
         matrix = symmetric(diagonal, self.block("cross"))
         for i in range(len(names)):
             for j in range(i + 1, len(names)):
-                found = correlations.correlation(matrix, i, j, self.std("diagonal"), self.std("cross"))
+                found = correlations.correlation(matrix, i, j, self.std("diagonal"), self.std("cross"), self.grain)
                 yield {"column": names[i], "with": names[j], "correlation": self.cell(float(diagonal[0]), shown(found))}
 
 
@@ -206,7 +212,7 @@ class LinearReader(QueryReader):
 
     def fit(self) -> LinearFit:
         matrix, std = symmetric(self.block("diagonal"), self.block("cross")), self.std("diagonal")
-        return LinearFit(matrix, std, term_names(self.encoding), 0.0 if std else 1.0 / self.encoding.scale)
+        return LinearFit(matrix, std, term_names(self.encoding), self.grain)
 
     def score(self, gram: Floats) -> Iterator[Row]:
         """The prediction as a derived number."""
