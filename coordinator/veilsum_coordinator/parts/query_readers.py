@@ -60,11 +60,13 @@ class QueryReader(ABC):
         encoding: of the query.
         release: of the sum that it is in.
         smallest: count below which no cell is printed; 0 prints all.
+        missing: whether tests compare missing values, where they have a cell, as a level of their own.
     """
 
     encoding: Any
     release: Release
     smallest: int
+    missing: bool = True
 
     @abstractmethod
     def rows(self) -> Iterator[Row]:
@@ -129,13 +131,16 @@ class _TableReader(QueryReader):
             for group, square in zip(self.groups(), table.reshape(-1, *table.shape[-2:]), strict=True):
                 yield self._independence(" and ".join(query.over), square, std, group)
         elif query.part_of and query.by and len(self.encoding.axes) == 1 and self.encoding.group_count > 1:
-            flat = table.reshape(self.encoding.group_count, -1)
+            axes = *self.encoding.groups, *self.encoding.axes
+            kept = [len(axis.levels) - (axis.missing and not self.missing) for axis in axes]
+            table = table[tuple(map(slice, kept))]
+            flat = table.reshape(-1, table.shape[-1])
             yield self._independence(f"{query.over[0]} by {', '.join(query.by)}", flat, std, {})
 
     @staticmethod
     def _independence(of: str, table: Floats, std: float, group: Mapping[str, str]) -> Row:
         found = tables.independence(table, std)
-        rows, columns = table.shape
+        rows, columns = (int(np.count_nonzero(table.any(axis=axis))) for axis in (1, 0))
         effect = None if isinstance(found, Drowned) else tables.cramers_v(found, float(table.sum()), (rows, columns))
         return test_row("independence (chi-squared)", of, found, detectable_cramers_v=effect, **group)
 

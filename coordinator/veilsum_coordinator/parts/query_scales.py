@@ -67,9 +67,8 @@ def weigh(
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
     if not private:
         wanted = max(wanted, FINEST_SCALE / float(weights.max()))
-        reach = math.sqrt(
-            incidence.largest_integer([math.ceil(each * (w * wanted) ** 2) for each, w in zip(unit, weights, strict=True)])
-        )
+        norms = [math.ceil(each * (weight * wanted) ** 2) for each, weight in zip(unit, weights, strict=True)]
+        reach = math.sqrt(incidence.largest_integer(norms))
         wanted *= min(1.0, 0.95 * min(FINEST_NORM, EXACT_LANE / largest) / max(reach, 1.0))
     best: tuple[float, TablesParameters] | None = None
     for size in np.unique(np.rint(np.linspace(max(least, 0.8 * wanted), max(least, wanted), 12))):
