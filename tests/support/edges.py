@@ -51,7 +51,7 @@ def typical(n: int = 400, seed: int = 0) -> pd.DataFrame:
             "end": np.array(LEVELS["end"])[end],
         }
     )
-    return frame.astype({name: object for name in LEVELS})
+    return frame.astype(dict.fromkeys(LEVELS, object))
 
 
 def _changed(**columns: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
@@ -95,8 +95,8 @@ DATA: Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "typical": lambda frame: frame,
     "constant": _changed(age=50.0, stay=3.0, dose=0.0, visits=2.0, arm="a", sex="f", end="alive"),
     "constant at the bounds": _changed(age=90.0, stay=0.0, dose=-5.0, visits=20.0, arm="b", sex="x", end="moved"),
-    "all missing": _changed(**{name: np.nan for name in NUMBERS}, **{name: None for name in LEVELS}),
-    "numbers missing": _changed(**{name: np.nan for name in NUMBERS}),
+    "all missing": _changed(**dict.fromkeys(NUMBERS, np.nan), **dict.fromkeys(LEVELS)),
+    "numbers missing": _changed(**dict.fromkeys(NUMBERS, np.nan)),
     "one class": _changed(end="died"),
     "all censored": _changed(end="alive"),
     "a level that nobody has": lambda frame: frame.assign(sex=frame["sex"].replace("x", "f")),

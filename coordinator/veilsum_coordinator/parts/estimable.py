@@ -11,8 +11,11 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from veilsum_aggregation.figures import Drowned
-from veilsum_coordinator.parts.federation import Federation, Floats, Release
+from veilsum_coordinator.parts.federation import Federation, Floats, NoFurtherRoundError, Release
 from veilsum_coordinator.parts.figure_rows import Row, shown
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import in_range
@@ -80,7 +83,7 @@ class Kept:
         Raises:
             ArithmeticError: the broadcast has a value that no task takes; nobody was asked for anything.
         """
-        if broadcast and not all(map(in_range, broadcast.values())):
+        if not all(map(_taken, (broadcast or {}).values())):
             raise ArithmeticError(f"what the next round, {label}, would begin with is not finite")
         self.asking = True  # what fails from here on is no formula of the method's
         release = self._federation.sum(label, broadcast, members=members)
@@ -92,13 +95,18 @@ class Kept:
         self._federation.checkpoint(arrays, finite(summary))
 
 
+def _taken(array: NDArray[Any]) -> bool:
+    """Whether sites take an array as a part of a broadcast; of a model in single precision every finite number is in range."""
+    return in_range(array) if array.dtype == np.float64 else bool(np.isfinite(array).all())
+
+
 def told_result(name: str, federation: Federation, compute: Callable[[Federation], Result]) -> Result:
     """A method's result; where its formulas fail, the reason and the last sum of each task that was released."""
     kept = Kept(federation)
     try:
         result = compute(kept)
     except FORMULA_ERRORS as error:
-        if kept.asking or not kept.releases:
+        if (kept.asking and not isinstance(error, NoFurtherRoundError)) or not kept.releases:
             raise
         reason = unforeseen(error, f"study {federation.study.name}").reason
         cohort = len(next(reversed(kept.releases.values())).cohort)
