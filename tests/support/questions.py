@@ -76,6 +76,9 @@ def _classes(method: str, **parameters: Any) -> Question:
 COX = {"family": "cox", "outcome": "stay", "event": "end", "censored": ["alive"]}
 TREES = {"rounds": 2, "trees": 4, "depth": 2}
 PREDICTION = {"predicts": "probability", "number": "0.05 * age - 3", "low": -2.0, "high": 1.5, "outcome": "end = 'died'"}
+NUMBER = {"predicts": "number", "number": "0.1 * age", "low": 2.0, "high": 9.0, "outcome": "stay"}
+RATE = {"predicts": "rate", "number": "0.02 * age - 0.7", "low": -0.3, "high": 1.1, "outcome": "visits"}
+HAZARD = {**PREDICTION, "predicts": "hazard", "outcome": "stay", "event": "end", "censored": ["alive"]}
 QUESTIONS: Mapping[str, Question] = {
     "statistics": Question(
         "statistics", SCHEMA, {"query": [{"name": name, **asked} for name, asked in QUERIES.items()], "derive": DERIVE}
@@ -92,11 +95,7 @@ QUESTIONS: Mapping[str, Question] = {
     "evaluation of a number": Question(
         "federated-evaluation",
         SCHEMA,
-        {
-            "parameters": {
-                "prediction": {"predicts": "number", "number": "0.1 * age", "low": 2.0, "high": 9.0, "outcome": "stay"}
-            }
-        },
+        {"parameters": {"prediction": NUMBER}},
     ),
     "evaluation of a rate": Question(
         "federated-evaluation",
@@ -221,21 +220,22 @@ def _correlations(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _missing(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
-    yield "missing", Truth(int(frame[row["column"]].isna().sum()), 1e-6)
+    if row["column"] in frame:
+        yield "missing", Truth(int(frame[row["column"]].isna().sum()), 1e-6)
 
 
 def _survival(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
-    """Kaplan and Meier's estimate of times moved to the ends of their intervals, which agrees where nobody is censored."""
-    from lifelines import KaplanMeierFitter
+    """The actuarial estimate from lifelines' table of who is at risk, of times moved to the ends of their intervals."""
+    from lifelines.utils import survival_table_from_events
 
     own = frame[(frame["arm"] == row["arm"]) & frame["stay"].notna()]
     own = own[own["end"].notna() | (own["stay"] >= 60)]
     if row["figure"] == "survival" and row["time"] is not None and len(own):
-        ends = np.ceil(np.maximum(own["stay"], 1e-9) / 10) * 10
-        died = (own["end"] != "alive") & (own["stay"] < 60)
-        model = KaplanMeierFitter().fit(ends, died)
-        censored = bool(((own["end"] == "alive") & (own["stay"] < row["time"])).any())
-        yield "value", Truth(float(model.predict(row["time"])), math.inf if censored else 1e-6)
+        past = own["stay"] >= 60
+        ends = np.where(past, 70.0, np.ceil(np.maximum(own["stay"], 1e-9) / 10) * 10)
+        table = survival_table_from_events(ends, (own["end"] != "alive") & ~past)
+        hazard = table["observed"] / (table["at_risk"] - table["censored"] / 2).clip(lower=0.5)
+        yield "value", Truth(float(np.prod(1 - hazard[table.index <= row["time"]])), 1e-6)
 
 
 def _area(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:

@@ -335,7 +335,8 @@ class _EffectReader(QueryReader):
         arms, unit = list[WeightedSums](), "" if self.encoding.event is not None else outcome.unit
         for (weights, outcomes), (one, linear, square) in zip(self.block("sums"), self.block("squares"), strict=True):
             squares = float(one), float(linear), float(square)
-            arms.append(WeightedSums(float(weights), float(outcomes), squares, self.std("sums")))
+            stds = self.std("sums"), self.std("squares")
+            arms.append(WeightedSums(float(weights), float(outcomes), squares, *stds, self.encoding.largest))
         means = [arm.mean() for arm in arms]
         levels = [group[name] for group in self.groups()]
         least = min((arm.effective() or 0.0 for arm in arms), default=0.0)
