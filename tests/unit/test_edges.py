@@ -156,7 +156,7 @@ def test_linear_coefficients_are_those_of_statsmodels_or_name_the_terms(name: st
     model = sm.WLS(frame["stay"], design, weights=weights).fit()
     told = 0
     for place, term in enumerate(("constant", "age", "dose", "sex m", "sex x")):
-        free = bool(np.any(np.abs(kernel[:, place]) > 1e-9)) or (place == 0 and kernel.size > 0)
+        free = bool(np.any(np.abs(kernel[:, :3] if place == 0 else kernel[:, place]) > 1e-9))
         assert not free or "not_estimable" in found[term], term
         if "value" in found[term]:
             told += 1
@@ -165,7 +165,7 @@ def test_linear_coefficients_are_those_of_statsmodels_or_name_the_terms(name: st
             )
         elif place:
             assert any(word in found[term]["not_estimable"] for word in ("age", "dose", "sex"))
-    assert told >= {"separated": 5, "collinear": 2, "constant": 0}.get(name, 2)
+    assert told >= {"separated": 5, "collinear": 1, "constant": 0}.get(name, 2)
 
 
 @pytest.mark.parametrize("question", ["linear", "logistic", "poisson"])
