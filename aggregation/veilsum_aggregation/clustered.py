@@ -130,6 +130,10 @@ class ClusteredFit(Fit):
         return self.fit.coefficients
 
     @property
+    def untold(self) -> Floats:
+        return self.fit.untold
+
+    @property
     def covariances(self) -> tuple[Floats, Floats]:
         """Of the coefficients (p, p): by the fit's noise, and the sandwich less what the scores' noise adds on average."""
         sites = len(self.scores)
@@ -144,7 +148,7 @@ class ClusteredFit(Fit):
         return self.fit.drowned
 
     def combination(self, weights: Floats) -> Answer:
-        if (drowned := self.drowned) is not None:
+        if (drowned := self.drowned or self.fit.hidden(weights)) is not None:
             return drowned
         sites, direction = len(self.scores), self.influence.T @ weights
         hidden = sites * self.std**2 * float(direction @ direction)

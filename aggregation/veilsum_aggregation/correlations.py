@@ -13,7 +13,7 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 Floats = NDArray[np.float64]
 
 
-def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std: float) -> Answer:
+def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std: float, grain: float = 0.0) -> Answer:
     """The correlation of numbers i and j from M = sum z z', z = (1, x), (d + 1, d + 1), with an interval on Fisher's z.
 
     Var r = sigma_o^2 / (n^2 v_i v_j) + (r^2 / 4) (sigma^2 / n^2) (v_i^-2 + v_j^-2) from the noise, and (1 - r^2)^2 / n from
@@ -22,6 +22,7 @@ def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std:
     Args:
         i, j: from 0, without the constant.
         diagonal_std, cross_std: of the noise of an entry of the diagonal, and of one above it.
+        grain: what rounding changes an entry by at most, for each record; 0 where noise hides it.
     """
     advice = "more records, or more epsilon"
     n = float(moments[0, 0])
@@ -30,9 +31,8 @@ def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std:
     a, b = i + 1, j + 1
     mi, mj = moments[0, a] / n, moments[0, b] / n
     vi, vj = float(moments[a, a] / n - mi * mi), float(moments[b, b] / n - mj * mj)
-    floor = NOISE_FLOOR * diagonal_std / n
-    if min(vi, vj) <= floor:
-        return Drowned("a variance is within its noise", advice)
+    if min(vi, vj) <= NOISE_FLOOR * diagonal_std / n + 2.0 * grain:
+        return Drowned("a variance is within its noise", advice) if diagonal_std else Drowned("a column does not vary")
     r = float(moments[a, b] / n - mi * mj) / math.sqrt(vi * vj)
     inside = min(max(r, -0.999), 0.999)
     noise = cross_std**2 / (n * n * vi * vj) + inside**2 / 4.0 * (diagonal_std / n) ** 2 * (vi**-2 + vj**-2)

@@ -19,6 +19,9 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 
 Floats = NDArray[np.float64]
 
+FLAT = 1e-9
+"""An eigenvalue below this share of the largest is 0 up to rounding."""
+
 Z95 = 1.959963984540054
 """Standard normal quantile of 97.5%."""
 
@@ -173,18 +176,26 @@ def delta_rule(function: Callable[[Floats], float], table: Floats, noise_std: fl
     return function(table), float(gradient**2 @ noise**2), max(sampling, 0.0)
 
 
-def chi_squared(u: Floats, noise: Floats, sampling: Floats, degrees: int, left_out: tuple[int, ...] = ()) -> Test:
+NO_VARIANCE = Drowned("nothing varies that the test could compare")
+
+
+def chi_squared(u: Floats, noise: Floats, sampling: Floats, degrees: int, left_out: tuple[int, ...] = ()) -> Test | Drowned:
     """The test that a vector has mean 0: u' V^+ u with V the sum of both covariances, against chi-squared.
+
+    Its degrees of freedom are V's rank: combinations that do not vary, beside :data:`FLAT` of the largest, are no part of it.
 
     Args:
         u: (k,).
-        noise, sampling: (k, k) covariances, of rank ``degrees``.
+        noise, sampling: (k, k) covariances, of rank ``degrees`` at most.
     """
     from scipy.stats import chi2  # slow to import, and only tests need it
 
     whole = noise + sampling
     values, vectors = np.linalg.eigh((whole + whole.T) / 2.0)
-    kept = vectors[:, -degrees:] / np.sqrt(np.maximum(values[-degrees:], 1e-300))
+    degrees = int(np.count_nonzero(values[-degrees:] > FLAT * max(float(values[-1]), 0.0))) if degrees > 0 else 0
+    if degrees == 0:
+        return NO_VARIANCE
+    kept = vectors[:, -degrees:] / np.sqrt(values[-degrees:])
     statistic = float(((kept.T @ u) ** 2).sum())
     share = float(np.trace(kept.T @ noise @ kept)) / degrees
     return Test(statistic, degrees, float(chi2.sf(statistic, degrees)), min(max(share, 0.0), 1.0), left_out)

@@ -96,7 +96,7 @@ def variance(sums: NumberSums) -> Answer:
 
 
 LEAST_VARIANCE = 1e-3
-"""Of a number in [-1, 1] where noise leaves none."""
+"""Of a number in [-1, 1] where noise leaves none; without noise it is what it is."""
 
 HEAVY = 5.0
 """How much heavier than a beta distribution's the tail of a skewed number is taken to be: log-normal lengths of stay are."""
@@ -133,7 +133,8 @@ def equal_means(groups: list[NumberSums]) -> Test | Drowned:
     m = float(s.sum() / n.sum())
     noise = np.array([groups[place].total_std ** 2 + (m * groups[place].count_std) ** 2 for place in kept])
     # Not the careful variance: a test that rejects too rarely is as wrong as one that rejects too often.
-    spread = [min(max(groups[place].plain_variance()[0], LEAST_VARIANCE), 1.0 - min(m * m, 0.999)) for place in kept]
+    least = LEAST_VARIANCE if noise.any() else 0.0
+    spread = [min(max(groups[place].plain_variance()[0], least), 1.0 - min(m * m, 0.999)) for place in kept]
     sampling = n * np.array(spread)
     matrix = np.eye(len(kept)) - np.outer(n, np.ones(len(kept))) / n.sum()
     u = s - m * n

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.figures import FLAT, Drowned
 from veilsum_aggregation.newton import (
     FLOOR,
     LONGEST_STEP,
@@ -29,10 +29,12 @@ from veilsum_aggregation.newton import (
     OLD_SCORE,
     WEAKEST,
     limited,
+    nothing,
     release_shares,
     unconverged,
+    without,
 )
-from veilsum_aggregation.regression import Fit, too_weak
+from veilsum_aggregation.regression import Fit, told_directions, too_weak
 
 Floats = NDArray[np.float64]
 
@@ -63,6 +65,7 @@ class FirstSums:
         died, left: events and censored records by interval, (b,).
         beyond: records past the last interval.
         ends: of the intervals, (b + 1,).
+        grain: what rounding changes an entry of A by at most, for each record.
     """
 
     gram: Floats
@@ -72,6 +75,7 @@ class FirstSums:
     left: Floats
     beyond: float
     ends: Floats
+    grain: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,12 @@ class HazardModel:
     """The coordinates of a fit and where it begins.
 
     Attributes:
-        whiten: W (p, p), symmetric.
+        whiten: W (p, k), symmetric where everything is told.
         centre: (p,).
         periods: their ends, (P + 1,).
         events: in each period, (P,).
-        point: alpha and gamma, (P + p,).
+        point: alpha and gamma, (P + k,).
+        untold: combinations of coefficients that W leaves out, (p + 1, p - k); the constant, the first, is in none.
     """
 
     whiten: Floats
@@ -91,6 +96,7 @@ class HazardModel:
     periods: Floats
     events: Floats
     point: Floats
+    untold: Floats = field(default_factory=nothing)
 
 
 def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
@@ -103,12 +109,14 @@ def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
     p, gram, std = len(sums.gram) - 1, sums.gram, sums.gram_std
     number = max(float(gram[0, 0]), FLOOR * std, 1e-9)
     mean = gram[1:, 0] / number
-    values, vectors = np.linalg.eigh(gram[1:, 1:] / number - np.outer(mean, mean))
-    least = max(FLOOR * std / number * math.sqrt(2.0 * p), 1e-9 * max(float(values[-1]), 1e-300))
-    whiten = np.asarray((vectors / np.sqrt(np.maximum(values, least))) @ vectors.T, dtype=np.float64)
+    spread = gram[1:, 1:] / number - np.outer(mean, mean)
+    told, untold = _told_terms(gram, spread, std, sums.grain)
+    values, vectors = np.linalg.eigh(told.T @ spread @ told)
+    least = max(FLOOR * std / number * math.sqrt(2.0 * p), FLAT * max(float(values.max(initial=0.0)), 1e-300))
+    whiten = np.asarray(told @ (vectors / np.sqrt(np.maximum(values, least))) @ vectors.T, dtype=np.float64)
     weight = float(sums.events[0])
     centre = np.clip(sums.events[1:] / weight, -1.0, 1.0) if weight > FLOOR * std and weight > 0.0 else mean
-    gamma = limited(whiten @ (centre - mean), FIRST_STEP)
+    gamma = limited(whiten.T @ (centre - mean), FIRST_STEP)
 
     total = max(float(sums.died.sum()), 1.0)
     count = MOST_PERIODS if hazard_std == 0.0 else int(np.clip(total / (EVENTS * hazard_std), 1.0, MOST_PERIODS))
@@ -120,7 +128,17 @@ def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
     least_spent = 1e-6 * float(spent.sum())
     marginal = np.log(events / np.maximum(_between(sums, spent, periods), least_spent))
     point = np.concatenate([marginal + 0.5 * float(gamma @ gamma), gamma])
-    return HazardModel(whiten, centre, periods, events, point)
+    return HazardModel(whiten, centre, periods, events, point, np.pad(untold, ((1, 0), (0, 0))))
+
+
+def _told_terms(gram: Floats, spread: Floats, std: float, grain: float) -> tuple[Floats, Floats]:
+    """Combinations of the terms that vary (p, k), and those that do not (p, p - k): with noise by their squares alone."""
+    if std > 0.0:
+        told, untold = told_directions(gram, std)
+        return told[1:, 1:], untold[1:]
+    values, vectors = np.linalg.eigh(spread)
+    flat = values <= max(FLAT * float(values[-1]), grain)
+    return (vectors[:, ~flat], vectors[:, flat]) if flat.any() else (np.eye(len(spread)), vectors[:, :0])
 
 
 def longest_terms(model: HazardModel, score_std: float, information_std: float) -> float:
@@ -130,7 +148,7 @@ def longest_terms(model: HazardModel, score_std: float, information_std: float) 
         model: with its events.
         score_std, information_std: of the noise of the step's score and, on the diagonal, information, on terms of length 1.
     """
-    p, total = len(model.whiten), float(model.events.sum())
+    p, total = model.whiten.shape[1], float(model.events.sum())
     length = LONGEST
     if score_std > 0.0:
         reach = math.sqrt(INFORMATION_NOISE * total / (information_std * math.sqrt(2.0 * p)))
@@ -190,11 +208,19 @@ class HazardFit(Fit):
         model: coordinates.
         releases: in order, one or more.
         length: C of the last release.
+        names: of the coefficients.
+        apart: as of :class:`~veilsum_aggregation.newton.NewtonFit`.
     """
 
     model: HazardModel
     releases: Sequence[HazardRelease]
     length: float = 1.0
+    names: tuple[str, ...] = ()
+    apart: Floats = field(default_factory=nothing)
+
+    @property
+    def untold(self) -> Floats:
+        return self.model.untold
 
     @cached_property
     def _information(self) -> tuple[Floats, Floats, Floats, float, float]:
@@ -216,7 +242,7 @@ class HazardFit(Fit):
     @property
     def reach(self) -> float:
         """The operator norm that the noise of gamma's information has."""
-        return self._information[4] * math.sqrt(2.0 * len(self.model.whiten))
+        return self._information[4] * math.sqrt(2.0 * self.model.whiten.shape[1])
 
     @cached_property
     def _explained(self) -> Floats:
@@ -234,7 +260,7 @@ class HazardFit(Fit):
         """The joint information (P + p, P + p), that of gamma given alpha with no eigenvalue below its noise."""
         hazards, cross, _, _, _ = self._information
         values, vectors = self._spectrum
-        least = max(self.reach, 1e-9 * float(np.abs(values).max()), 1e-300)
+        least = max(self.reach, FLAT * float(np.abs(values).max()), 1e-300)
         given = (vectors * np.maximum(values, least)) @ vectors.T
         return np.block([[np.diag(hazards), cross], [cross.T, given + cross.T @ (cross / hazards[:, None])]])
 
@@ -246,7 +272,7 @@ class HazardFit(Fit):
         moved = [
             np.concatenate([release.hazards, release.score]) - self._matrix @ (last - release.at) for release in self.releases
         ]
-        sizes = len(self.model.events), len(self.model.whiten)
+        sizes = len(self.model.events), self.model.whiten.shape[1]
         noise = [
             np.repeat([release.hazard_std**2, release.score_std**2], sizes) * share**2
             for release, share in zip(self.releases, shares, strict=True)
@@ -291,7 +317,7 @@ class HazardFit(Fit):
         """
         inverse, variance = np.linalg.inv(self._matrix), self._score[1]
         _, _, _, cross_std, information_std = self._information
-        periods, p = len(self.model.events), len(self.model.whiten)
+        periods, p = len(self.model.events), self.model.whiten.shape[1]
         a, g = self.step[:periods], self.step[periods:]
         middle = np.diag(variance)
         middle[:periods, :periods] += cross_std**2 * float(g @ g) * np.eye(periods)
@@ -303,7 +329,7 @@ class HazardFit(Fit):
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:
         whiten = self.model.whiten
-        noise, sampling = (np.pad(whiten @ matrix @ whiten, ((1, 0), (1, 0))) for matrix in self._white_covariances)
+        noise, sampling = (np.pad(whiten @ matrix @ whiten.T, ((1, 0), (1, 0))) for matrix in self._white_covariances)
         return noise, sampling
 
     @property
@@ -313,5 +339,7 @@ class HazardFit(Fit):
 
     @property
     def drowned(self) -> Drowned | None:
-        weak = too_weak(self.reach, self.smallest, WEAKEST)
-        return weak or unconverged(self.step[len(self.model.events) :], np.sum(self._white_covariances, axis=0))
+        whiten = self.model.whiten
+        weakest = np.concatenate([[0.0], whiten @ self._spectrum[1][:, 0]])
+        step = without(self.step[len(self.model.events) :], whiten, self.apart[1:])
+        return too_weak(self.reach, self.smallest, WEAKEST, self.named(weakest)) or unconverged(step, *self._white_covariances)

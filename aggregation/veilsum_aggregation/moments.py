@@ -50,8 +50,8 @@ def _too_small(what: str) -> NotEstimable:
 
 
 def count(total: float, std: float) -> Estimate:
-    """A released count; negative ones, which only noise makes, become 0."""
-    return Estimate(max(total, 0.0), std)
+    """A released count, as it is: noise can leave it below 0, and cutting it off there would count too many on average."""
+    return Estimate(total, std)
 
 
 def mean(total: float, number: float, total_std: float, number_std: float, *, low: float, high: float) -> Statistic:

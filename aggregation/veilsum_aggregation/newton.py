@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Drowned
-from veilsum_aggregation.regression import Fit, too_weak
+from veilsum_aggregation.figures import FLAT, Drowned
+from veilsum_aggregation.regression import Fit, told_directions, too_weak
 
 Floats = NDArray[np.float64]
 
@@ -65,21 +65,34 @@ def variance_bound(family: Family, most: float) -> float:
     return 0.25 if family == "logistic" else most
 
 
-def whitening(gram: Floats, std: float) -> Floats:
-    """W (p, p), symmetric, of a noised Gram matrix whose first entry is the number of records."""
-    values, vectors = np.linalg.eigh(gram)
-    least = max(FLOOR * std * math.sqrt(2.0 * len(gram)), 1e-9 * max(float(values[-1]), 1e-300))
+def whitening(gram: Floats, std: float, grain: float = 0.0) -> Floats:
+    """W (p, k) of a noised Gram matrix whose first entry is the number of records: of the k combinations that are told.
+
+    It is symmetric where all are (:func:`~veilsum_aggregation.regression.told_directions`).
+    """
+    told, untold = told_directions(gram, std, grain)
+    inner = told.T @ gram @ told if untold.size else gram
+    if not told.size:
+        return told
+    values, vectors = np.linalg.eigh(inner)
+    least = max(FLOOR * std * math.sqrt(2.0 * len(inner)), FLAT * max(float(values[-1]), 1e-300))
     number = max(float(gram[0, 0]), least)
-    return np.asarray((vectors / np.sqrt(np.maximum(values, least) / number)) @ vectors.T, dtype=np.float64)
+    whiten = (vectors / np.sqrt(np.maximum(values, least) / number)) @ vectors.T
+    return np.asarray(told @ whiten if untold.size else whiten, dtype=np.float64)
+
+
+def padded(values: Floats, p: int) -> Floats:
+    """A matrix (p, k) or vector (k,) with zeros up to (p, p) or (p,), as sites take it."""
+    return np.pad(values, [(0, p - values.shape[0])] if values.ndim == 1 else [(0, 0), (0, p - values.shape[1])])
 
 
 def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, most: float) -> Floats:
-    """gamma (p,) after one step from the model without terms.
+    """gamma (k,) after one step from the model without terms.
 
     Args:
         gram: A (p, p).
         outcomes: sum c^2 z y, (p,), with the weights of ``gram``.
-        whiten: W (p, p).
+        whiten: W (p, k).
         most: largest mean of counts.
     """
     number = max(float(gram[0, 0]), 1e-9)
@@ -88,8 +101,8 @@ def first_point(family: Family, gram: Floats, outcomes: Floats, whiten: Floats, 
     variance = mean * (1.0 - mean) if family == "logistic" else mean
     null = np.zeros(len(gram))
     null[0] = link(family, mean)
-    step = whiten @ (outcomes - mean * gram[:, 0]) / (variance * number)
-    return np.asarray(np.linalg.solve(whiten, null) + limited(step), dtype=np.float64)
+    step = whiten.T @ (outcomes - mean * gram[:, 0]) / (variance * number)
+    return np.asarray(np.linalg.pinv(whiten) @ null + limited(step), dtype=np.float64)
 
 
 def limited(step: Floats, longest: float = LONGEST_STEP) -> Floats:
@@ -107,15 +120,39 @@ def release_shares(stds: Sequence[float], older: float) -> Floats:
     return np.array(weights) / sum(weights)
 
 
-def unconverged(step: Floats, covariance: Floats) -> Drowned | None:
-    """What to say where the last step d (p,) leaves an error of about |d| d / 2, for the curvature that it did not know of."""
-    left = float(np.linalg.norm(step)) * np.abs(step)
-    if np.all(left <= np.sqrt(np.diag(covariance))):
+STILL = 0.25
+"""Step in gamma at which a model still moves, whatever its error: where terms separate the outcomes, steps stay near 1 and
+errors grow with them. What noise moves comes on top, :data:`TAIL` of its standard deviations."""
+
+TAIL = 6.0
+
+
+def unconverged(step: Floats, noise: Floats, sampling: Floats) -> Drowned | None:
+    """What to say where the last step d (k,) leaves an error of about |d| d / 2, for the curvature that it did not know of.
+
+    Args:
+        noise, sampling: covariances of gamma (k, k).
+    """
+    left, of_noise = float(np.linalg.norm(step)) * np.abs(step), np.diag(noise)
+    if np.all(left <= np.sqrt(of_noise + np.diag(sampling))) and np.all(np.abs(step) <= STILL + TAIL * np.sqrt(of_noise)):
         return None
     return Drowned(
         "the last step was too long for the model to have converged",
-        "more records or epsilon, fewer terms; or an outcome that is less rare",
+        "more records or epsilon, fewer terms, none that separates the outcomes; or an outcome that is less rare",
     )
+
+
+def nothing() -> Floats:
+    """No directions, (0, 0)."""
+    return np.zeros((0, 0))
+
+
+def without(step: Floats, whiten: Floats, apart: Floats) -> Floats:
+    """A step (k,) in gamma less what it moves the combinations ``apart`` (p, m) of coefficients."""
+    if not apart.size:
+        return step
+    directions, _ = np.linalg.qr(np.linalg.pinv(whiten) @ apart)
+    return np.asarray(step - directions @ (directions.T @ step), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -142,12 +179,22 @@ class NewtonFit(Fit):
     """Where the releases so far lead.
 
     Attributes:
-        whiten: W (p, p).
-        releases: in order, one or more.
+        whiten: W (p, k).
+        releases: in order, one or more, in k dimensions.
+        names: of the coefficients.
+        left_out: combinations (p, p - k) that W leaves out.
+        apart: (p, m), combinations that are told apart from the others: what steps do along them is not looked at.
     """
 
     whiten: Floats
     releases: Sequence[NewtonRelease]
+    names: tuple[str, ...] = ()
+    left_out: Floats = field(default_factory=nothing)
+    apart: Floats = field(default_factory=nothing)
+
+    @property
+    def untold(self) -> Floats:
+        return self.left_out
 
     @cached_property
     def _information(self) -> tuple[Floats, float]:
@@ -160,18 +207,23 @@ class NewtonFit(Fit):
     @property
     def reach(self) -> float:
         """The operator norm that the noise of H has, about s sqrt(2 p)."""
-        return self._information[1] * math.sqrt(2.0 * len(self.whiten))
+        return self._information[1] * math.sqrt(2.0 * self.whiten.shape[1])
 
     @cached_property
+    def _spectrum(self) -> tuple[Floats, Floats]:
+        values, vectors = np.linalg.eigh(self._information[0])
+        return values, vectors
+
+    @property
     def smallest(self) -> float:
         """The smallest eigenvalue of H."""
-        return float(np.linalg.eigvalsh(self._information[0])[0])
+        return float(self._spectrum[0][0])
 
     @cached_property
     def floored(self) -> Floats:
         """H (p, p) with no eigenvalue below its noise."""
-        values, vectors = np.linalg.eigh(self._information[0])
-        least = max(self.reach, 1e-9 * float(np.abs(values).max()), 1e-300)
+        values, vectors = self._spectrum
+        least = max(self.reach, FLAT * float(np.abs(values).max()), 1e-300)
         return np.asarray((vectors * np.maximum(values, least)) @ vectors.T, dtype=np.float64)
 
     @cached_property
@@ -210,12 +262,10 @@ class NewtonFit(Fit):
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:
-        noise, sampling = (self.whiten @ matrix @ self.whiten for matrix in self._white_covariances)
+        noise, sampling = (self.whiten @ matrix @ self.whiten.T for matrix in self._white_covariances)
         return np.asarray(noise), np.asarray(sampling)
 
     @property
     def drowned(self) -> Drowned | None:
-        weak = too_weak(self.reach, self.smallest, WEAKEST)
-        if weak is not None:
-            return weak
-        return unconverged(self.step, np.sum(self._white_covariances, axis=0))
+        weak = too_weak(self.reach, self.smallest, WEAKEST, self.named(self.whiten @ self._spectrum[1][:, 0]))
+        return weak or unconverged(without(self.step, self.whiten, self.apart), *self._white_covariances)

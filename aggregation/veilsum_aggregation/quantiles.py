@@ -18,9 +18,6 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 
 Floats = NDArray[np.float64]
 
-POINTS = 16
-"""Places in an interval of numbers where the end of a quantile's interval may lie."""
-
 
 def toeplitz_column(bins: int, scale: int = 64) -> NDArray[np.int64]:
     """The first column (bins,) of A places ``scale``, rounded: f_0 = 1, f_k = f_k-1 (2k - 1) / (2k)."""
@@ -42,11 +39,10 @@ def quantiles(
 ) -> list[Answer]:
     """Quantiles of a number from the released sums (bins,) of its columns, with Woodruff's intervals.
 
-    Within an interval C is the parabola through its ends whose second difference is the mean of those there. With
-    G(t) = C(t) - q N the interval spans where |G(t)| <= z sqrt(v_t + N q (1 - q)) + b_t: v_t is the exact noise variance of
-    the linear C, and b_t, what the parabola may miss, is w (1 - w) / 2 of the difference of both second differences. It is
-    open where it touches a bound. The point is where the isotonic C, linear within intervals, reaches q N. Errors are those of
-    C at the point, by the density there.
+    With G(t) = C(t) - q N the interval reaches from the edge before the first one with |G(t)| <= z sqrt(v_t + N q (1 - q)) to
+    the edge after the last one, v_t the exact noise variance of the linear C: at edges C is known whatever lies between them,
+    be it a whole number that many records have. It is open where it touches a bound. The point is where the isotonic C, linear
+    within intervals, reaches q N. Errors are those of C at the point, by the density there.
 
     Args:
         sums: released, in the units of the integer columns.
@@ -60,57 +56,23 @@ def quantiles(
     total, total_std = float(prefix[-1]), noise_std * float(np.linalg.norm(weights[-1]))
     if not total > max(NOISE_FLOOR * total_std, 0.0):
         return [Drowned("the released count is within its noise", "more records, or more epsilon") for _ in at]
-    rising = np.clip(isotonic(prefix), 0.0, None)
-    whole, ends = np.concatenate([[0.0], rising]), np.asarray(edges, dtype=np.float64)
+    whole, ends = np.concatenate([[0.0], np.clip(isotonic(prefix), 0.0, None)]), np.asarray(edges, dtype=np.float64)
     rows, counts = np.vstack([np.zeros(len(weights)), weights]), np.concatenate([[0.0], prefix])
-    within = np.arange(POINTS) / POINTS
-    bent, missed = _bends(counts, noise_std**2 * (np.diff(rows, 2, axis=0) ** 2).sum(axis=1))
-    places, lost = _between(ends, within), np.append(np.outer(missed, within * (1.0 - within) / 2.0).ravel(), 0.0)
-    smooth = _between(counts, within) - np.append(np.outer(bent, within * (1.0 - within) / 2.0).ravel(), 0.0)
     found: list[Answer] = []
     for q in at:
         value = float(np.interp(q * whole[-1], _strictly(whole), ends))
         spread = total * q * (1.0 - q)
-        noise = noise_std**2 * _squares(rows - q * weights[-1], within)
-        near = np.flatnonzero(np.abs(smooth - q * total) <= Z95 * np.sqrt(noise + spread) + lost)
-        crossing = int(np.searchsorted(places, value))
-        first, last = (max(int(near[0]) - 1, 0), int(near[-1]) + 1) if near.size else (max(crossing - 1, 0), crossing + 1)
-        last = min(last, len(places) - 1)
-        low_end = -math.inf if first == 0 else float(places[first])
-        high_end = math.inf if last == len(places) - 1 else float(places[last])
-        width = max(float(places[last] - places[first]), 1e-300)
-        density = max(float(np.interp(places[last], ends, whole) - np.interp(places[first], ends, whole)), 1.0) / width
-        errors = math.sqrt(float(noise[min(crossing, len(noise) - 1)])) / density, math.sqrt(spread) / density
+        noise = noise_std**2 * ((rows - q * weights[-1]) ** 2).sum(axis=1)
+        near = np.flatnonzero(np.abs(counts - q * total) <= Z95 * np.sqrt(noise + spread))
+        crossing = min(max(int(np.searchsorted(ends, value)), 1), len(ends) - 1)
+        first = max(min(int(near[0]), crossing) - 1, 0) if near.size else crossing - 1
+        last = min(max(int(near[-1]) + 1, crossing), len(ends) - 1) if near.size else crossing
+        low_end = -math.inf if first == 0 else float(ends[first])
+        high_end = math.inf if last == len(ends) - 1 else float(ends[last])
+        density = max(float(whole[last] - whole[first]), 1.0) / float(ends[last] - ends[first])
+        errors = math.sqrt(float(noise[crossing])) / density, math.sqrt(spread) / density
         found.append(Figure(value, *errors, min(low_end, value), max(high_end, value)))
     return found
-
-
-def _bends(counts: Floats, noise: Floats) -> tuple[Floats, Floats]:
-    """The second difference of each interval, the mean of those at its ends, and by how much they differ, beyond their noise.
-
-    Args:
-        counts: at the edges.
-        noise: variance of the noise in each second difference.
-    """
-    if len(counts) < 3:
-        return np.zeros(len(counts) - 1), np.zeros(len(counts) - 1)
-    second = np.diff(counts, 2)
-    left, right = np.concatenate([second[:1], second]), np.concatenate([second, second[-1:]])
-    apart = (right - left) ** 2 - np.concatenate([noise[:1], noise]) - np.concatenate([noise, noise[-1:]])
-    return (left + right) / 2.0, np.sqrt(np.maximum(apart, 0.0))
-
-
-def _between(values: Floats, within: Floats) -> Floats:
-    """Values at edges, and linear ones between them."""
-    return np.append((values[:-1, None] + np.diff(values)[:, None] * within).ravel(), values[-1])
-
-
-def _squares(rows: Floats, within: Floats) -> Floats:
-    """Squared norms of rows at edges, and of what is linear between them."""
-    square = (rows**2).sum(axis=1)
-    both = (rows[:-1] * rows[1:]).sum(axis=1)
-    first, second = square[:-1, None] * (1.0 - within) ** 2, square[1:, None] * within**2
-    return np.append((first + second + 2.0 * both[:, None] * within * (1.0 - within)).ravel(), square[-1])
 
 
 def isotonic(values: Floats) -> Floats:

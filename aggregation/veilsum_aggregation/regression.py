@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Drowned, Test, chi_squared, normal_figure
+from veilsum_aggregation.figures import FLAT, NO_VARIANCE, Answer, Drowned, Test, chi_squared, normal_figure
+from veilsum_aggregation.moments import NOISE_FLOOR
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +25,18 @@ WEAKEST = 1.0 / 3.0
 
 
 class Fit(ABC):
-    """Estimated coefficients, the constant first, with a covariance for each of both errors where they are estimable."""
+    """Estimated coefficients, the constant first, with a covariance for each of both errors where they are estimable.
+
+    Attributes:
+        names: of the coefficients, for reasons; empty where nobody reads them.
+    """
+
+    names: tuple[str, ...] = ()
+
+    @property
+    def untold(self) -> Floats:
+        """(p, m), orthonormal: combinations that the records do not tell (:func:`told_directions`)."""
+        return np.zeros((self.p, 0))
 
     @property
     @abstractmethod
@@ -47,8 +59,8 @@ class Fit(ABC):
         return len(self.coefficients)
 
     def combination(self, weights: Floats) -> Answer:
-        """A linear combination (p,) of the coefficients."""
-        if (drowned := self.drowned) is not None:
+        """A linear combination (p,) of the coefficients; one that the records do not tell is not estimable."""
+        if (drowned := self.drowned or self.hidden(weights)) is not None:
             return drowned
         noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
         return normal_figure(float(weights @ self.coefficients), noise, sampling)
@@ -57,15 +69,103 @@ class Fit(ABC):
         """The Wald test that every coefficient but the constant is 0."""
         if (drowned := self.drowned) is not None:
             return drowned
-        noise, sampling = (matrix[1:, 1:] for matrix in self.covariances)
-        return chi_squared(self.coefficients[1:], noise, sampling, self.p - 1)
+        told = self._told_slopes()
+        noise, sampling = (told.T @ matrix[1:, 1:] @ told for matrix in self.covariances)
+        return chi_squared(told.T @ self.coefficients[1:], noise, sampling, told.shape[1]) if told.size else NO_VARIANCE
+
+    def _told_slopes(self) -> Floats:
+        """Combinations of coefficients but the constant that are told (p - 1, q)."""
+        if not self.untold.size:
+            return np.eye(self.p - 1)
+        _, lengths, directions = np.linalg.svd(self.untold[1:].T)
+        return np.asarray(directions[np.count_nonzero(lengths > NEARLY) :].T, dtype=np.float64)
+
+    def hidden(self, weights: Floats) -> Drowned | None:
+        """Why a combination (p,) is not told; None where it is."""
+        if not self.untold.size:
+            return None
+        inside = self.untold.T @ weights
+        if float(np.linalg.norm(inside)) <= NEARLY * float(np.linalg.norm(weights)):
+            return None
+        terms = self.named(self.untold @ inside)
+        if terms and "," not in terms:
+            return Drowned(f"no record has {terms}, or too few against the noise", "leave it out, or more records or epsilon")
+        return Drowned(f"the records do not tell {terms or 'some terms'} apart", "fewer terms")
+
+    def named(self, direction: Floats) -> str:
+        """The terms that a direction (p,) is mainly of."""
+        size = np.abs(direction)
+        return ", ".join(name for name, own in zip(self.names, size, strict=False) if own > 0.2 * float(size.max()))
 
 
-def too_weak(reach: float, smallest: float, most: float) -> Drowned | None:
-    """What to say of a matrix whose noise, of operator norm ``reach``, exceeds ``most`` of its smallest eigenvalue."""
+NEARLY = 1e-6
+"""A part of a combination that is not told is none below this share."""
+
+
+FEW = 0.05
+"""Share of the records that a level has at most, with 97.5%, if it is left out: it then hardly moves other terms."""
+
+
+def told_directions(gram: Floats, std: float, grain: float = 0.0) -> tuple[Floats, Floats]:
+    """What the records tell of the terms (1, x), and what they do not: orthonormal (p, k) and (p, p - k).
+
+    With noise, a term whose sum of squares is within its noise is not told: a level that nobody has, or next to nobody.
+    Of more than :data:`FEW` of the records that is not said. Without noise, neither is a combination that does not vary: of a
+    constant column, of collinear terms, of a first level that nobody has.
+
+    Args:
+        gram: sum (1, x)(1, x)', of which the first entry is the number of records.
+        std: of the noise on its diagonal.
+        grain: what rounding changes an entry by at most, for each record.
+    """
+    p, sizes = len(gram), np.diag(gram)
+    few = np.maximum(FEW * float(sizes[0]) - 2.0 * std, 0.0)
+    used = [0, *(place for place in range(1, p) if sizes[place] > min(NOISE_FLOOR * std, few))]
+    unit = np.eye(p)
+    told, untold = unit[:, used], np.delete(unit, used, axis=1)
+    if std > 0.0:
+        return told, untold
+    values, vectors = np.linalg.eigh(gram[np.ix_(used, used)])
+    flat = values <= max(FLAT * float(values[-1]), grain * float(sizes[0]), 0.0)
+    if not flat.any():
+        return told, untold
+    return told @ vectors[:, ~flat], np.hstack([untold, told @ vectors[:, flat]])
+
+
+@dataclass(frozen=True)
+class UntoldFit(Fit):
+    """A fit of which nothing can be told, as its first sums show.
+
+    Attributes:
+        why: none can be.
+        number: of coefficients.
+    """
+
+    why: Drowned
+    number: int
+
+    @property
+    def drowned(self) -> Drowned:
+        return self.why
+
+    @property
+    def coefficients(self) -> Floats:
+        return np.zeros(self.number)
+
+    @property
+    def covariances(self) -> tuple[Floats, Floats]:
+        return np.zeros((self.p, self.p)), np.zeros((self.p, self.p))
+
+
+def too_weak(reach: float, smallest: float, most: float, terms: str = "") -> Drowned | None:
+    """What to say of a matrix whose noise, of operator norm ``reach``, exceeds ``most`` of its smallest eigenvalue.
+
+    Args:
+        terms: of that eigenvalue's vector.
+    """
     if smallest > 0.0 and reach < most * smallest:
         return None
-    reason = "a combination of the terms varies too little against the noise"
+    reason = f"a combination of {terms or 'the terms'} varies too little against the noise"
     if smallest <= 0.0:
         return Drowned(reason, "fewer terms, tighter bounds, more records, or more epsilon")
     factor = reach / (most * smallest)
@@ -79,35 +179,70 @@ class LinearFit(Fit):
     Attributes:
         moments: M (p + 1, p + 1), the outcome last.
         std: s.
+        names: of the coefficients.
+        grain: what rounding changes an entry of M by at most, for each record.
     """
 
     moments: Floats
     std: float
+    names: tuple[str, ...] = ()
+    grain: float = 0.0
 
     @property
     def p(self) -> int:
         return len(self.moments) - 1
 
+    @cached_property
+    def _directions(self) -> tuple[Floats, Floats]:
+        return told_directions(self.moments[: self.p, : self.p], self.std, self.grain)
+
+    @property
+    def untold(self) -> Floats:
+        return self._directions[1]
+
     @property
     def reach(self) -> float:
         """The operator norm that the noise of A has, about s sqrt(2 p)."""
-        return self.std * math.sqrt(2.0 * self.p)
+        return self.std * math.sqrt(2.0 * self._directions[0].shape[1])
 
     @cached_property
+    def _inner(self) -> Floats:
+        """A as far as it is told, (k, k)."""
+        told = self._directions[0]
+        return np.asarray(told.T @ self.moments[: self.p, : self.p] @ told, dtype=np.float64)
+
+    @cached_property
+    def _spectrum(self) -> tuple[Floats, Floats]:
+        values, vectors = np.linalg.eigh(self._inner)
+        return values, vectors
+
+    @property
     def smallest(self) -> float:
         """The smallest eigenvalue of A."""
-        return float(np.linalg.eigvalsh(self.moments[: self.p, : self.p])[0])
+        return float(self._spectrum[0][0])
 
     @property
     def drowned(self) -> Drowned | None:
-        return too_weak(self.reach, self.smallest, WEAKEST)
+        told = self._directions[0]
+        if told.shape[1] == 0:
+            return Drowned("no record has all the terms and the outcome")
+        if self.std == 0.0 and float(self.moments[0, 0]) < told.shape[1] + 0.5:  # weights are 1 at most
+            return Drowned("there are not more records than terms", "fewer terms, or more records")
+        return too_weak(self.reach, self.smallest, WEAKEST, self.named(told @ self._spectrum[1][:, 0]))
 
     @cached_property
     def coefficients(self) -> Floats:
         """(p,): least squares where it is estimable; else with a ridge that lifts A above its noise."""
-        ridge = 0.0 if self.drowned is None else max(0.0, self.reach / WEAKEST - self.smallest)
-        a, b = self.moments[: self.p, : self.p], self.moments[: self.p, self.p]
-        return np.asarray(np.linalg.solve(a + ridge * np.eye(self.p), b), dtype=np.float64)
+        told = self._directions[0]
+        ridge = 0.0 if self.drowned is None else max(0.0, self.reach / WEAKEST - self.smallest) if told.size else 0.0
+        b = told.T @ self.moments[: self.p, self.p]
+        return np.asarray(told @ np.linalg.solve(self._inner + ridge * np.eye(len(self._inner)), b), dtype=np.float64)
+
+    @cached_property
+    def inverse(self) -> Floats:
+        """A^-1 (p, p), of what is told."""
+        told = self._directions[0]
+        return np.asarray(told @ np.linalg.inv(self._inner) @ told.T, dtype=np.float64)
 
     @cached_property
     def residual_variance(self) -> float:
@@ -118,7 +253,8 @@ class LinearFit(Fit):
         v = np.append(self.coefficients, -1.0)
         noise = self.std * float(v @ v)
         weight = max(float(self.moments[0, 0]), 1.0)
-        return max(float(v @ self.moments @ v) + noise, 1e-6 * weight) / weight
+        freedom: float = max(weight - self._directions[0].shape[1], 1.0)
+        return max(float(v @ self.moments @ v) + noise, 1e-6 * weight) / freedom
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:
@@ -127,8 +263,7 @@ class LinearFit(Fit):
         A^-1 (s^2 / 2) ((1 + |beta|^2) I + beta beta') A^-1, and s_e^2 A^-1, which is a little more than the weights c^2 <= 1
         need.
         """
-        inverse = np.linalg.inv(self.moments[: self.p, : self.p])
-        beta = self.coefficients
+        inverse, beta = self.inverse, self.coefficients
         middle = self.std**2 / 2.0 * ((1.0 + float(beta @ beta)) * np.eye(self.p) + np.outer(beta, beta))
         return np.asarray(inverse @ middle @ inverse), np.asarray(self.residual_variance * inverse)
 
@@ -144,7 +279,7 @@ class LinearFit(Fit):
         number = max(float(self.moments[0, 0]), 1.0)
         u[0], u[-1] = -float(self.moments[0, -1]) / number, 1.0
         rest, total = float(v @ self.moments @ v), float(u @ self.moments @ u)
-        if not total > 4.0 * self.std * float(u @ u):
+        if not total > max(4.0 * self.std * float(u @ u), max(FLAT, self.grain) * number):
             return Drowned("the outcome varies too little against the noise", "more records or epsilon, or tighter bounds")
         value = 1.0 - rest / total
         slope = np.outer(u, u) * rest / total**2 - np.outer(v, v) / total

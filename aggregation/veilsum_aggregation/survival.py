@@ -56,6 +56,14 @@ class SurvivalCounts:
         low = np.flatnonzero(self.at_risk() <= np.maximum(floor, 0.5))
         return int(low[0]) if low.size else self.bins
 
+    @property
+    def died_out(self) -> bool:
+        """Whether it is known that all who were at risk had an event, so that nobody is later."""
+        told = self.told()
+        if self.std > 0.0 or not 0 < told < self.bins:
+            return False
+        return bool(self.ends[told - 1, 1:].sum() >= self.at_risk()[told - 1])
+
 
 @dataclass(frozen=True)
 class SurvivalCurve:
@@ -79,18 +87,43 @@ class SurvivalCurve:
 def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | Drowned:
     """The life-table estimate, with Greenwood's sampling error and the noise's own, and an interval on the scale log(-log S).
 
-    d log(1 - h_b) = -(dd_b - h_b dr_b) / (r_b (1 - h_b)).
+    d log(1 - h_b) = -(dd_b - h_b dr_b) / (r_b (1 - h_b)). Where all at risk seem to have the event, S is 0 and the curve ends:
+    its interval there reaches from 0 to what :func:`_alive` allows.
     """
     told = counts.told()
     if told == 0:
         return Drowned("the number at risk is within its noise", "fewer intervals or groups, more records, or more epsilon")
     risk, events = counts.at_risk()[:told], counts.ends[:told, 1:].sum(axis=1)
-    hazard = np.clip(events / risk, 0.0, 1.0 - 1e-9)
-    survival = np.cumprod(1.0 - hazard)
-    greenwood = np.cumsum(np.maximum(hazard, 0.0) / (np.maximum(risk, 1.0) * (1.0 - hazard)))
-    noise = np.array([_log_noise(counts, hazard, risk, b) for b in range(told)])
-    figures = tuple(_survival_figure(float(s), float(n), float(g)) for s, n, g in zip(survival, noise, greenwood, strict=True))
-    return SurvivalCurve(counts.edges[1 : told + 1], figures, tuple(risk.tolist()), tuple(events.tolist()), told < counts.bins)
+    alive, figures = _alive(counts, risk, events), list[Figure]()
+    ended = [b for b, left in enumerate(alive) if left.value <= 0.0]
+    told = min([told, *(b + 1 for b in ended)])
+    risk, events = risk[:told], events[:told]
+    hazard = np.clip(events / risk, 0.0, 1.0)
+    last = told - 1 if ended else told
+    survival = np.concatenate([[1.0], np.cumprod(1.0 - hazard)])
+    greenwood = np.cumsum(hazard[:last] / (np.maximum(risk[:last], 1.0) * (1.0 - hazard[:last])))
+    for b in range(last):
+        figures.append(_survival_figure(float(survival[b + 1]), _log_noise(counts, hazard, risk, b), float(greenwood[b])))
+    if ended:
+        before = figures[-1].high if figures else 1.0
+        figures.append(Figure(0.0, float(survival[last]) * alive[last].noise_error, 0.0, 0.0, before * alive[last].high))
+    cut = told < counts.bins and counts.std > 0.0
+    return SurvivalCurve(counts.edges[1 : told + 1], tuple(figures), tuple(risk.tolist()), tuple(events.tolist()), cut)
+
+
+def _alive(counts: SurvivalCounts, risk: Floats, events: Floats) -> list[Figure]:
+    """By interval the share of those at risk who have no event in it, with an upper end that holds where all seem to have one.
+
+    Of r at risk, all with an event, that is 1 - 0.025^(1 / r) (Clopper and Pearson 1934), and what the noise may hide.
+    """
+    found = []
+    for b, (at_risk, died) in enumerate(zip(risk, events, strict=True)):
+        cells = (counts.bins - 1 - b) * counts.ends.shape[1] + 1.25  # all later ones, and half of the censored of b
+        error = counts.std * math.sqrt(cells) / float(at_risk)
+        value = 1.0 - float(died / at_risk)
+        none = 1.0 - 0.025 ** (1.0 / max(float(at_risk), 1.0))
+        found.append(Figure(value, error, 0.0, 0.0, min(max(value, 0.0) + none + Z95 * error, 1.0)))
+    return found
 
 
 def _log_noise(counts: SurvivalCounts, hazard: Floats, risk: Floats, last: int) -> float:
@@ -112,7 +145,7 @@ def _survival_figure(s: float, noise: float, sampling: float) -> Figure:
     parts = s * math.sqrt(noise), s * math.sqrt(sampling)
     if s > 0.99 or s <= 0.0:
         return Figure(s, *parts, s - Z95 * s * error, s + Z95 * s * error).within(0.0, 1.0)
-    half = Z95 * error / abs(math.log(s))
+    half = min(Z95 * error / abs(math.log(s)), 700.0)
     return Figure(s, *parts, s ** math.exp(half), s ** math.exp(-half)).within(0.0, 1.0)
 
 
@@ -145,7 +178,7 @@ def _first_below(times: Floats, band: Floats, level: float) -> float:
 
 def restricted_mean(counts: SurvivalCounts) -> Figure | Drowned:
     """The mean time without event up to the horizon: the area under the curve, by trapezoids, by the delta rule."""
-    if counts.told() < counts.bins:
+    if counts.told() < counts.bins and not counts.died_out:
         return Drowned("the curve ends before the horizon", "a shorter horizon, more records, or more epsilon")
     lengths = np.diff(counts.edges)
 

@@ -15,8 +15,8 @@ Floats = NDArray[np.float64]
 
 
 def count(value: float, std: float) -> Figure:
-    """A released count, for the records that there are: no sampling error. Value and interval do not fall below 0."""
-    return Figure(value, std, 0.0, value - Z95 * std, value + Z95 * std).within(0.0, math.inf)
+    """A released count, for the records that there are: no sampling error. It is not cut off where noise leaves it below 0."""
+    return Figure(value, std, 0.0, value - Z95 * std, value + Z95 * std)
 
 
 def shares(counts: Floats, std: float) -> list[Answer]:
@@ -48,8 +48,13 @@ def independence(table: Floats, std: float) -> Test | Drowned:
     """The test that rows and columns (r, c) are independent, with the noise in its covariance (Kifer and Rogers 2017).
 
     D = (I - a 1') N (I - 1 b') with the noised margins' shares a and b; its covariance is M (n diag(a b') + sigma^2 I) M';
-    the degrees of freedom are (r - 1) (c - 1). Pearson's statistic on a noised table would reject true independence.
+    the degrees of freedom are (r - 1) (c - 1). Pearson's statistic on a noised table would reject true independence. Rows and
+    columns that are empty, which only a table without noise can tell, are left out.
     """
+    if std == 0.0:
+        table = table[table.any(axis=1)][:, table.any(axis=0)]
+    if min(table.shape) < 2:
+        return Drowned("all records are in one row or one column of the table")
     n = float(table.sum())
     if n < NOISE_FLOOR * std * math.sqrt(table.size):
         return Drowned("the table's total is within its noise", "fewer cells, more records, or more epsilon")

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure, normal_figure, ratio_figure
+from veilsum_aggregation.moments import NOISE_FLOOR
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,16 @@ class WeightedSums:
         weights, outcomes: sum w and sum w y.
         squares: sum w^2 (1, y, y^2).
         std: of the noise in each of the first two.
+        squares_std: of that in each of ``squares``.
+        largest: the largest weight itself; weights of records sum up to about as many as there are in all treatments.
     """
 
     weights: float
     outcomes: float
     squares: tuple[float, float, float]
     std: float
+    squares_std: float = 0.0
+    largest: float = math.inf
 
     def mean(self) -> Answer:
         """With its interval by Fieller's rule."""
@@ -36,8 +41,13 @@ class WeightedSums:
         return ratio_figure(self.outcomes, self.weights, noise, sampling, "more records, tighter bounds, or more epsilon")
 
     def effective(self) -> float | None:
-        """(sum w)^2 / sum w^2: of how many records of equal weight the mean has the error; None where noise hides it."""
-        return None if self.squares[0] <= 0.0 else max(self.weights, 0.0) ** 2 / self.squares[0]
+        """(sum w)^2 / sum w^2: of how many records of equal weight the mean has the error (Kish 1965), at most of all records.
+
+        None where noise hides it.
+        """
+        if not self.squares[0] > NOISE_FLOOR * self.squares_std or not self.weights > NOISE_FLOOR * self.std:
+            return None
+        return min(self.weights**2 / self.squares[0], self.weights * self.largest)
 
 
 def difference(treated: Answer, untreated: Answer) -> Answer:

@@ -162,7 +162,13 @@ def test_shares_cover_and_projections_keep_the_sum() -> None:
     nearest = min(float(((shown - table) ** 2).sum()), 1e9)
     cut = np.maximum(table, 0.0)
     assert nearest <= float(((cut * table.sum() / cut.sum() - table) ** 2).sum())
-    assert tables.count(-3.0, 4.0).low == 0.0
+
+
+def test_counts_are_as_they_are_and_average_to_what_there_is() -> None:
+    rng = np.random.default_rng(3)
+    found = [tables.count(float(noise), 4.0) for noise in rng.normal(0.0, 4.0, 4000)]
+    assert abs(np.mean([figure.value for figure in found])) < 6.2 * 4.0 / math.sqrt(4000)  # chance below 1e-9
+    assert all(figure.high - figure.low == pytest.approx(2 * 1.959964 * 4.0) for figure in found)
 
 
 def test_the_delta_rule_is_the_multinomial_one() -> None:

@@ -47,7 +47,7 @@ def test_within_noise_is_not_a_number_but_a_statement() -> None:
 
 def test_estimates_stay_in_range() -> None:
     assert value(moments.mean(500, 100, 1, 1, low=-1, high=1)) == 1
-    assert moments.count(-3.0, 2.0) == Estimate(0.0, 2.0)
+    assert moments.count(-3.0, 2.0) == Estimate(-3.0, 2.0)
 
 
 def test_covariances_equal_numpy() -> None:

@@ -32,7 +32,7 @@ def test_without_noise_it_is_weighted_least_squares() -> None:
     fit = LinearFit(z.T @ z, 0.0)
     expected, residues, *_ = np.linalg.lstsq(x * c[:, None], y * c)
     np.testing.assert_allclose(fit.coefficients, expected, rtol=1e-9)
-    assert fit.residual_variance == pytest.approx(residues[0] / (c @ c), rel=1e-9)
+    assert fit.residual_variance == pytest.approx(residues[0] / (c @ c - 4), rel=1e-9)
 
 
 @pytest.mark.parametrize(("n", "std"), [(3000, 10.0), (3000, 20.0), (20_000, 10.0)])

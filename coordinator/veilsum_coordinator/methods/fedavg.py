@@ -183,7 +183,7 @@ class FedAvg(Method):
         parameters = FedAvgParameters.model_validate(study.parameters)
         return local_expectations(study, cohort, training_records(parameters.moments, records))
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FedAvgParameters.model_validate(study.parameters)
         outcome = parameters.outcome

@@ -199,7 +199,7 @@ class FedCGS(Method):
             found += direction_expectations(Noised.of_site(study, label, clip, cohort, records))
         return found
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FedCGSParameters.model_validate(study.parameters)
         aligned = None if parameters.alignment is None else align(federation, parameters.alignment)

@@ -178,7 +178,7 @@ class FederatedEvaluation(Method):
             Expectation("recalls", "share of a class predicted rightly", TYPICAL, _half(one), basis=basis, number=k),
         ]
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FederatedEvaluationParameters.model_validate(study.parameters)
         if parameters.prediction is not None:

@@ -128,7 +128,7 @@ class FedPFT(Method):
             found += direction_expectations(Noised.of_site(study, LABEL, parameters.clip or 1.0, cohort, records))
         return found
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FedPFTParameters.model_validate(study.parameters)
         aligned = None if parameters.alignment is None else align(federation, parameters.alignment)

@@ -205,7 +205,7 @@ class FedSGD(Method):
         basis = "the clip norm, reached if all records' gradients agree"
         return [Expectation(GRADIENT, what, clip, Z95 * noise / number, basis=basis, main=True, forecast=False)]
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         parameters = FedSGDParameters.model_validate(study.parameters)
         architecture, last = trained_architecture(study, parameters), parameters.steps

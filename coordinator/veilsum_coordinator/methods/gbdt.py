@@ -168,7 +168,7 @@ class GBDT(Method):
         basis = "odds of 7 to 1, about what a good model tells of a record"
         return [Expectation(TREES, "log odds of one record", 2.0, Z95 * std, basis=basis, main=True)]
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         p = GBDTParameters.model_validate(study.parameters)
         outcome, data, scores = p.outcome, study.data, len(study.data.classes)

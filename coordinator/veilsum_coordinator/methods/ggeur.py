@@ -170,7 +170,7 @@ class GGEUR(Method):
             found += class_expectations(study, label, cohort, each / sites)
         return found or block_expectations(study, cohort, records)
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         parameters = GGEURParameters.model_validate(federation.study.parameters)
         if parameters.train == "coordinator":
             return self._at_coordinator(federation, parameters)

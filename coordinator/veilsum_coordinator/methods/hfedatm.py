@@ -183,7 +183,7 @@ class HFedATM(Method):
                     found.append(Expectation(GRAMS, what, size, Z95 * std / own, basis=basis))
         return found
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         p = HFedATMParameters.model_validate(study.parameters)
         check_study(p.stations, study)

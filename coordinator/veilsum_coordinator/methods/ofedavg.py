@@ -187,7 +187,7 @@ class OFedAvg(Method):
             found += direction_expectations(Noised.of_site(study, LABEL, clip, cohort, records))
         return found
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         parameters = OFedAvgParameters.model_validate(federation.study.parameters)
         aligned = None if parameters.alignment is None else align(federation, parameters.alignment)
         summary: dict[str, Any] = {} if aligned is None else {"alignment": dict(aligned.summary)}

@@ -85,7 +85,7 @@ class PCA(Method):
         found = [*mean_expectations(noised, main=noised.width == 1)]
         return [*found, *direction_expectations(noised, within=parameters.width, main=True)]
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         parameters = PCAParameters.model_validate(study.parameters)
         release = federation.sum(MOMENTS)

@@ -8,8 +8,9 @@ take three more, each a Newton step in coordinates that the first one whitened (
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,12 +20,21 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from veilsum_aggregation import newton
 from veilsum_aggregation.figures import Drowned
 from veilsum_aggregation.hazards import HazardFit
-from veilsum_aggregation.moments import symmetric
+from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
-from veilsum_aggregation.regression import Fit, too_weak
+from veilsum_aggregation.regression import Fit, UntoldFit, told_directions, too_weak
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected_cluster, linear_scores, score_release
-from veilsum_coordinator.parts.coefficients import coefficients, ratio, score_row, told_of
+from veilsum_coordinator.parts.coefficients import (
+    TermSums,
+    coefficients,
+    infinite_terms,
+    ratio,
+    score_row,
+    term_names,
+    told_of,
+)
+from veilsum_coordinator.parts.estimable import told_rows, told_tables
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.expected_answers import expected_answers, expected_regression
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -54,6 +64,7 @@ from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 from veilsum_privacy.tasks.site_scores import SiteScoresParameters
+from veilsum_privacy.tasks.tables import Tables
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
@@ -145,7 +156,7 @@ class Regression(Method):
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
             asked = expand(_asked(parameters, columns), columns)
-            tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records)
+            tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
                 (encoding,) = (LinearEncoding(query, columns) for query in tables.queries)
@@ -216,7 +227,7 @@ class Regression(Method):
             found.append(Expectation(QUERY, f"log {name} of {each.term}", size, half, unit, basis, main=True))
         return found
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         study = federation.study
         family = study.parameters["family"]
         first = federation.sum(MOMENTS)
@@ -230,18 +241,38 @@ class Regression(Method):
         gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])[:-1, :-1]
         if family == "linear":
             reader = LinearReader(encoding, first, 0)
-            tables = {QUERY: list(reader.rows()), f"{QUERY} tests": list(reader.tests()), SCORE: list(reader.score(gram))}
-            if clustered:
-                tables = _told_twice(tables, list(replace(reader, told=cluster(federation, first, reader.fit())).rows()))
+            of_model: dict[str, Callable[[], Iterator[Row]]] = {
+                QUERY: reader.rows,
+                f"{QUERY} tests": reader.tests,
+                SCORE: partial(reader.score, gram),
+            }
+            tables = told_tables(self.name, of_model)
+            if clustered and reader.fit().drowned is None:
+                told = replace(reader, told=cluster(federation, first, reader.fit()))
+                tables = _told_twice(tables, told_rows(errors, told.rows))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
-        fit = fit_hazards(federation, first, QUERY, STEPS) if family == "cox" else _fit(federation, first, encoding, most)
-        rows = list(_rows(fit, encoding, RATIOS[family], _units(study)))
-        tests = [test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]
-        tables = {QUERY: rows, f"{QUERY} tests": tests, SCORE: list(score_row(fit, encoding, gram))}
-        if clustered:
-            told = cluster(federation, first, fit, _rate(first, encoding))
-            tables = _told_twice(tables, list(_rows(told, encoding, RATIOS[family], _units(study))))
+        grain = _grain(study, first)
+        sums = _term_sums(first, encoding, grain)
+        if (none := _no_outcome(sums, family)) is not None:
+            fit = UntoldFit(none, len(gram))
+        elif family == "cox":
+            fit = fit_hazards(federation, first, QUERY, STEPS, term_names(encoding))
+        else:
+            fit = _fit(federation, first, encoding, most, grain)
+        infinite = _infinite(fit, sums, gram, encoding, family, most)
+        if isinstance(fit, NewtonFit | HazardFit):
+            fit = replace(fit, apart=np.eye(len(gram))[:, [term in infinite for term in term_names(encoding)]])
+        rows = partial(_rows, encoding=encoding, name=RATIOS[family], per=_units(study), infinite=infinite)
+        of_fit: dict[str, Callable[[], Iterator[Row]]] = {
+            QUERY: partial(rows, fit),
+            f"{QUERY} tests": lambda: iter([test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]),
+            SCORE: partial(score_row, fit, encoding, gram),
+        }
+        tables = told_tables(self.name, of_fit)
+        if clustered and isinstance(fit, NewtonFit | HazardFit):
+            told_apart = cluster(federation, first, fit, _rate(first, encoding))
+            tables = _told_twice(tables, told_rows(errors, partial(rows, told_apart)))
         return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)}, {"coefficients": fit.coefficients})
 
 
@@ -334,32 +365,90 @@ def _expected_fit(study: Study, cohort: int, records: int, encoding: LinearEncod
     return NewtonFit(whiten, released)
 
 
-def _fit(federation: Federation, first: Release, encoding: LinearEncoding, most: float) -> NewtonFit:
+def _fit(federation: Federation, first: Release, encoding: LinearEncoding, most: float, grain: float) -> NewtonFit:
     """Run the later rounds; W and the first gamma are of the moments."""
     family = federation.study.parameters["family"]
     moments = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
-    gram, domain = moments[:-1, :-1], encoding.outcome
-    half = domain.high / 2.0 - domain.low / 2.0
-    outcomes = moments[:-1, -1] * half + gram[:, 0] * (domain.low + half)
-    whiten = newton.whitening(gram, first.noise_std[f"{QUERY}/diagonal"])
+    gram, p = moments[:-1, :-1], len(moments) - 1
+    std = first.noise_std[f"{QUERY}/diagonal"]
+    whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
+    outcomes = _events(moments, encoding)
     point, released = newton.first_point(family, gram, outcomes, whiten, most), list[NewtonRelease]()
     for label in STEPS:
-        release = federation.sum(label, {WHITEN: whiten, POINT: point}, members=first.cohort)
+        broadcast = {WHITEN: newton.padded(whiten, p), POINT: newton.padded(point, p)}
+        release = federation.sum(label, broadcast, members=first.cohort)
         released.append(_read(release, point))
-        fit = NewtonFit(whiten, tuple(released))
+        fit = NewtonFit(whiten, tuple(released), term_names(encoding), untold)
         point = fit.point
     return fit
 
 
+def _events(moments: Floats, encoding: LinearEncoding) -> Floats:
+    """Sum of the outcome in its own units, and of its product with each term, (p,), of moments with the outcome last."""
+    half = encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0
+    return np.asarray(moments[:-1, -1] * half + moments[:-1, 0] * (encoding.outcome.low + half), dtype=np.float64)
+
+
+def _term_sums(first: Release, encoding: LinearEncoding, grain: float) -> TermSums:
+    """What the first release tells of the outcome of odds, rates and hazards."""
+    moments = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
+    half = encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0
+    cross, diagonal = (first.noise_std[f"{QUERY}/{name}"] for name in ("cross", "diagonal"))
+    std = math.hypot(cross * half, diagonal * (encoding.outcome.low + half))
+    return TermSums(moments[:-1, 0], _events(moments, encoding), std, half * grain)
+
+
+def _no_outcome(sums: TermSums, family: str) -> Drowned | None:
+    """What to say where nobody has the event, or everybody."""
+    records, events = float(sums.records[0]), float(sums.events[0])
+    floor = max(0.5 + sums.grain * records, NOISE_FLOOR * sums.std)
+    what = "count above 0" if family == "poisson" else "event"
+    if events <= floor:
+        return Drowned(f"no record has the {what}, or too few against the noise", "more records, or more epsilon")
+    if family == "logistic" and records - events <= floor:
+        return Drowned("every record has the event, or nearly, against the noise", "more records, or more epsilon")
+    return None
+
+
+def _infinite(
+    fit: Fit, sums: TermSums, gram: Floats, encoding: LinearEncoding, family: str, most: float
+) -> dict[str, Drowned]:
+    """Terms without a finite coefficient, and why; what is expected of a level is so at the mean of its other terms."""
+    if isinstance(fit, UntoldFit):
+        return {}
+    known = gram / np.maximum(gram[:, :1], 1e-9)
+    eta = np.where(sums.records > 0.0, known @ fit.coefficients, 0.0)
+    if family == "cox":
+        share = float(sums.events[0]) / max(float(sums.records[0]), 1.0)
+        fitted = sums.records * share * np.exp(np.minimum(eta - eta[0], 50.0))
+    else:
+        fitted = sums.records * newton.mean_of("logistic" if family == "logistic" else "poisson", eta, most)[0]
+    what = "a count above 0" if family == "poisson" else "the event"
+    found = infinite_terms(encoding, sums, fitted, f"nobody has {what}")
+    if family == "logistic":
+        found |= infinite_terms(encoding, sums.rest, sums.records - fitted, "everybody has the event")
+    return found
+
+
+def _grain(study: Study, first: Release) -> float:
+    """What rounding changes an entry of the first release's moments by at most, for each record; 0 where noise hides it."""
+    task = AgreedStudy(study).task(MOMENTS).task
+    scales = [each.scale for each in task.encodings if isinstance(each, LinearEncoding)] if isinstance(task, Tables) else []
+    return 0.0 if first.noise_std[f"{QUERY}/diagonal"] else 0.5 / min(scales)
+
+
 def _read(release: Release, at: Floats) -> NewtonRelease:
-    p = len(at)
+    p, k = len(release.values["score"]), len(at)
     cross = release.values.get("cross", np.zeros(p * (p - 1) // 2))
-    information = symmetric(release.values["diagonal"], cross)
-    return NewtonRelease(at, release.values["score"], information, release.noise_std["score"], release.noise_std["diagonal"])
+    information = symmetric(release.values["diagonal"], cross)[:k, :k]
+    score = release.values["score"][:k]
+    return NewtonRelease(at, score, information, release.noise_std["score"], release.noise_std["diagonal"])
 
 
-def _rows(fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float]) -> Iterator[Row]:
-    for found in coefficients(fit, encoding, per=per):
+def _rows(
+    fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float], infinite: Mapping[str, Drowned]
+) -> Iterator[Row]:
+    for found in coefficients(fit, encoding, per=per, infinite=infinite):
         if name == RATIOS["cox"] and found.term == "constant":
             continue
         row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}

@@ -67,7 +67,7 @@ class SlotAlign(Method):
             return [*class_expectations(site), *direction_expectations(site)]
         return [*mean_expectations(site, main=site.width == 1), *direction_expectations(site, main=True)]
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         parameters = SlotAlignParameters.model_validate(federation.study.parameters)
         aligned = align(federation, parameters.alignment)
         summary: dict[str, Any] = {"cohort": len(aligned.release.cohort), **aligned.summary}

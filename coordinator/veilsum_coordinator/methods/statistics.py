@@ -68,7 +68,7 @@ class FederatedStatistics(Method):
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
             queries = expand(parameters.query or overview(inputs.schema), columns)
-            tables = weigh(queries, derived, columns, largest=inputs.sites * inputs.schema.max_records)
+            tables = weigh(queries, derived, columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
         except ValidationError as error:
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
         except HostileInput as error:
@@ -84,5 +84,5 @@ class FederatedStatistics(Method):
         """How well each query's figures will be known."""
         return expected_answers(study, cohort, records)
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         return answers(federation)

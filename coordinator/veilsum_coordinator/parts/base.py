@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from veilsum_aggregation.moments import NotEstimable, Statistic
+from veilsum_coordinator.parts.estimable import told_result
 from veilsum_coordinator.parts.expectations import Expectation, block_expectations
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_node.fields import Frozen
@@ -179,9 +180,16 @@ class Method(ABC):
         """
         return block_expectations(study, cohort, records)
 
-    @abstractmethod
     def run(self, federation: Federation) -> Result:
-        """Run the study and return its result; the federation's study names this method."""
+        """Run the study and return its result; the federation's study names this method.
+
+        Once sites were charged no formula fails it: what cannot be computed is not estimable, and the rest is given.
+        """
+        return told_result(self.name, federation, self.compute)
+
+    @abstractmethod
+    def compute(self, federation: Federation) -> Result:
+        """The result, for :meth:`run`."""
 
 
 def plain(statistic: Statistic) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def cluster(federation: Federation, first: Release, fit: Fit, rate: float = 0.0)
     """
     bound, broadcast, influence = _asked(federation.study, len(first.cohort), fit, rate)
     release = federation.sum(SCORES, broadcast, members=first.cohort)
-    return ClusteredFit(fit, release.values["score"] * bound, release.noise_std["score"] * bound, influence)
+    scores = release.values["score"][:, : influence.shape[1]] * bound
+    return ClusteredFit(fit, scores, release.noise_std["score"] * bound, influence)
 
 
 def expected_cluster(study: Study, cohort: int, fit: Fit, rate: float = 0.0) -> ClusteredFit:
@@ -113,12 +114,13 @@ def _asked(study: Study, sites: int, fit: Fit, rate: float) -> tuple[float, dict
 
 def _linear(fit: LinearFit, std: float, sites: int) -> tuple[float, dict[str, Floats], Floats]:
     gram = fit.moments[: fit.p, : fit.p]
-    whiten, error = newton.whitening(gram, fit.std), math.sqrt(fit.residual_variance)
-    back, length = np.linalg.inv(whiten), newton.REACH * math.sqrt(fit.p)
+    whiten, error = newton.whitening(gram, fit.std, fit.grain), math.sqrt(fit.residual_variance)
+    back, length = np.linalg.pinv(whiten), newton.REACH * math.sqrt(fit.p)
     spread = error * math.sqrt(max(float(gram[0, 0]), 1.0) / sites)
     least = length * min(TAILS["linear"] * error, LARGEST_RESIDUAL)
     bound = score_bound(spread, std, least, FARTHEST * length * LARGEST_RESIDUAL)
-    return bound, {WHITEN: whiten, POINT: back @ fit.coefficients}, np.linalg.solve(gram, back)
+    broadcast = {WHITEN: newton.padded(whiten, fit.p), POINT: newton.padded(back @ fit.coefficients, fit.p)}
+    return bound, broadcast, fit.inverse @ back.T
 
 
 def _newton(fit: NewtonFit, task: SiteScores, std: float, sites: int, rate: float) -> tuple[float, dict[str, Floats], Floats]:
@@ -127,7 +129,7 @@ def _newton(fit: NewtonFit, task: SiteScores, std: float, sites: int, rate: floa
     least = largest if task.parameters.family == "logistic" else min(length * TAILS["poisson"] * math.sqrt(rate), largest)
     spread = math.sqrt(float(np.mean(np.diag(fit.floored))) / sites)
     bound = score_bound(spread, std, least, largest)
-    return bound, {WHITEN: fit.whiten, POINT: fit.point}, fit.influence
+    return bound, {WHITEN: newton.padded(fit.whiten, fit.p), POINT: newton.padded(fit.point, fit.p)}, fit.influence
 
 
 def _hazards(fit: HazardFit, std: float, sites: int) -> tuple[float, dict[str, Floats], Floats]:
@@ -136,6 +138,6 @@ def _hazards(fit: HazardFit, std: float, sites: int) -> tuple[float, dict[str, F
     bound = score_bound(spread, std, 1.0, LONGEST_HAZARD_SCORE)
     broadcast = broadcast_of(fit.model, fit.point, fit.length)
     baseline = np.zeros((len(broadcast[HAZARDS]), len(fit.model.whiten)))
-    baseline[: len(fit.baseline)] = fit.baseline / fit.length
+    baseline[: len(fit.baseline), : fit.baseline.shape[1]] = fit.baseline / fit.length
     # U is of scores in units of the whitened terms, the release of terms of length 1
     return bound, {**broadcast, BASELINE: baseline}, fit.influence * fit.length

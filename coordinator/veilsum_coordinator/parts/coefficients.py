@@ -11,12 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Answer, Drowned, Figure
+from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.regression import Fit
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 Floats = NDArray[np.float64]
+
+
+def term_names(encoding: LinearEncoding) -> tuple[str, ...]:
+    """``constant``, then each term: a column, with its level if it has one."""
+    return ("constant", *(f"{name} {level}".strip() for name, level in encoding.terms))
 
 
 class Coefficient(NamedTuple):
@@ -46,6 +52,7 @@ def coefficients(
     factor: float = 1.0,
     shift: float = 0.0,
     per: Mapping[str, float] = MappingProxyType({}),
+    infinite: Mapping[str, Drowned] = MappingProxyType({}),
 ) -> Iterator[Coefficient]:
     """The constant, where numbers are 0 and categories at their first level, and the change with each term.
 
@@ -55,11 +62,11 @@ def coefficients(
         factor: one unit of what is fitted, in the outcome's unit.
         shift: the outcome's value where what is fitted is 0.
         per: by numeric term, for a change of how many units its coefficient is; 1 where none is stated.
+        infinite: terms that have no finite coefficient, and why (:func:`infinite_terms`).
     """
     weights = [row * factor for row in np.eye(fit.p)]
-    names, units = ["constant"], [""]
-    for place, (name, level) in enumerate(encoding.terms, 1):
-        names.append(f"{name} {level}".strip())
+    names, units = term_names(encoding), [""]
+    for place, (name, _) in enumerate(encoding.terms, 1):
         units.append("")
         domain = encoding.columns.domains[name]
         if isinstance(domain, NumberDomain):
@@ -71,9 +78,68 @@ def coefficients(
             units[-1] = f"{step:g} {domain.unit}".strip() if step != 1.0 else domain.unit or "1"
     for place, (name, unit, combined) in enumerate(zip(names, units, weights, strict=True)):
         moved = 0.0 if place else shift
-        answer = fit.combination(combined)
+        answer = infinite[name] if name in infinite and fit.drowned is None else fit.combination(combined)
         estimate = float(combined @ fit.coefficients) + moved
         yield Coefficient(name, unit, answer if isinstance(answer, Drowned) else answer.scaled(1.0, moved), estimate)
+
+
+class TermSums(NamedTuple):
+    """Sums over records of (1, terms).
+
+    Attributes:
+        records: of these themselves, (p,).
+        events: times the outcome: an event, or a count, (p,).
+        std: of the noise in ``events``.
+        grain: what rounding changes a sum by at most, for each record; 0 where noise hides it.
+    """
+
+    records: Floats
+    events: Floats
+    std: float
+    grain: float
+
+    @property
+    def rest(self) -> TermSums:
+        """Of the records without the event."""
+        return self._replace(events=self.records - self.events)
+
+
+def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, what: str) -> dict[str, Drowned]:
+    """Levels among which nobody has the outcome: estimates of their ratios grow without end, and the reason names them.
+
+    Without noise the first release tells it. With noise such a level is one whose sum of outcomes is within its noise, and of
+    which the fit says that fewer than :data:`RULE_OF_THREE` are expected.
+
+    Args:
+        sums: of the first release.
+        fitted: what the fit expects of its events, (p,).
+        what: is said of them, such as "nobody has the event".
+    """
+    found: dict[str, Drowned] = {}
+    places: dict[str, list[int]] = {}
+    for place, (name, level) in enumerate(encoding.terms, 1):
+        if level:
+            places.setdefault(name, []).append(place)
+    names = term_names(encoding)
+    for column, own in places.items():
+        levels, indicators = encoding.columns.level_names(column), np.zeros((len(own) + 1, len(fitted)))
+        indicators[0, 0], indicators[0, own] = 1.0, -1.0
+        indicators[np.arange(1, len(own) + 1), own] = 1.0
+        for place, (level, indicator) in enumerate(zip(levels, indicators, strict=True)):
+            records, events, expected = (float(indicator @ each) for each in (sums.records, sums.events, fitted))
+            none, noise = NO_EVENT + sums.grain * max(records, 0.0), sums.std * float(np.linalg.norm(indicator))
+            if sums.std == 0.0 and records <= none:
+                continue  # nobody has the level, which is another reason
+            if events > max(none, NOISE_FLOOR * noise) or (sums.std > 0.0 and expected > RULE_OF_THREE):
+                continue
+            reason = Drowned(f"{what} among those with {column} {level}", f"merge {level!r} with another level")
+            of_first = ("constant", *(names[each] for each in own))
+            found |= dict.fromkeys(of_first if place == 0 else (names[own[place - 1]],), reason)
+    return found
+
+
+NO_EVENT, RULE_OF_THREE = 0.1, 3.0
+"""Weighted events that are none, and how many may be expected where none is seen (Hanley and Lippman-Hand 1983)."""
 
 
 def score_row(

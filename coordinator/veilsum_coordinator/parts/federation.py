@@ -19,6 +19,10 @@ from veilsum_privacy.tasks.layout import Block, Layout
 Floats = NDArray[np.float64]
 
 
+class NoFurtherRoundError(ArithmeticError):
+    """The study is over and this round of it was never run: what would follow from it is not estimable."""
+
+
 class StoredBlocks(Mapping[str, Floats]):
     """Blocks of a long sum, read from where it is stored whenever they are asked for.
 

@@ -27,6 +27,7 @@ from veilsum_aggregation.prediction_quality import (
     rate_measures,
 )
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.estimable import told_rows
 from veilsum_coordinator.parts.expectations import SPREAD, Expectation, released_noise
 from veilsum_coordinator.parts.figure_rows import shown
 from veilsum_coordinator.parts.moment_plans import Missing
@@ -177,7 +178,9 @@ def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str
         requests.append(QueryRequest(name=PRODUCTS, kind="mean", over=(PRODUCT,), where=known))
     queries = expand(requests, columns)
     largest = inputs.sites * inputs.schema.max_records
-    weighed = weigh(queries, derived, columns, largest=largest, fine=min(FINE, MOST_STEPS / math.sqrt(largest)))
+    weighed = weigh(
+        queries, derived, columns, largest=largest, fine=min(FINE, MOST_STEPS / math.sqrt(largest)), private=inputs.private
+    )
     weighed = weighed.model_copy(update=dict(persons))
     if prediction.by is None:
         return TaskPlan(LABEL, Tables.name, weighed)
@@ -206,8 +209,8 @@ def prediction_tables(study: Study, values: Mapping[str, Floats], noise: Mapping
     """Tables of a result: each measure, and what was observed at each level."""
     reader = _PredictionReader(study, values, noise)
     return {
-        "measures": [{"measure": name, "value": shown(answer)} for name, answer in reader.measures()],
-        "levels": list(reader.levels()),
+        "measures": told_rows("measures", reader.measure_rows),
+        "levels": told_rows("levels", reader.levels),
     }
 
 
@@ -230,6 +233,11 @@ class _PredictionReader:
 
     def _std(self, name: str) -> float:
         return float(self._noise.get(f"{LABEL}/{name}", 0.0))
+
+    def measure_rows(self) -> Iterator[Row]:
+        """Each as a row."""
+        for name, answer in self.measures():
+            yield {"measure": name, "value": shown(answer)}
 
     def measures(self) -> Iterator[tuple[str, Answer]]:
         """In the order in which people read them."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.figures import Drowned
 from veilsum_aggregation.hazards import (
     MOST_PERIODS,
     FirstSums,
@@ -17,6 +18,8 @@ from veilsum_aggregation.hazards import (
     longest_terms,
 )
 from veilsum_aggregation.moments import symmetric
+from veilsum_aggregation.newton import padded
+from veilsum_aggregation.regression import UntoldFit
 from veilsum_coordinator.parts.expectations import released_noise
 from veilsum_coordinator.parts.expected_answers import expected_blocks
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -91,23 +94,28 @@ EXPECTED_INFORMATION = 0.75
 """Of an event, about the whitened terms: long ones are shortened, and those at risk vary less (measured: .7 to .9)."""
 
 
-def fit_hazards(federation: Federation, first: Release, query: str, steps: Sequence[str]) -> HazardFit:
-    """Run the later rounds.
+def fit_hazards(
+    federation: Federation, first: Release, query: str, steps: Sequence[str], names: tuple[str, ...]
+) -> HazardFit | UntoldFit:
+    """Run the later rounds, if the terms vary.
 
     Args:
         federation: of the study.
         first: the first release.
         query: name of its query about terms.
         steps: labels of the other rounds.
+        names: of the coefficients.
     """
     noise = [released_noise(federation.study, label, len(first.cohort)) for label in steps]
     model = _model(federation.study, first.values, first.noise_std, query, noise[-1]["hazards"])
+    if not model.whiten.size:
+        return UntoldFit(Drowned("no term varies"), len(names))
     point, released = model.point, list[HazardRelease]()
     for label, expected in zip(steps, noise, strict=True):
         length = longest_terms(model, expected["score"], expected["diagonal"])
         release = federation.sum(label, broadcast_of(model, point, length), members=first.cohort)
         released.append(_read(release.values, release.noise_std, model, point, length))
-        fit = HazardFit(model, tuple(released), length)
+        fit = HazardFit(model, tuple(released), length, names)
         point = fit.point
     return fit
 
@@ -121,7 +129,7 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
     }
     noise = [released_noise(study, label, cohort) for label in steps]
     model = _model(study, blocks, dict.fromkeys(blocks, 0.0), query, noise[-1]["hazards"])
-    periods, p = len(model.events), len(model.whiten)
+    periods, p = len(model.events), model.whiten.shape[1]
     information = np.eye(p) * float(model.events.sum()) * EXPECTED_INFORMATION
     many = MOST_PERIODS
     shapes = {"score": p, "hazards": many, "cross": (many, p), "diagonal": p, "upper": p * (p - 1) // 2}
@@ -148,6 +156,8 @@ def _model(
     (ends,) = (each for each in _encodings(study) if isinstance(each, SurvivalEncoding))
     moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
     gram, table = moments[:-1, :-1], values[f"{ENDS}/ends"][0]
+    (terms,) = (each for each in _encodings(study) if isinstance(each, LinearEncoding))
+    grain = 0.5 / terms.query.scale if hazard_std == 0.0 else 0.0
     edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
     sums = FirstSums(
         gram=gram,
@@ -157,18 +167,19 @@ def _model(
         left=table[:, 0],
         beyond=float(values[f"{ENDS}/beyond"][0]),
         ends=edges / 2.0 + 0.5,
+        grain=grain,
     )
     return first_model(sums, hazard_std)
 
 
 def broadcast_of(model: HazardModel, point: Floats, length: float) -> dict[str, Floats]:
     """What sites are told: whitened terms as long as their bound have length 1, and periods that are not used are empty."""
-    used = len(model.events)
+    used, p = len(model.events), len(model.centre)
     unused = np.full(MOST_PERIODS - used, model.periods[-1])
     return {
-        WHITEN: model.whiten / length,
+        WHITEN: padded(model.whiten / length, p),
         CENTRE: model.centre,
-        POINT: point[used:] * length,
+        POINT: padded(point[used:] * length, p),
         PERIODS: np.clip(np.concatenate([model.periods, unused]), 0.0, 1.0),
         HAZARDS: np.concatenate([point[:used], np.zeros(len(unused))]),
     }
@@ -178,14 +189,14 @@ def _read(
     values: Mapping[str, Floats], stds: Mapping[str, float], model: HazardModel, at: Floats, length: float
 ) -> HazardRelease:
     """A release in units of the whitened terms."""
-    used = len(model.events)
+    used, k = len(model.events), model.whiten.shape[1]
     upper = values.get("upper", np.zeros(0))
     return HazardRelease(
         at=at,
         hazards=values["hazards"][:used],
-        score=values["score"] * length,
-        cross=values["cross"][:used] * length,
-        information=symmetric(values["diagonal"], upper) * length**2,
+        score=values["score"][:k] * length,
+        cross=values["cross"][:used, :k] * length,
+        information=symmetric(values["diagonal"], upper)[:k, :k] * length**2,
         hazard_std=stds["hazards"],
         score_std=stds["score"] * length,
         cross_std=stds["cross"] * length,

@@ -5,10 +5,13 @@ Every row is one figure or a few, with the levels of its group; what noise drown
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
+from veilsum_coordinator.parts.estimable import told_rows
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.figure_rows import Row
 from veilsum_coordinator.parts.query_readers import READERS, SyntheticReader
@@ -34,17 +37,27 @@ def answers(federation: Federation) -> Result:
     smallest = int(federation.study.parameters.get("smallest_cell", 0))
     summary: dict[str, Any] = {"queries": [_asked(encoding) for encoding in encodings_of(task)], "cohort": len(release.cohort)}
     made: dict[str, NDArray[Any]] = {}
+    # A table one shows what is missing, but a test compares it only where the study says that it is a level.
+    asked = federation.study.parameters.get("query", ())
+    told = {query.get("name") or query["kind"] for query in asked if query.get("missing") == "level"}
     for encoding in encodings_of(task):
-        reader = READERS[type(encoding)](encoding, release, smallest)
-        summary[encoding.query.name] = [row for row in reader.rows() if row]
-        if tests := list(reader.tests()):
-            summary[f"{encoding.query.name} tests"] = tests
+        part_of = encoding.query.part_of
+        reader = READERS[type(encoding)](encoding, release, smallest, not part_of or part_of in told)
+        name = encoding.query.name
+        summary[name] = told_rows(f"query {name}", reader.rows)
+        if tests := told_rows(f"tests of query {name}", reader.tests):
+            summary[f"{name} tests"] = tests
         if isinstance(reader, SyntheticReader):
-            made[f"{encoding.query.name}{RECORDS}"] = reader.records()
-            summary[f"{encoding.query.name}{RECORDS}"] = list(reader.levels())
+            summary[f"{name}{RECORDS}"] = told_rows(f"records of query {name}", partial(_drawn, reader, made))
             made |= {} if smallest else dict(reader.scales())
     arrays = {name.replace("/", "."): values for name, values in release.values.items()} if not smallest else {}
     return Result("statistics", summary, {**arrays, **made})
+
+
+def _drawn(reader: SyntheticReader, made: dict[str, NDArray[Any]]) -> Iterator[Row]:
+    """Put synthetic records among the arrays, and say what they mean."""
+    made[f"{reader.encoding.query.name}{RECORDS}"] = reader.records()
+    yield from reader.levels()
 
 
 def encodings_of(task: Any) -> tuple[Encoding, ...]:

@@ -24,9 +24,9 @@ from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_aggregation.weighted_means import WeightedSums, difference
-from veilsum_coordinator.parts.coefficients import coefficients, score_row, told_of
+from veilsum_coordinator.parts.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.figure_rows import Row, rescaled, root, shown, test_row
+from veilsum_coordinator.parts.figure_rows import Row, rescaled, root, shown, test_row, widened
 from veilsum_privacy.tasks.queries.base import Encoding
 from veilsum_privacy.tasks.queries.cell_encodings import (
     DiscriminationEncoding,
@@ -60,11 +60,13 @@ class QueryReader(ABC):
         encoding: of the query.
         release: of the sum that it is in.
         smallest: count below which no cell is printed; 0 prints all.
+        missing: whether tests compare missing values, where they have a cell, as a level of their own.
     """
 
     encoding: Any
     release: Release
     smallest: int
+    missing: bool = True
 
     @abstractmethod
     def rows(self) -> Iterator[Row]:
@@ -81,6 +83,11 @@ class QueryReader(ABC):
     def std(self, name: str) -> float:
         """Standard deviation of the noise in a block's values."""
         return float(self.release.noise_std[f"{self.encoding.query.name}/{name}"])
+
+    @property
+    def grain(self) -> float:
+        """What rounding changes a sum by at most, for each record, in units of numbers in [-1, 1]; 0 where noise hides it."""
+        return 0.0 if any(self.release.noise_std.values()) else 0.5 / self.encoding.scale
 
     def groups(self) -> list[dict[str, str]]:
         """The level of each grouping column, group by group, in the order of the blocks."""
@@ -124,13 +131,16 @@ class _TableReader(QueryReader):
             for group, square in zip(self.groups(), table.reshape(-1, *table.shape[-2:]), strict=True):
                 yield self._independence(" and ".join(query.over), square, std, group)
         elif query.part_of and query.by and len(self.encoding.axes) == 1 and self.encoding.group_count > 1:
-            flat = table.reshape(self.encoding.group_count, -1)
+            axes = *self.encoding.groups, *self.encoding.axes
+            kept = [len(axis.levels) - (axis.missing and not self.missing) for axis in axes]
+            table = table[tuple(map(slice, kept))]
+            flat = table.reshape(-1, table.shape[-1])
             yield self._independence(f"{query.over[0]} by {', '.join(query.by)}", flat, std, {})
 
     @staticmethod
     def _independence(of: str, table: Floats, std: float, group: Mapping[str, str]) -> Row:
         found = tables.independence(table, std)
-        rows, columns = table.shape
+        rows, columns = (int(np.count_nonzero(table.any(axis=axis))) for axis in (1, 0))
         effect = None if isinstance(found, Drowned) else tables.cramers_v(found, float(table.sum()), (rows, columns))
         return test_row("independence (chi-squared)", of, found, detectable_cramers_v=effect, **group)
 
@@ -155,8 +165,9 @@ class _MeanReader(QueryReader):
                 mean, variance = group_means.mean(sums), group_means.variance(sums)
                 row: Row = {**levels, "column": name, "unit": domain.unit}
                 row["count"] = self.cell(sums.count, shown(tables.count(sums.count, sums.count_std)))
-                row["mean"] = self.cell(sums.count, shown(rescaled(mean, half, domain.low + half)))
-                row["standard_deviation"] = self.cell(sums.count, shown(rescaled(root(variance), half, 0.0)))
+                row["mean"] = self.cell(sums.count, shown(rescaled(widened(mean, self.grain), half, domain.low + half)))
+                deviation = root(widened(variance, 4.0 * self.grain))
+                row["standard_deviation"] = self.cell(sums.count, shown(rescaled(deviation, half, 0.0)))
                 yield row
 
     def tests(self) -> Iterator[Row]:
@@ -189,7 +200,7 @@ class _CorrelationReader(QueryReader):
         matrix = symmetric(diagonal, self.block("cross"))
         for i in range(len(names)):
             for j in range(i + 1, len(names)):
-                found = correlations.correlation(matrix, i, j, self.std("diagonal"), self.std("cross"))
+                found = correlations.correlation(matrix, i, j, self.std("diagonal"), self.std("cross"), self.grain)
                 yield {"column": names[i], "with": names[j], "correlation": self.cell(float(diagonal[0]), shown(found))}
 
 
@@ -205,8 +216,8 @@ class LinearReader(QueryReader):
     told: Fit | None = None
 
     def fit(self) -> LinearFit:
-        matrix = symmetric(self.block("diagonal"), self.block("cross"))
-        return LinearFit(matrix, self.std("diagonal"))
+        matrix, std = symmetric(self.block("diagonal"), self.block("cross")), self.std("diagonal")
+        return LinearFit(matrix, std, term_names(self.encoding), self.grain)
 
     def score(self, gram: Floats) -> Iterator[Row]:
         """The prediction as a derived number."""
@@ -324,7 +335,8 @@ class _EffectReader(QueryReader):
         arms, unit = list[WeightedSums](), "" if self.encoding.event is not None else outcome.unit
         for (weights, outcomes), (one, linear, square) in zip(self.block("sums"), self.block("squares"), strict=True):
             squares = float(one), float(linear), float(square)
-            arms.append(WeightedSums(float(weights), float(outcomes), squares, self.std("sums")))
+            stds = self.std("sums"), self.std("squares")
+            arms.append(WeightedSums(float(weights), float(outcomes), squares, *stds, self.encoding.largest))
         means = [arm.mean() for arm in arms]
         levels = [group[name] for group in self.groups()]
         least = min((arm.effective() or 0.0 for arm in arms), default=0.0)

@@ -20,9 +20,9 @@ from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.cells import LevelDomain, NumberDomain
 from veilsum_privacy.tasks.queries.language import MAX_OVER, MAX_QUERIES, Columns, DerivedColumn, Query, QueryKind, Text
 
-STEPS = 32
-"""Intervals of a numeric column for which nobody stated any."""
-
+STEPS, FINE_STEPS = 32, 128
+"""Intervals of a numeric column for which nobody stated any: of a histogram, and of quantiles, whose noise grows with the
+logarithm of their number only and whose intervals end at edges."""
 
 LONGEST_PART = 31
 """Characters of a table one's name, and of what tells its parts apart."""
@@ -212,7 +212,8 @@ def _query(request: QueryRequest, kind: QueryKind, columns: Columns) -> Query:
     if kind == "synthetic":
         over = over or tuple(columns.domains)
     if kind in ("histogram", "quantiles") and not edges and len(over) == 1:
-        edges = default_edges(columns.number(over[0], f"query {request.name!r}"))
+        steps = STEPS if kind == "histogram" else FINE_STEPS
+        edges = default_edges(columns.number(over[0], f"query {request.name!r}"), steps)
     if not at and kind in ("quantiles", "survival"):
         at = (0.25, 0.5, 0.75) if kind == "quantiles" else (0.5,)
     missing = request.missing or ("level" if kind == "synthetic" else "drop")
@@ -223,9 +224,9 @@ def _query(request: QueryRequest, kind: QueryKind, columns: Columns) -> Query:
     )  # fmt: skip
 
 
-def default_edges(domain: NumberDomain) -> tuple[float, ...]:
-    """:data:`STEPS` equal intervals between a column's bounds."""
-    return tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, STEPS + 1)[1:-1])
+def default_edges(domain: NumberDomain, steps: int = FINE_STEPS) -> tuple[float, ...]:
+    """So many equal intervals between a column's bounds."""
+    return tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, steps + 1)[1:-1])
 
 
 def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:

@@ -23,21 +23,32 @@ LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "l
 ROUNDED = ("mean", "compare", "correlation", "linear", "effect")
 """Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
 
+FINEST_SCALE, FINEST_NORM, EXACT_LANE = 2**16, 2**26, 2**44
+"""Largest scale and sensitivity of a task, and what a sum should stay below, where no noise takes a part of it."""
+
 MOST_SCALE = 256
 """More brings no more than a part in a thousand."""
 
 
 def weigh(
-    queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, *, largest: int, fine: float = 1.0
+    queries: Sequence[Query],
+    derived: Sequence[DerivedColumn],
+    columns: Columns,
+    *,
+    largest: int,
+    fine: float = 1.0,
+    private: bool = True,
 ) -> TablesParameters:
     """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
 
-    Up to some 10,000 records a lane has 24 bits; beyond that means need finer steps than it holds, and it grows.
+    Up to some 10,000 records a lane has 24 bits; beyond that means need finer steps than it holds, and it grows. Without noise
+    steps are the finest that a task and a lane of 46 bits take.
 
     Args:
         queries, derived, columns: of the study.
         largest: most records of the whole federation, by which a sum should fit a lane of 24 bits.
         fine: how much finer the steps are to which values are rounded, where they should not show even in sums of few values.
+        private: whether there is noise.
 
     Raises:
         HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
@@ -54,6 +65,11 @@ def weigh(
     scales = [max(LEAST_SCALE.get(query.kind, 8), steps if query.kind in ROUNDED else 0.0) for query in queries]
     least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
+    if not private:
+        wanted = max(wanted, FINEST_SCALE / float(weights.max()))
+        norms = [math.ceil(each * (weight * wanted) ** 2) for each, weight in zip(unit, weights, strict=True)]
+        reach = math.sqrt(incidence.largest_integer(norms))
+        wanted *= min(1.0, 0.95 * min(FINEST_NORM, EXACT_LANE / largest) / max(reach, 1.0))
     best: tuple[float, TablesParameters] | None = None
     for size in np.unique(np.rint(np.linspace(max(least, 0.8 * wanted), max(least, wanted), 12))):
         scaled = [

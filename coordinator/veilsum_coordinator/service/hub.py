@@ -22,7 +22,7 @@ from veilsum_coordinator.service.objects import ENCLOSED, Objects, chunk_message
 from veilsum_coordinator.service.status import StudyEntry, shown_status, study_status
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.messages import roster_object
-from veilsum_node.errors import HostileInput, RefusalCode, Unavailable, VeilsumError
+from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Credentials, Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
@@ -438,10 +438,11 @@ class Hub:
 
     def _keep_outcome(self, key: bytes, entry: StudyEntry) -> None:
         outcome, roster = study_status(entry), entry.machine.roster
+        released = any(item.phase is RoundPhase.RELEASED for item in entry.machine.rounds)
         self.journal.end_study(
             key,
             entry.machine.progress(),
-            roster=None if roster is None or outcome.phase != StudyPhase.FINISHED.value else roster_object(roster),
+            roster=None if roster is None or not released else roster_object(roster),
             phase=entry.machine.phase.value,
             reason=entry.machine.reason,
             status=outcome.SerializeToString(),
@@ -452,6 +453,23 @@ class Hub:
         self._running.pop(key, None)
         self._outlooks.pop(key, None)
         self._objects.forget(key)
+
+    def complete(self, key: bytes, results: Sequence[str]) -> None:
+        """A study that had failed in its own formulas has a result now; its sites heard of its end before."""
+        with self.changed:
+            entry = self.studies[key]
+            if entry.outcome is None:
+                raise StateError("The study is not over.")
+            outcome = pb.StudyStatus()
+            outcome.CopyFrom(entry.outcome)
+            outcome.phase, outcome.reason, outcome.progress = StudyPhase.FINISHED.value, "", 1.0
+            outcome.results[:] = results
+            values = {"phase": outcome.phase, "reason": "", "status": outcome.SerializeToString()}
+            self.journal.complete_study(key, **values)
+            entry.machine.phase, entry.machine.reason = StudyPhase.FINISHED, ""
+            entry.outcome, entry.results = outcome, [*results]
+            self.changes += 1
+            self.changed.notify_all()
 
     def _admit(self, key: bytes, entry: StudyEntry) -> None:
         self.studies[key] = self._running[key] = entry

@@ -44,6 +44,11 @@ LOG = logging.getLogger("veilsum.coordinator")
 RESULT_PAUSE = 1.0
 """Seconds between two tries to write a result."""
 
+INTERNAL = "internal error in the method; see the coordinator's log"
+"""Why a study failed that a later version may complete (:mod:`..completion`)."""
+
+FAILED_INSIDE = (StudyPhase.FAILED, INTERNAL)
+
 MOST_CHECKPOINTS = 3
 """Intermediate models of a study that are kept, the newest ones."""
 
@@ -259,12 +264,7 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
     """Run a study's method to its end: result on disk and finished, or failed with a reason."""
     study = federation.study
     try:
-        result = get_method(study.method).run(federation)
-        with hub.changed:
-            hub.studies[key].machine.check_replayed()
-        directory = results / key.hex()
-        _save(hub, study, directory, result)
-        files = sorted(path.name for path in directory.iterdir() if path.is_file())
+        files = save_method_result(hub, federation, results / key.hex())
         with hub.change(key) as machine:
             hub.studies[key].results = files
             machine.finish()
@@ -276,7 +276,21 @@ def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> No
     except Exception as error:
         LOG.error("study %s: internal error", study.name, exc_info=error, extra=about("failed", study=study.name, digest=key))
         with hub.change(key) as machine:
-            machine.fail("internal error in the method; see the coordinator's log")
+            machine.fail(INTERNAL)
+
+
+def save_method_result(hub: Hub, federation: Federation, directory: Path) -> list[str]:
+    """Run a study's method and write its result; the names of its files.
+
+    Raises:
+        VeilsumError: a round was lost, the journal holds other rounds, or the folder takes nothing.
+    """
+    study = federation.study
+    result = get_method(study.method).run(federation)
+    with hub.changed:
+        hub.studies[bytes.fromhex(directory.name)].machine.check_replayed()
+    _save(hub, study, directory, result)
+    return sorted(path.name for path in directory.iterdir() if path.is_file())
 
 
 def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
@@ -318,6 +332,18 @@ class Supervisor:
         """Start ticking."""
         remove_partial(self._results)
         self._thread.start()
+        threading.Thread(target=self._complete, name="completion", daemon=True).start()
+
+    def _complete(self) -> None:
+        """Try once what failed in a formula under an earlier process, which may have been an earlier version."""
+        from veilsum_coordinator.service.completion import complete  # it builds on this module
+
+        with self._hub.changed:
+            entries = self._hub.studies.items()
+            failed = [key for key, entry in entries if (entry.machine.phase, entry.machine.reason) == FAILED_INSIDE]
+        for key in failed:
+            if not self._stopping.is_set():
+                complete(self._hub, key, self._results)
 
     def stop(self) -> None:
         """Stop ticking; running methods wait on and end with the process."""

@@ -41,6 +41,7 @@ from veilsum_coordinator.storage.long_values import (
 )
 from veilsum_coordinator.storage.outage import CALL_SECONDS, Outage
 from veilsum_coordinator.storage.records import (
+    RELEASES,
     ROUNDS,
     SUMS,
     KeptProof,
@@ -78,7 +79,7 @@ STUDIES = Table(
     Column("phase", String(16), nullable=False),
     Column("reason", Text, nullable=False, default=""),
     Column("status", LargeBinary),
-    Column("roster", LargeBinary),  # of a finished study, for its proof
+    Column("roster", LargeBinary),  # of a study that is over and released something, for its proof
 )
 
 
@@ -296,6 +297,19 @@ class SqlJournal:
 
         self._write(work)
         self._sealed = {place: digest for place, digest in self._sealed.items() if place[0] != key}
+
+    def complete_study(self, key: bytes, **values: Any) -> None:
+        """Store that a study which had failed has a result (phase, reason, status)."""
+        self._write(lambda connection: connection.execute(update(STUDIES).where(STUDIES.c.digest == key).values(**values)))
+
+    def released(self, study: bytes) -> list[dict[str, Any]]:
+        """Round, cohort, digest and assignment of a study's releases, in order; not their values."""
+        columns = (RELEASES.c.round, RELEASES.c.cohort, RELEASES.c.digest, SUMS.c.assignment)
+        same = (SUMS.c.study == RELEASES.c.study) & (SUMS.c.round == RELEASES.c.round)
+        query = select(*columns).join_from(RELEASES, SUMS, same & (SUMS.c.attempt == RELEASES.c.attempt))
+        with self.database.reading() as connection:
+            found = connection.execute(query.where(RELEASES.c.study == study).order_by(RELEASES.c.round))
+            return [dict(row) for row in found.mappings()]
 
     def kept(self, study: bytes) -> KeptStudy:
         """All that is kept of a study that runs."""

@@ -1,0 +1,277 @@
+"""Every question of a study, for the matrix of edges: as studies ask it, and what oracles say of a frame without noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from support.edges import CLASSES, LEVELS, NUMBERS, SCHEMA, SITES, records_of, schema_of
+from support.studies import agreed, demand, federation, split_records
+from veilsum.compile import StudyRequest
+from veilsum_coordinator.methods import METHODS
+from veilsum_privacy.results.result import Result, result_files
+from veilsum_privacy.study.schema import DatasetSchema
+
+CURVE = {"event": "end", "censored": "alive", "edges": {"from": 0, "to": 60, "steps": 6}}
+EDGES = [10.0 * step for step in range(7)]
+OVER = ["age", "dose", "sex"]
+QUERIES: Mapping[str, Mapping[str, Any]] = {
+    "count": {"kind": "count", "over": "sex", "by": "arm"},
+    "histogram": {"kind": "histogram", "over": "age", "edges": [40, 60, 80]},
+    "quantiles": {"kind": "quantiles", "over": "stay"},
+    "mean": {"kind": "mean", "over": ["age", "dose"], "by": "arm"},
+    "compare": {"kind": "compare", "over": "stay", "by": "sex"},
+    "independence": {"kind": "independence", "over": ["arm", "sex"]},
+    "correlation": {"kind": "correlation", "over": ["age", "dose", "stay"]},
+    "linear": {"kind": "linear", "outcome": "stay", "over": OVER},
+    "missing": {"kind": "missing"},
+    "survival": {"kind": "survival", "over": "stay", "by": "arm", **CURVE},
+    "logrank": {"kind": "logrank", "over": "stay", "by": "arm", **CURVE},
+    "area": {"kind": "discrimination", "over": "age", "outcome": "end = 'died'"},
+    "concordance": {"kind": "discrimination", "over": "age", "outcome": "stay", **CURVE},
+    "risk": {"kind": "effect", "over": "odds", "by": "arm", "outcome": "end = 'died'"},
+    "effect": {"kind": "effect", "over": "odds", "by": "arm", "outcome": "stay"},
+    "synthetic": {"kind": "synthetic", "over": ["arm", "sex", "end"]},
+    "one": {"kind": "table-one", "by": "arm", "at": [0.5]},
+}
+"""The 14 kinds of query, table one among them; some in two forms."""
+
+DERIVE = {"odds": {"number": "0.06 * age - 3.3", "low": -2.0, "high": 2.0}}
+
+
+class Question(NamedTuple):
+    """What a study asks.
+
+    Attributes:
+        method: that answers it.
+        schema: of its records.
+        asked: other keys of the study.
+    """
+
+    method: str
+    schema: DatasetSchema
+    asked: Mapping[str, Any]
+
+
+def _fit(**parameters: Any) -> Question:
+    return Question("regression", SCHEMA, {"parameters": {"over": OVER, **parameters}})
+
+
+def _trained(method: str, loss: str, column: str, **parameters: Any) -> Question:
+    outcome: dict[str, Any] = {"column": column, "loss": loss}
+    if loss == "hazard":
+        outcome |= {"event": "end", "censored": ["alive"]}
+    return Question(method, SCHEMA, {"parameters": {**parameters, "outcome": outcome}})
+
+
+def _classes(method: str, **parameters: Any) -> Question:
+    return Question(method, CLASSES, {"parameters": parameters})
+
+
+COX = {"family": "cox", "outcome": "stay", "event": "end", "censored": ["alive"]}
+TREES = {"rounds": 2, "trees": 4, "depth": 2}
+PREDICTION = {"predicts": "probability", "number": "0.05 * age - 3", "low": -2.0, "high": 1.5, "outcome": "end = 'died'"}
+NUMBER = {"predicts": "number", "number": "0.1 * age", "low": 2.0, "high": 9.0, "outcome": "stay"}
+RATE = {"predicts": "rate", "number": "0.02 * age - 0.7", "low": -0.3, "high": 1.1, "outcome": "visits"}
+HAZARD = {**PREDICTION, "predicts": "hazard", "outcome": "stay", "event": "end", "censored": ["alive"]}
+QUESTIONS: Mapping[str, Question] = {
+    "statistics": Question(
+        "statistics", SCHEMA, {"query": [{"name": name, **asked} for name, asked in QUERIES.items()], "derive": DERIVE}
+    ),
+    "linear": _fit(family="linear", outcome="stay"),
+    "logistic": _fit(family="logistic", outcome="end = 'died'"),
+    "poisson": _fit(family="poisson", outcome="visits"),
+    "cox": _fit(**COX),
+    "linear, clustered": _fit(family="linear", outcome="stay", errors="clustered"),
+    "logistic, clustered": _fit(family="logistic", outcome="end = 'died'", errors="clustered"),
+    "poisson, clustered": _fit(family="poisson", outcome="visits", errors="clustered"),
+    "cox, clustered": _fit(**COX, errors="clustered"),
+    "evaluation of a probability": Question("federated-evaluation", SCHEMA, {"parameters": {"prediction": PREDICTION}}),
+    "evaluation of a number": Question(
+        "federated-evaluation",
+        SCHEMA,
+        {"parameters": {"prediction": NUMBER}},
+    ),
+    "evaluation of a rate": Question(
+        "federated-evaluation",
+        SCHEMA,
+        {
+            "parameters": {
+                "prediction": {"predicts": "rate", "number": "0.02 * age - 0.7", "low": -0.3, "high": 1.1, "outcome": "visits"}
+            }
+        },
+    ),
+    "evaluation of a hazard": Question(
+        "federated-evaluation",
+        SCHEMA,
+        {
+            "parameters": {
+                "prediction": {**PREDICTION, "predicts": "hazard", "outcome": "stay", "event": "end", "censored": ["alive"]}
+            }
+        },
+    ),
+    "pca": _classes("pca", width=3),
+    "pca, whitened": _classes("pca", width=3, scale="whiten"),
+    "slot-align": _classes("slot-align"),
+    "o-fedavg": _classes("o-fedavg"),
+    "fedcgs": _classes("fedcgs"),
+    "fedpft": _classes("fedpft"),
+    "gbdt": _classes("gbdt", **TREES),
+    "fedsgd": _classes("fedsgd", steps=3),
+    "fedavg": _classes("fedavg", rounds=2),
+    "ggeur": _classes("ggeur"),
+    "fedsgd of a number": _trained("fedsgd", "squared", "stay", steps=3),
+    "fedsgd, huber": _trained("fedsgd", "huber", "stay", steps=3),
+    "fedsgd of a count": _trained("fedsgd", "poisson", "visits", steps=3),
+    "fedsgd of a time": _trained("fedsgd", "hazard", "stay", steps=3),
+    "gbdt of a number": _trained("gbdt", "squared", "stay", **TREES),
+    "gbdt of a count": _trained("gbdt", "poisson", "visits", **TREES),
+    "fedavg of a number": _trained("fedavg", "squared", "stay", rounds=2),
+}
+"""What is asked; the evaluation of a classifier, which needs one first, has a test of its own."""
+
+
+def answer(question: Question, name: str, frame: pd.DataFrame, epsilon: float | None, seed: int = 0) -> Result:
+    """A question's result on a data set, by its name and frame; it is one that can be stored."""
+    schema = schema_of(name, question.schema)
+    fixed = {"name": "edges", "method": question.method, "dataset": "d", "data": schema, "expected_records": 40}
+    study = agreed(StudyRequest.model_validate({**fixed, "privacy": demand(epsilon), **question.asked}), list(SITES))
+    result = METHODS[question.method].run(federation(study, split_records(records_of(frame, schema), 4), seed))
+    assert result_files(result)
+    return result
+
+
+def figures(value: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every figure with errors in a summary, by where it stands."""
+    if isinstance(value, Mapping):
+        if {"value", "low", "high"} <= value.keys() or "not_estimable" in value:
+            yield path, value
+        else:
+            for key, own in value.items():
+                yield from figures(own, f"{path}/{key}")
+    elif isinstance(value, list):
+        for place, own in enumerate(value):
+            yield from figures(own, f"{path}/{place}")
+
+
+# -- what oracles say of the statistics -----------------------------------------------------------------------------------
+
+
+class Truth(NamedTuple):
+    """What a figure should be: within ``tolerance``, what rounding and intervals of a table leave open."""
+
+    value: float
+    tolerance: float
+
+
+def truths(frame: pd.DataFrame, summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Truth]]:
+    """The figures of the statistics that have an oracle, each with what it says."""
+    for name, oracle in ORACLES.items():
+        for row in summary[name]:
+            for key, truth in oracle(frame, row):
+                yield f"{name}/{row}/{key}", row[key], truth
+
+
+def _counts(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    own = frame[(frame["arm"] == row["arm"]) & (frame["sex"] == row["sex"])]
+    group = frame[(frame["arm"] == row["arm"]) & frame["sex"].notna()]
+    yield "count", Truth(len(own), 1e-6)
+    if len(group):
+        yield "share", Truth(len(own) / len(group), 1e-6)
+
+
+def _histogram(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    low, high = (float(end) for end in str(row["age"]).split(" to "))
+    inside = (frame["age"] >= low) & ((frame["age"] < high) | ((frame["age"] <= high) & (high == 90)))
+    yield "count", Truth(int(inside.sum()), 1e-6)
+
+
+def _means(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    own = frame[frame["arm"] == row["arm"]][row["column"]].dropna()
+    width = {"age": 70.0, "dose": 10.0}[row["column"]]
+    yield "count", Truth(len(own), 1e-6)
+    if len(own):
+        yield "mean", Truth(float(own.mean()), 2e-4 * width)
+        yield "standard_deviation", Truth(float(own.std(ddof=0)), 1e-2 * width)
+
+
+def _compared(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    own = frame[frame["sex"] == row["sex"]]["stay"].dropna()
+    if len(own):
+        yield "mean", Truth(float(own.mean()), 0.02)
+
+
+def _quantiles(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    known = frame["stay"].dropna()
+    if len(known):
+        yield "value", Truth(float(known.quantile(row["quantile"], interpolation="lower")), math.inf)
+
+
+def _correlations(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    known = frame[["age", "dose", "stay"]].dropna()
+    one, two = known[row["column"]], known[row["with"]]
+    if len(known) > 2 and min(one.std(), two.std()) > 0:
+        yield "correlation", Truth(float(np.clip(np.corrcoef(one, two)[0, 1], -0.999, 0.999)), 2e-3)
+
+
+def _missing(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    if row["column"] in frame:
+        yield "missing", Truth(int(frame[row["column"]].isna().sum()), 1e-6)
+
+
+def _survival(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    """The actuarial estimate from lifelines' table of who is at risk, of times moved to the ends of their intervals."""
+    from lifelines.utils import survival_table_from_events
+
+    own = frame[(frame["arm"] == row["arm"]) & frame["stay"].notna()]
+    own = own[own["end"].notna() | (own["stay"] >= 60)]
+    if row["figure"] == "survival" and row["time"] is not None and len(own):
+        past = own["stay"] >= 60
+        ends = np.where(past, 70.0, np.ceil(np.maximum(own["stay"], 1e-9) / 10) * 10)
+        table = survival_table_from_events(ends, (own["end"] != "alive") & ~past)
+        hazard = table["observed"] / (table["at_risk"] - table["censored"] / 2).clip(lower=0.5)
+        yield "value", Truth(float(np.prod(1 - hazard[table.index <= row["time"]])), 1e-6)
+
+
+def _area(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    from sklearn.metrics import roc_auc_score
+
+    known = frame[frame["age"].notna() & frame["end"].notna()]
+    died = known["end"] == "died"
+    if row["figure"] == "area under the ROC curve" and 0 < died.sum() < len(died):
+        yield "value", Truth(float(roc_auc_score(died, np.minimum(np.floor((known["age"] - 20) / 70 * 16), 15))), 1e-6)
+
+
+def _weighted(outcome: Callable[[pd.DataFrame], NDArray[Any]], tolerance: float) -> Callable[..., Iterator[tuple[str, Truth]]]:
+    def truth(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+        known = frame[frame["age"].notna() & frame["arm"].notna() & frame["stay"].notna() & frame["end"].notna()]
+        treated = (known["arm"] == "b").to_numpy()
+        odds = np.clip(0.06 * known["age"].to_numpy(float) - 3.3, -2, 2)
+        own = treated == (row["arm"] == "b")
+        if row["effect"] == "weighted mean" and own.any():
+            weights = 1 + np.exp(np.where(treated, -odds, odds))
+            yield "value", Truth(float(np.average(outcome(known)[own], weights=weights[own])), tolerance)
+
+    return truth
+
+
+ORACLES: Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any]], Iterator[tuple[str, Truth]]]] = {
+    "count": _counts,
+    "histogram": _histogram,
+    "mean": _means,
+    "compare": _compared,
+    "quantiles": _quantiles,
+    "correlation": _correlations,
+    "missing": _missing,
+    "survival": _survival,
+    "area": _area,
+    "risk": _weighted(lambda frame: (frame["end"] == "died").to_numpy(float), 1e-3),
+    "effect": _weighted(lambda frame: frame["stay"].to_numpy(float), 0.06),
+}
+
+__all__ = ["LEVELS", "NUMBERS", "QUESTIONS", "Question", "Truth", "answer", "figures", "truths"]

@@ -1,0 +1,218 @@
+"""The matrix of edges: every question on every degenerate data set equals its oracle, covers it, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from support.edges import DATA, typical
+from support.questions import QUESTIONS, answer, figures, truths
+
+RECORDS = typical()
+NOISE = (None, 0.5, 8.0)
+FAR = 7.0  # standard errors of the noise; seeds are fixed
+
+
+def check(question: str, name: str, epsilon: float | None, caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """It raises nothing, the net under formulas has nothing to catch, and every figure is a number in its interval."""
+    with caplog.at_level(logging.ERROR, "veilsum.coordinator"), np.errstate(all="ignore"):
+        result = answer(QUESTIONS[question], name, DATA[name](RECORDS), epsilon)
+    assert not [record.getMessage() for record in caplog.records]
+    assert all(np.isfinite(values).all() for values in result.arrays.values())
+    summary: dict[str, Any] = json.loads(json.dumps(result.summary, allow_nan=False))
+    for path, figure in figures(summary):
+        if "not_estimable" in figure:
+            assert figure["not_estimable"], path
+            continue
+        low = -math.inf if figure["low"] is None else figure["low"]
+        high = math.inf if figure["high"] is None else figure["high"]
+        assert low - 1e-9 <= figure["value"] <= high + 1e-9, (path, figure)
+    return summary
+
+
+def agrees(name: str, summary: dict[str, Any], epsilon: float | None) -> int:
+    """How many figures of the statistics were held against an oracle."""
+    held = 0
+    with np.errstate(all="ignore"):
+        for path, figure, truth in truths(DATA[name](RECORDS), summary):
+            if "not_estimable" in figure:
+                continue
+            held += 1
+            low = -math.inf if figure["low"] is None else figure["low"]
+            high = math.inf if figure["high"] is None else figure["high"]
+            exact = math.isfinite(truth.tolerance)
+            near = exact and abs(figure["value"] - truth.value) <= FAR * figure["noise_error"] + truth.tolerance
+            covered = low - 1e-9 <= truth.value <= high + 1e-9
+            assert near or (covered and (epsilon is not None or not exact)), (path, figure, truth)
+    return held
+
+
+@pytest.mark.parametrize("name", [name for name in DATA if name != "more than max_records"])
+def test_statistics_without_noise(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    held = agrees(name, check("statistics", name, None, caplog), None)
+    assert held >= 10
+
+
+SOME = (
+    ("statistics", "one interval", 8.0),
+    ("statistics", "constant at the bounds", 8.0),
+    ("linear", "collinear", None),
+    ("linear", "constant", None),
+    ("linear", "no record", None),
+    ("linear, clustered", "one record", None),
+    ("logistic", "separated", None),
+    ("logistic", "quasi-separated", 8.0),
+    ("poisson", "a level that nobody has", 8.0),
+    ("cox", "all missing", None),
+    ("cox", "all censored", None),
+    ("cox, clustered", "constant", None),
+    ("evaluation of a probability", "one class", 0.5),
+    ("fedcgs", "a level that nobody has", 8.0),
+    ("gbdt", "one class", None),
+)
+
+
+@pytest.mark.parametrize(("question", "name", "epsilon"), SOME)
+def test_some_of_the_matrix(question: str, name: str, epsilon: float | None, caplog: pytest.LogCaptureFixture) -> None:
+    check(question, name, epsilon, caplog)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_whole_matrix(question: str, caplog: pytest.LogCaptureFixture) -> None:
+    for name in DATA:
+        for epsilon in NOISE:
+            summary = check(question, name, epsilon, caplog)
+            if question == "statistics" and name != "more than max_records":
+                agrees(name, summary, epsilon)
+
+
+def terms(question: str, frame: pd.DataFrame, epsilon: float | None = None) -> dict[str, dict[str, Any]]:
+    """A regression's coefficients by term, logarithms of ratios."""
+    rows = answer(QUESTIONS[question], "typical", frame, epsilon).summary["coefficients"]
+    return {row["term"]: row.get("log", row.get("coefficient")) for row in rows}
+
+
+def scaled(question: str, name: str) -> dict[str, dict[str, Any]]:
+    return terms(question, DATA[name](RECORDS))
+
+
+@pytest.mark.parametrize("question", ["logistic", "logistic, clustered", "poisson"])
+def test_a_level_without_events_is_named_and_the_others_stand(question: str) -> None:
+    """Whatever a level without the outcome has for a coefficient, the others are as without its records."""
+    import statsmodels.api as sm
+
+    found, frame = scaled(question, "quasi-separated"), DATA["quasi-separated"](RECORDS).dropna()
+    assert "sex x" in found["sex x"]["not_estimable"]
+    assert "nobody has" in found["sex x"]["not_estimable"]
+    some = frame[frame["sex"] != "x"]
+    design = sm.add_constant(np.column_stack([some["age"], some["dose"], some["sex"] == "m"]).astype(float))
+    counts = question == "poisson"
+    outcome = some["visits"] if counts else (some["end"] == "died").astype(float)
+    model = sm.GLM(outcome, design, family=sm.families.Poisson() if counts else sm.families.Binomial()).fit()
+    for term, value, error in zip(
+        ("age", "dose", "sex m"), np.asarray(model.params)[1:], np.asarray(model.bse)[1:], strict=True
+    ):
+        assert found[term]["value"] == pytest.approx(value, abs=0.3 * error), term
+
+
+def test_a_first_level_without_events_makes_its_column_not_estimable() -> None:
+    frame = RECORDS.assign(end=np.where(RECORDS["sex"] == "f", "alive", RECORDS["end"]))
+    found = terms("logistic", frame)
+    for term in ("constant", "sex m", "sex x"):
+        assert "sex f" in found[term]["not_estimable"]
+    assert "value" in found["dose"]
+
+
+@pytest.mark.parametrize(
+    ("question", "name"), [("logistic", "one class"), ("cox", "all censored"), ("logistic", "all censored")]
+)
+@pytest.mark.parametrize("epsilon", NOISE)
+def test_an_outcome_that_nobody_or_everybody_has_has_no_coefficients(question: str, name: str, epsilon: float | None) -> None:
+    found = terms(question, DATA[name](RECORDS), epsilon)
+    assert found
+    assert all("not_estimable" in figure for figure in found.values())
+    assert epsilon == 0.5 or all("has the event" in figure["not_estimable"] for figure in found.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["separated", "collinear", "constant", "a level that nobody has", "the reference level that nobody has"]
+)
+def test_linear_coefficients_are_those_of_statsmodels_or_name_the_terms(name: str) -> None:
+    import statsmodels.api as sm
+
+    found, frame = scaled("linear", name), DATA[name](RECORDS).dropna()
+    x = np.column_stack([frame["sex"] == level for level in ("m", "x")]).astype(float)
+    design = np.column_stack([np.ones(len(frame)), frame["age"], frame["dose"], x])
+    unit = np.column_stack([np.ones(len(frame)), frame["age"] / 35 - 55 / 35, frame["dose"] / 5, x])
+    weights = np.minimum(1.0, math.sqrt(1 + 2 / 3 + 1 / 2) / np.linalg.norm(unit, axis=1)) ** 2
+    kernel = np.linalg.svd(unit)[2][np.linalg.matrix_rank(unit) :]
+    model = sm.WLS(frame["stay"], design, weights=weights).fit()
+    told = 0
+    for place, term in enumerate(("constant", "age", "dose", "sex m", "sex x")):
+        free = bool(np.any(np.abs(kernel[:, :3] if place == 0 else kernel[:, place]) > 1e-9))
+        assert not free or "not_estimable" in found[term], term
+        if "value" in found[term]:
+            told += 1
+            assert found[term]["value"] == pytest.approx(
+                model.params.iloc[place], rel=1e-2, abs=0.02 * found[term]["sampling_error"]
+            )
+        elif place:
+            assert any(word in found[term]["not_estimable"] for word in ("age", "dose", "sex"))
+    assert told >= {"separated": 5, "collinear": 1, "constant": 0}.get(name, 2)
+
+
+@pytest.mark.parametrize("question", ["linear", "logistic", "poisson"])
+def test_with_noise_a_level_that_nobody_has_leaves_the_others_estimable(question: str) -> None:
+    found = terms(question, DATA["a level that nobody has"](typical(8000)), 8.0)
+    assert "sex x" in found["sex x"]["not_estimable"]
+    assert all("value" in found[term] for term in ("age", "dose", "sex m"))
+
+
+@pytest.mark.parametrize("name", ["typical", "a level that nobody has", "quasi-separated"])
+def test_table_ones_test_is_scipys_of_the_levels_that_there_are(name: str) -> None:
+    from scipy.stats import chi2_contingency
+
+    frame = DATA[name](RECORDS)
+    summary = answer(QUESTIONS["statistics"], name, frame, None).summary
+    for column in ("sex", "end"):
+        (row,) = summary[f"one.{column} tests"]
+        wanted = chi2_contingency(pd.crosstab(frame["arm"], frame[column]), correction=False)
+        assert (row["degrees"], row["statistic"]) == (wanted.dof, pytest.approx(wanted.statistic, rel=1e-3))
+        assert row["p_value"] == pytest.approx(wanted.pvalue, rel=1e-2, abs=1e-12)
+    (row,) = answer(QUESTIONS["statistics"], name, frame, 8.0).summary["one.sex tests"]
+    assert row["degrees"] == 2  # with noise a level that nobody has cannot be told from a rare one; "missing" is left out
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, 7.0, 41.7])
+def test_without_noise_a_constant_column_is_what_it_is(value: float) -> None:
+    frame = RECORDS.assign(stay=value)
+    summary = answer(QUESTIONS["statistics"], "typical", frame, None).summary
+    for row in summary["one.numbers"]:
+        if row["column"] == "stay":
+            assert row["mean"]["value"] == pytest.approx(value, abs=60e-5)
+            assert row["mean"]["low"] <= value <= row["mean"]["high"]
+            assert row["standard_deviation"]["low"] == 0.0
+    assert all(
+        "not_estimable" in row["correlation"] for row in summary["correlation"] if "stay" in (row["column"], row["with"])
+    )
+
+
+@pytest.mark.parametrize("epsilon", NOISE)
+def test_effective_records_are_no_more_than_there_are(epsilon: float | None) -> None:
+    rows = answer(QUESTIONS["statistics"], "typical", RECORDS, epsilon).summary["risk"]
+    known = RECORDS.dropna()
+    odds = np.clip(0.06 * known["age"] - 3.3, -2, 2)
+    for row in rows[:2]:
+        own = (known["arm"] == row["arm"]).to_numpy()
+        weights = (1 + np.exp(odds if row["arm"] == "a" else -odds))[own]
+        told = row["effective_records"]
+        if epsilon is None:
+            assert told == pytest.approx(weights.sum() ** 2 / (weights**2).sum(), rel=1e-2)
+        assert told is None or told <= 1.5 * len(RECORDS)
