@@ -224,7 +224,8 @@ def plan_study(
 
 
 def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[str]:
-    """Sentences on a delta that guarantees too little, on what a study shows of single sites, on covariances that drown in the noise, and on alignment in vain.
+    """Sentences on a delta that guarantees too little, on what a study shows of single sites, on covariances that drown in
+    the noise, and on alignment in vain.
 
     Args:
         records: expected of each site.

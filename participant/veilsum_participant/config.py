@@ -112,8 +112,8 @@ class Policy(Frozen):
             in complete studies only.
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
-        max_delta: largest delta that a study may state. At 1 / n and above, a guarantee for n records bears that one of them is
-            published.
+        max_delta: largest delta that a study may state. At 1 / n and above, a guarantee for n records bears that one of
+            them is published.
         max_slack: largest slack of one study, as a share of delta: the probability with which its sampled steps may be taken
             to reveal a record. A budget by the rule ``gaussian`` bears a tenth of delta in all.
         smallest_cell: fewest records of a group whose figures a study of the method "statistics" may print, by the noised

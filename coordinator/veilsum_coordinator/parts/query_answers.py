@@ -27,7 +27,8 @@ RECORDS = " records"
 def answers(federation: Federation) -> Result:
     """Run the one round and answer every query.
 
-    The summary has ``queries``, what was asked, and an item for each query with its rows, and one for its tests if it has any.
+    The summary has ``queries``, what was asked, and an item for each query with its rows, and one each for its tests and
+    its ratios if it has any.
     """
     task = AgreedStudy(federation.study).task(TABLES).task
     release = federation.sum(TABLES)
@@ -39,6 +40,8 @@ def answers(federation: Federation) -> Result:
         summary[encoding.query.name] = [row for row in reader.rows() if row]
         if tests := list(reader.tests()):
             summary[f"{encoding.query.name} tests"] = tests
+        if ratios := list(reader.ratios()):
+            summary[f"{encoding.query.name} ratios"] = ratios
         if isinstance(reader, SyntheticReader):
             made[f"{encoding.query.name}{RECORDS}"] = reader.records()
             summary[f"{encoding.query.name}{RECORDS}"] = list(reader.levels())
