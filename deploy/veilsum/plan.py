@@ -30,7 +30,7 @@ from veilsum_coordinator.parts.expected_moments import DIRECTIONS
 from veilsum_coordinator.parts.moment_alignment import LABEL as POWER_MOMENTS
 from veilsum_coordinator.parts.moment_alignment import records_to_align
 from veilsum_privacy.accounting.accountant import epsilon_of
-from veilsum_privacy.accounting.prices import declared_event, study_rule
+from veilsum_privacy.accounting.prices import declared_event, delta_warning, study_rule
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
@@ -224,11 +224,14 @@ def plan_study(
 
 
 def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[str]:
-    """Sentences on what a study shows of single sites, on covariances that drown in the noise, and on alignment in vain.
+    """Sentences on a delta that guarantees too little, on what a study shows of single sites, on covariances that drown in
+    the noise, and on alignment in vain.
 
     Args:
         records: expected of each site.
     """
+    if warning := delta_warning(study, records):
+        yield warning
     yield from _disclosures(study)
     yield from _units(study)
     yield from _secure_steps(study)

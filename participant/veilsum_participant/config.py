@@ -112,6 +112,8 @@ class Policy(Frozen):
             in complete studies only.
         units: units of privacy it accepts: one record, or all records of one subject.
         max_epsilon: largest epsilon of one study.
+        max_delta: largest delta that a study may state. At 1 / n and above, a guarantee for n records bears that one of
+            them is published.
         max_slack: largest slack of one study, as a share of delta: the probability with which its sampled steps may be taken
             to reveal a record. A budget by the rule ``gaussian`` bears a tenth of delta in all.
         smallest_cell: fewest records of a group whose figures a study of the method "statistics" may print, by the noised
@@ -142,6 +144,7 @@ class Policy(Frozen):
     masks: tuple[Literal["complete", "neighbours"], ...] = ("complete", "neighbours")
     units: tuple[Unit, ...] = ("record", "subject")
     max_epsilon: StrictFloat = Field(default=1.0, gt=0, le=1000)
+    max_delta: StrictFloat = Field(default=1e-3, gt=0, lt=0.5)
     max_slack: StrictFloat = Field(default=0.02, ge=0, le=SLACK_SHARE)
     smallest_cell: StrictInt = Field(default=0, ge=0, le=1_000_000)
     max_attempts: StrictInt = Field(default=16, ge=1, le=1000)

@@ -213,6 +213,12 @@ def _epsilon_faults(study: Study, policy: Policy, delta: float | None) -> Iterat
         if privacy.epsilon is not None:
             yield Refusal(RefusalCode.STUDY_INVALID, "The study states an epsilon, but has no noise.")
         return
+    if privacy.delta > policy.max_delta:
+        yield Refusal(
+            RefusalCode.EPSILON,
+            f"The study's delta is {privacy.delta:g}; policy.max_delta is {policy.max_delta:g}.",
+            "Ask for a study with a smaller delta (privacy.delta).",
+        )
     slack, most = math.fsum(task.slack for task in study.tasks), policy.max_slack * min(privacy.delta, delta or privacy.delta)
     if slack > most * (1 + 1e-9):
         yield Refusal(

@@ -73,6 +73,7 @@ disclosures = ["joint"]       # "per-site" would show this site's own numbers, w
 cohort_difference = ["strict", "allowed"]  # ["strict"]: one cohort a study, and none a few sites off an earlier study's
 units = ["record", "subject"] # whose presence a study must hide: one record's, or a person's with all their records
 max_epsilon = 1.0             # largest epsilon of one study
+max_delta = 1e-3              # largest delta of one study; well below 1 / the number of records
 max_slack = 0.02              # largest share of delta with which a study's sampled steps may be taken to reveal a record
 smallest_cell = 0             # fewest records of a group whose figures a study may print, such as 10; 0 for no such rule
 max_attempts = 16             # how often one round may be tried

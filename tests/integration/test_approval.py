@@ -22,6 +22,7 @@ from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
+from veilsum_participant.cli.waiting import waiting_fields, waiting_row
 from veilsum_participant.protocol import approval, budgets
 from veilsum_participant.protocol.approval import approve, decline, waiting_studies
 from veilsum_participant.protocol.core import ParticipantCore
@@ -83,6 +84,21 @@ def test_what_an_approved_study_would_cost_counts_what_others_may_ask(attack: Ad
     (item,) = waiting_studies(site)
     assert item.before == pytest.approx(1.0, rel=1e-3)
     assert item.after == pytest.approx(1.460, abs=1e-2)  # two Gaussian releases compose to less than the sum of their epsilons
+
+
+def test_a_delta_that_guarantees_too_little_is_said_where_the_word_is_given(attack: Adversary) -> None:
+    site = attack.bed.sites["a"]
+    ask(attack)
+    (fields,) = map(waiting_fields, waiting_studies(site))
+    assert fields["warnings"] == []
+    decline(site, attack.key.hex(), "another")
+    schema = schema_of(2).model_copy(update={"max_records": 5000})
+    attack.use(attack.bed.compile(make_request(schema, min_cohort=2, delta=5e-4)))
+    ask(attack)
+    (fields,) = (waiting_fields(item) for item in waiting_studies(site) if item.digest == attack.key)
+    (warning,) = fields["warnings"]
+    assert "Delta 0.0005 is above 1 / 5,000, the schema's max_records" in warning
+    assert warning in waiting_row(fields)["study"]
 
 
 def test_two_words_for_what_fits_only_once(attack: Adversary) -> None:

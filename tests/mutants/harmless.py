@@ -298,8 +298,8 @@ HARMLESS: dict[str, str] = {
     ): _DISTANCE,
     (
         f"{_LEDGER}/rules.py::_check_figures: "
-        "_close(spent, derived if math.isfinite(derived) else None, TOLERANCE * max(1.0, derived)) "
-        "-> _close(derived if math.isfinite(derived) else None, spent, TOLERANCE * max(1.0, derived))"
+        "_close(spent, nearest if math.isfinite(derived) else None, TOLERANCE * max(1.0, nearest)) "
+        "-> _close(nearest if math.isfinite(derived) else None, spent, TOLERANCE * max(1.0, nearest))"
     ): _DISTANCE,
     f"{_LEDGER}/rules.py::_close: abs(stated - derived) <= tolerance -> abs(stated - derived) < tolerance": _SPARE,
     (

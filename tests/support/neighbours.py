@@ -476,6 +476,11 @@ class _SiteScores(_NewtonStep):
         return tuple(found)
 
 
+class _ScoreProducts(_SiteScores):
+    def settings(self) -> tuple[Setting, ...]:
+        return tuple(replace(setting, task="score-products") for setting in super().settings())
+
+
 class _HazardStep(Neighbours):
     """The worst record has an event late, when most was expected of it already; whitened, it is as long as may be."""
 
@@ -556,6 +561,7 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "newton-step": _NewtonStep(),
     "site-hazard-scores": _SiteHazardScores(),
     "site-scores": _SiteScores(),
+    "score-products": _ScoreProducts(),
     "evaluation": _Evaluation(),
     "model-tables": _ModelTables(),
     "feature-means": _Moments(_FEATURE_MEANS),

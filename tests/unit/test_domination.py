@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import integrate
+from scipy.special import ndtr
 
 from veilsum_privacy.accounting import domination
 from veilsum_privacy.accounting.domination import (
     DIRECTIONS,
+    _end,
+    bounded_profile,
     composed_profile,
     convolved,
     dominating_ratio,
@@ -158,12 +161,122 @@ def test_each_place_of_the_grid_counts_in_both_directions(
     heights = [slack + (1 - slack) * profile_of(1.0, spacing * (index + 1)) for index in range(4)]
     profiles = {name: np.array([*heights, 0.0]) for name in DIRECTIONS}
     profiles[direction][place] = slack + (1 - slack) * profile_of(1.5, spacing * (place + 1))
-    monkeypatch.setattr(domination, "grid_spacing", lambda *_: spacing)
-    monkeypatch.setattr(domination, "composed_profile", lambda _rate, _ratio, _steps, which, *_: profiles[which])
+    monkeypatch.setattr(domination, "bounded_profile", lambda _rate, _ratio, _steps, which, _: (spacing, profiles[which]))
     ratio = dominating_ratio.__wrapped__
     assert ratio(0.5, most / 10, 10, slack) == pytest.approx(1.5**2, rel=1e-8)
     profiles[direction][-1] = 2 * slack  # it goes on beyond the grid
     assert ratio(0.5, most / 10, 10, slack) == most
+
+
+RARE = [(1e-4, 1.0, 10, 5e-8), (1e-4, 1.0, 1, 5e-8), (1e-3, 1.0, 1, 5e-8), (1e-5, 0.5, 50, 5e-8), (1e-3, 0.5, 1, 2e-7)]
+"""Few steps that draw a record rarely: no grid that is fine enough reaches to the end of their losses."""
+
+
+@pytest.mark.parametrize(("rate", "sigma", "steps", "slack"), RARE)
+def test_rare_steps_are_certified_within_another_accountants_bounds(
+    rate: float, sigma: float, steps: int, slack: float
+) -> None:
+    ratio = dominating_ratio(rate, sigma**-2, steps, slack)
+    assert 0 < ratio < 0.05 * steps * sigma**-2
+    low, high = (
+        pld.from_gaussian_mechanism(
+            sigma, sampling_prob=rate, value_discretization_interval=1e-4, pessimistic_estimate=pessimistic
+        ).self_compose(steps)
+        for pessimistic in (False, True)
+    )
+    epsilons = np.concatenate([[0.0], np.geomspace(1e-6, 3, 300)])
+    pair = slack + (1 - slack) * gaussian_profile(math.sqrt(ratio), epsilons)
+    assert np.all(np.array(low.get_delta_for_epsilon(epsilons)) <= pair)
+    # As tight as of any steps: a tenth less noise of the pair would be too little for the steps that it stands for.
+    smaller = slack + (1 - slack) * gaussian_profile(math.sqrt(0.8 * ratio), epsilons)
+    assert np.any(np.array(high.get_delta_for_epsilon(epsilons)) > smaller)
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(1e-4, 1.0), (1e-3, 0.5), (0.1, 1.3), (0.9, 0.4)])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("spacing", [3e-2, 1e-3])
+def test_a_profile_without_the_upper_tail_is_never_too_small(
+    rate: float, sigma: float, direction: Direction, spacing: float
+) -> None:
+    """Of one step, against its closed form: cut off where the chance beyond is as large as what is added for it."""
+    chance = 1e-4
+    end = _end(rate, sigma**-2, chance)
+    x = mpmath.mpf(end)
+    with mpmath.workdps(50):
+        beyond = (1 - mpmath.mpf(rate)) * mpmath.ncdf(-x) + mpmath.mpf(rate) * mpmath.ncdf(1 / mpmath.mpf(sigma) - x)
+    assert chance / 2.02 < beyond <= chance / 2
+    profile = composed_profile(rate, sigma**-2, 1, direction, spacing, chance, end)
+    assert profile is not None
+    for place, found in enumerate(profile[:: max(1, len(profile) // 40)].tolist()):
+        exact = exact_profile(rate, sigma**-2, direction, spacing * place * max(1, len(profile) // 40))
+        assert float(exact) <= found + chance
+    assert float(exact_profile(rate, sigma**-2, direction, 0.0)) >= profile[0] - 3 * chance - spacing
+
+
+def test_a_certificate_asks_for_a_cut_profile_only_where_the_whole_one_is_out_of_reach() -> None:
+    for rate, ratio, steps, slack in [(0.1, 1.0, 20, 1e-7), (1e-4, 1.0, 10, 5e-8)]:
+        for direction in DIRECTIONS:
+            spacing = grid_spacing(rate, ratio, steps)
+            whole = composed_profile(rate, ratio, steps, direction, spacing, slack / 1000)
+            found = bounded_profile(rate, ratio, steps, direction, slack / 1000)
+            assert found is not None
+            if rate == 0.1:
+                assert whole is not None
+                assert found[0] == spacing
+                assert np.array_equal(found[1], whole)
+            else:
+                assert whole is None
+                assert found[0] >= spacing
+
+
+WIDE = list(product([1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1], [0.3, 0.5, 1.0, 4.0], [5e-8]))
+LADDERS = [(1e-4, 1.0, 2e-7), (0.02, 1.0, 2e-7), *(pytest.param(*item, marks=pytest.mark.system) for item in WIDE)]
+
+
+@pytest.mark.parametrize(("rate", "sigma", "slack"), LADDERS)
+def test_prices_rise_with_steps_rate_and_less_noise_and_fall_with_slack(rate: float, sigma: float, slack: float) -> None:
+    """Fewer steps are more without some; a lower rate is a higher one without some records of the sample; less noise is more
+    of it that was not added; a smaller slack is within a larger one."""
+    ratio = sigma**-2
+    prices = [dominating_ratio(rate, ratio, steps, slack) for steps in (1, 2, 3, 10, 11, 100, 101)]
+    assert prices == sorted(prices)
+    assert prices[-1] <= 101 * ratio
+    assert prices[1] <= dominating_ratio(1.05 * rate, ratio, 2, slack)
+    assert prices[1] <= dominating_ratio(rate, 1.05 * ratio, 2, slack)
+    assert prices[1] >= dominating_ratio(rate, ratio, 2, 1.05 * slack)
+
+
+def test_losses_beyond_the_largest_number_are_not_lost() -> None:
+    """Two draws of five lose 900 and more with a chance of 1e-5: no pair that holds them less is a bound."""
+    rate, ratio, slack = 1e-3, 580.0, 5e-8
+    found = dominating_ratio(rate, ratio, 5, slack)
+    both = 10 * rate**2 * (1 - rate) ** 3
+    # Two draws alone have a loss of log(q^2) + 2 shift x - ratio with x the mean of two normals around the shift.
+    shift = math.sqrt(ratio)
+    for epsilon in (800.0, 900.0, 1000.0, 1100.0):
+        x = (epsilon + ratio - 2 * math.log(rate) + 1.0) / (2 * shift)  # a loss that exceeds epsilon by 1
+        chance = both * float(ndtr(math.sqrt(2) * (shift - x))) * (1 - math.exp(-1))
+        assert chance <= slack + float(gaussian_profile(math.sqrt(found), np.array([epsilon]))[0])
+    with np.errstate(over="raise", invalid="raise"):
+        profile = bounded_profile(rate, ratio, 5, 1, slack / 1000)
+    assert profile is not None
+    assert np.isfinite(profile[1]).all()
+
+
+def test_more_steps_stand_for_steps_that_no_grid_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has twenty has ten."""
+    whole, asked = domination._certified, list[int]()
+
+    def only_from_twenty(rate: float, ratio: float, steps: int, slack: float, most: float) -> float | None:
+        asked.append(steps)
+        return whole(rate, ratio, steps, slack, most) if steps >= 20 else None
+
+    monkeypatch.setattr(domination, "_certified", only_from_twenty)
+    twenty, five = (dominating_ratio.__wrapped__(0.1, 1.0, steps, 1e-7) for steps in (20, 5))
+    assert asked == [20, 5, 10, 20]
+    assert five == pytest.approx(twenty, rel=1e-8)
+    # Even so never more than what dominates without a certificate.
+    assert dominating_ratio.__wrapped__(0.999, 1.0, 2, 1e-7) == 2.0
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 8.0, 100.0])

@@ -11,7 +11,7 @@ import pytest
 
 from support.ledgers import GRID, OTHER_STUDY, STUDY, make_reservation
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import PRV_ERROR, estimated_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.accountant import PRV_ERROR, Course, epsilon_of, estimated_epsilon, rdp_epsilon
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.entries import Entry
 from veilsum_privacy.ledger.rules import MirrorRules, SiteRules
@@ -287,6 +287,32 @@ def test_a_checkpoints_figures_may_differ_in_their_last_digits(book: Book, multi
                 else:
                     with refuses("its figures for heart do not follow"):
                         book.checkpoint(book.length, {"heart": right | change})
+
+
+def test_a_checkpoint_may_state_what_earlier_versions_charged_for_a_course(book: Book) -> None:
+    """Where they could not certify it: as if no step were sampled. Nothing beyond that, and nothing below today's price."""
+    item = make_reservation(rate=1e-4, multiplier=1.0, population="lung")
+    item = replace(item, mechanism=replace(item.mechanism, course=Course(10, 5e-8)))
+    book.budget("lung", epsilon=(50.0).hex(), adaptive="gaussian")
+    book.write(Kind.RECOVERY, item, delta=DELTA)
+    assert item.mechanism.event is not None
+    event = replace(item.mechanism.event, steps=10)
+    estimate = estimated_epsilon([event], DELTA, "gaussian")
+    assert estimate is not None
+    earlier = epsilon_of([replace(event, course=None)], DELTA, "gaussian")
+    today = epsilon_of([event], DELTA, "gaussian")
+    assert today < 0.01 < 15 < earlier
+    for spent, passes in [(today, True), (earlier, True), (2.0, True), (today - 2e-6, False), (earlier + 3e-5, False)]:
+        figures = {"spent": spent.hex(), "estimate": estimate.hex(), "releases": 1}
+        if passes:
+            book.checkpoint(book.length, {"heart": stated(), "lung": figures})
+        else:
+            with refuses("its figures for lung do not follow"):
+                book.checkpoint(book.length, {"heart": stated(), "lung": figures})
+    for spent in (None, "nan", "inf"):
+        with refuses("its figures for lung do not follow"):
+            figures = {"spent": spent, "estimate": estimate.hex(), "releases": 1}
+            book.checkpoint(book.length, {"heart": stated(), "lung": figures})
 
 
 def test_a_checkpoint_states_no_epsilon_where_there_is_none(book: Book) -> None:

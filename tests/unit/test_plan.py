@@ -604,6 +604,18 @@ def test_the_screen_says_it_in_words_and_fits(
     assert "enyi" not in text
 
 
+def test_a_delta_of_no_guarantee_is_said_with_the_verdict(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study_file.write_text(STUDY.replace("epsilon = 1.0", "epsilon = 1.0\ndelta = 0.3"))
+    body = json.loads(show(capsys, study_file, "--participants", 4, "--json")[1])
+    (warning,) = (note for note in body["notes"] if "Delta 0.3 is above 1 / 150" in note)
+    assert "about 45 of them" in warning
+    _, text, _ = show(capsys, study_file, "--participants", 4)
+    assert warning in text
+    assert "Verdict: worth it. But its delta guarantees too little" in text
+    study_file.write_text(STUDY)
+    assert "delta guarantees" not in show(capsys, study_file, "--participants", 4)[1]
+
+
 def test_a_hopeless_study_is_told_and_what_it_would_take(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study_file.write_text(STUDY.replace("epsilon = 1.0", "epsilon = 0.01"))
     _, text, _ = show(capsys, study_file, "--participants", 4)

@@ -215,6 +215,8 @@ FLOORS: list[tuple[dict[str, Any], Callable[[], Study], RefusalCode]] = [
     ({"units": ("subject",)}, make_study, RefusalCode.UNIT),
     ({"units": ("record",)}, lambda: altered(make_study(), privacy__unit="subject"), RefusalCode.UNIT),
     ({"max_epsilon": 0.5}, make_study, RefusalCode.EPSILON),
+    ({"max_delta": 1e-6}, make_study, RefusalCode.EPSILON),
+    ({"max_epsilon": 5.0}, lambda: make_study(delta=1.1e-3), RefusalCode.EPSILON),
     ({"smallest_cell": 10}, make_study, RefusalCode.DISCLOSURE),
     ({"study_days": 1}, lambda: altered(make_study(), expires=1_800_000_000 + 86401), RefusalCode.STUDY_INVALID),
     ({}, lambda: altered(make_study(), dataset="elsewhere"), RefusalCode.DATASET),

@@ -12,7 +12,7 @@ import pytest
 from support.neighbours import SETTINGS
 from veilsum_node.errors import Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
-from veilsum_privacy.accounting.prices import declared_event, study_epsilon
+from veilsum_privacy.accounting.prices import declared_event, delta_warning, study_epsilon
 from veilsum_privacy.study.study import NoiseKind, Study
 
 DELTA = 1e-5
@@ -28,6 +28,37 @@ def study(*tasks: Mapping[str, Any], noise: NoiseKind = "local") -> Study:
 
 def event(variance: int, rate: float = 1.0, steps: int = 1) -> GaussianEvent:
     return GaussianEvent(GRID, Fraction(variance), rate, steps)
+
+
+@pytest.mark.parametrize(
+    ("delta", "records", "most", "warned"),
+    [
+        (0.3, 300, 100_000, True),
+        (0.3, None, 300, True),
+        (1 / 300, 300, 100_000, False),
+        (math.nextafter(1 / 300, 1), 300, 100_000, True),
+        (1e-5, None, 100_000, False),
+        (1.1e-5, None, 100_000, True),
+        (1e-5, 1_000_000, 100_000, True),
+        (1e-5, None, 100_001, True),
+        (0.49, 2, 2, False),
+    ],
+)
+def test_a_delta_above_one_in_n_is_warned_of(delta: float, records: int | None, most: int, warned: bool) -> None:
+    """n is what is expected of a site, else the schema's bound; the advice itself is not warned of again."""
+    changed = {"privacy": BASE.privacy.model_copy(update={"delta": delta, "noise": "local"})}
+    asked = BASE.model_copy(update={**changed, "data": BASE.data.model_copy(update={"max_records": most})})
+    text = delta_warning(asked, records)
+    assert bool(text) == warned
+    n = records or most
+    if warned:
+        assert f"Delta {delta:g} is above 1 / {n:,}" in text
+        assert ("max_records" in text) == (records is None)
+        advised = float(text.split("delta = ")[1].split(" ")[0])
+        assert 0 < advised <= 1e-5
+        assert advised <= 0.1 / n
+    exact = asked.model_copy(update={"privacy": asked.privacy.model_copy(update={"noise": "none"})})
+    assert delta_warning(exact, records) == ""
 
 
 def test_a_declaration_is_one_event_of_all_its_steps() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from statsmodels.stats.contingency_tables import StratifiedTable, Table2x2
 
 from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import PrivacyRequest, StudyRequest
@@ -117,6 +118,52 @@ def test_answers_without_noise_are_numpys() -> None:
     tests = {row["test"] for key, rows in summary.items() if key.endswith(" tests") for row in rows}
     assert tests == {"equal means (score)", "independence (chi-squared)", "log-rank", "all slopes are 0 (Wald)"}
     assert summary["queries"][0]["part_of"] == "one"
+
+
+def test_a_fourfold_table_tells_ratios_alone_and_by_strata() -> None:
+    """Without noise statsmodels'; the second level against the first, a missing value in none of the tables."""
+    records, data = records_of(3000)
+    asked = {"kind": "independence", "name": "deaths", "over": ["arm", "end"]}
+    queries = (
+        {**asked, "missing": "level"},
+        {**asked, "name": "by-age", "by": ["age_group"]},
+        {"kind": "independence", "name": "ages", "over": ["age_group", "end"]},
+        {"kind": "independence", "name": "wide", "over": ["end", "third"]},
+    )
+    study = compiled(None, query=queries, derive={**DERIVE, "third": {"of": "stay", "edges": [5, 10]}})
+    summary, old = run(study, records), data["age"] >= 65
+    known = ~np.isnan(data["age"])
+
+    def table(taken: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return np.array([[np.sum(taken & (rows == i) & (data["end"] == j)) for j in (1, 0)] for i in (1, 0)])
+
+    whole = table(np.ones(3000, dtype=bool), data["arm"])
+    oracle, rows = Table2x2(whole), summary["deaths ratios"]
+    assert [row["figure"] for row in rows] == ["odds ratio", "risk ratio", "risk difference"]
+    assert {(row["of"], row["compared"]) for row in rows} == {("end: died", "arm: b against a")}
+    assert rows[0]["value"]["value"] == pytest.approx(oracle.oddsratio)
+    assert (rows[0]["value"]["low"], rows[0]["value"]["high"]) == pytest.approx(oracle.oddsratio_confint())
+    assert rows[1]["value"]["value"] == pytest.approx(oracle.riskratio)
+    assert rows[0]["p_value"] == pytest.approx(oracle.oddsratio_pvalue())
+    assert find(summary["ages ratios"], figure="odds ratio")["value"]["value"] == pytest.approx(
+        Table2x2(table(known, old)).oddsratio
+    )
+    strata = [table(known & ~old, data["arm"]), table(known & old, data["arm"])]
+    pooled, rows = StratifiedTable(strata), summary["by-age ratios"]
+    assert len(rows) == 9
+    for level, stratum in zip(("20 to 65", "65 to 90"), strata, strict=True):
+        found = find(rows, age_group=level, figure="risk ratio")
+        assert found["value"]["value"] == pytest.approx(Table2x2(stratum).riskratio)
+    found = find(rows, age_group="all strata", figure="odds ratio (Mantel-Haenszel)")
+    assert found["value"]["value"] == pytest.approx(pooled.oddsratio_pooled)
+    (test,) = (row for row in summary["by-age tests"] if "Mantel-Haenszel" in row["test"])
+    assert test["p_value"] == pytest.approx(pooled.test_null_odds().pvalue)
+    assert "wide ratios" not in summary  # three ends have no odds
+    noised = run(compiled(1.0, query=queries[:1]), records_of(1650)[0])["deaths ratios"]
+    assert all("not_estimable" not in row["value"] and row["value"]["noise_error"] > 0 for row in noised)
+    hidden = run(compiled(None, query=queries[:1], parameters={"smallest_cell": 3000}), records)["deaths ratios"]
+    assert [row["value"] for row in hidden] == [{"below": 3000}] * 3
+    assert {row["p_value"] for row in hidden} == {None}
 
 
 def test_a_condition_takes_part_in_the_answer() -> None:

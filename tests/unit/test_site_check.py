@@ -127,6 +127,19 @@ def test_a_study_beyond_the_first_budget_would_be_refused(
     assert not (tmp_path / "participant.db").exists()
 
 
+def test_a_delta_that_guarantees_too_little_is_a_warning(tmp_path: Path) -> None:
+    """A study's by the public bound of its schema, 1,000 records; a budget's by the policy."""
+    found = checks(tmp_path, "0.51", 0.5, "max_delta = 0.3", delta=1.1e-3)
+    warned = [item for item in found if item.status is CheckOutcome.WARNING and item.check == "study"]
+    assert ["Delta 0.0011 is above 1 / 1,000, the schema's max_records" in item.detail for item in warned] == [True]
+    (budget,) = (item for item in found if item.check == "budget records")
+    assert budget.status is CheckOutcome.OK
+    found = checks(tmp_path, "0.51", 0.5, "max_delta = 1e-6")
+    assert of_study(found) == [(CheckOutcome.FAILED, "epsilon-too-large")]
+    (budget,) = (item for item in found if item.check == "budget records")
+    assert (budget.status, "delta is above policy.max_delta, 1e-06" in budget.detail) == (CheckOutcome.WARNING, True)
+
+
 def test_every_reason_is_named_at_once(tmp_path: Path) -> None:
     """As the participant would refuse it, by the same functions."""
     policy = 'methods = ["fedcgs"]\nmin_cohort = 4\nunits = ["subject"]\nmax_epsilon = 0.1\ncohort_difference = ["strict"]'

@@ -23,6 +23,7 @@ from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import Fit, UntoldFit, told_directions, too_weak
+from veilsum_aggregation.robust import RobustFit, spread_of
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected_cluster, linear_scores, score_release
 from veilsum_coordinator.parts.coefficients import (
@@ -50,6 +51,7 @@ from veilsum_coordinator.parts.proportional_hazards import (
 from veilsum_coordinator.parts.query_readers import READERS, LinearReader
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, check_persons, expand
 from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.robust_errors import PRODUCTS, product_release, robust
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
@@ -110,7 +112,8 @@ class RegressionParameters(Frozen):
             (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
         at_most: in its place, how many of a person's records count.
         errors: of coefficients: those of a ``model`` whose records are independent, or ``clustered`` by site, for which each
-            site discloses its own noised score.
+            site discloses its own noised score; or ``robust``, which hold where the outcome's variance is not the family's,
+            for one more release. Not of ``cox``.
     """
 
     family: Literal["linear", "logistic", "poisson", "cox"]
@@ -125,7 +128,7 @@ class RegressionParameters(Frozen):
     most: Real | None = Field(default=None, gt=0, le=1e6)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
-    errors: Literal["model", "clustered"] = "model"
+    errors: Literal["model", "clustered", "robust"] = "model"
 
     @model_serializer(mode="wrap")
     def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -236,7 +239,7 @@ class Regression(Method):
         outcome = study.parameters["outcome"]
         about = {"query": QUERY, "kind": family, "over": ", ".join(encoding.query.over), "where": encoding.query.where}
         clustered = _is_clustered(study)
-        errors = f"clustered by {len(first.cohort)} sites" if clustered else MODEL_ERRORS
+        errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
         gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])[:-1, :-1]
         if family == "linear":
@@ -250,6 +253,9 @@ class Regression(Method):
             if clustered and reader.fit().drowned is None:
                 told = replace(reader, told=cluster(federation, first, reader.fit()))
                 tables = _told_twice(tables, told_rows(errors, told.rows))
+            elif _is_robust(study) and reader.fit().drowned is None:
+                robustly = replace(reader, told=_robust(federation, first, reader.fit(), encoding))
+                tables = _told_twice(tables, told_rows(errors, robustly.rows))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
         grain = _grain(study, first)
@@ -273,6 +279,8 @@ class Regression(Method):
         if clustered and isinstance(fit, NewtonFit | HazardFit):
             told_apart = cluster(federation, first, fit, _rate(first, encoding))
             tables = _told_twice(tables, told_rows(errors, partial(rows, told_apart)))
+        elif _is_robust(study) and isinstance(fit, NewtonFit | HazardFit):
+            tables = _told_twice(tables, told_rows(errors, partial(rows, _robust(federation, first, fit, encoding))))
         return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)}, {"coefficients": fit.coefficients})
 
 
@@ -328,6 +336,18 @@ def _model(study: Study) -> tuple[LinearEncoding, float]:
     return encoding, 1.0
 
 
+def _is_robust(study: Study) -> bool:
+    return any(task.label == PRODUCTS for task in study.tasks)
+
+
+def _robust(federation: Federation, first: Release, fit: Fit, encoding: LinearEncoding) -> RobustFit:
+    gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
+    records, half = float(gram[0, 0]), encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0
+    mean, square = (float(gram[place, -1]) / max(records, 1.0) for place in (0, -1))
+    least = math.sqrt(_rate(first, encoding))
+    return robust(federation, first, fit, records, spread_of(mean * half, square * half**2, least))
+
+
 def _is_clustered(study: Study) -> bool:
     return any(task.label == SCORES for task in study.tasks)
 
@@ -338,8 +358,11 @@ def _score_releases(
     fit: Sequence[TaskPlan],
     inputs: Inputs,
 ) -> tuple[TaskPlan, ...]:
-    """The release of sites' scores, if errors are clustered."""
-    return (score_release(step, sum(plan.share for plan in fit), inputs.sites),) * (parameters.errors == "clustered")
+    """The release of sites' scores, if errors are clustered; of scores' products, if they are robust."""
+    others = sum(plan.share for plan in fit)
+    if parameters.errors == "robust":
+        return (product_release(step, others),)
+    return (score_release(step, others, inputs.sites),) * (parameters.errors == "clustered")
 
 
 def _rate(first: Release, encoding: LinearEncoding) -> float:

@@ -102,9 +102,9 @@ def _asked(study: Study, sites: int, fit: Fit, rate: float) -> tuple[float, dict
     """B, what is broadcast, and U."""
     task, std = AgreedStudy(study).task(SCORES).task, released_noise(study, SCORES, sites)["score"]
     if isinstance(fit, LinearFit):
-        bound, broadcast, influence = _linear(fit, std, sites)
+        bound, broadcast, influence = linear_asked(fit, std, sites)
     elif isinstance(fit, NewtonFit) and isinstance(task, SiteScores):
-        bound, broadcast, influence = _newton(fit, task, std, sites, rate)
+        bound, broadcast, influence = newton_asked(fit, task, std, sites, rate)
     elif isinstance(fit, HazardFit):
         bound, broadcast, influence = _hazards(fit, std, sites)
     else:
@@ -112,7 +112,8 @@ def _asked(study: Study, sites: int, fit: Fit, rate: float) -> tuple[float, dict
     return bound, {**broadcast, SCALE: np.array([1.0 / bound])}, influence
 
 
-def _linear(fit: LinearFit, std: float, sites: int) -> tuple[float, dict[str, Floats], Floats]:
+def linear_asked(fit: LinearFit, std: float, sites: int) -> tuple[float, dict[str, Floats], Floats]:
+    """B, what is broadcast, and U of a linear model, for noise of ``std`` in a score of which 1 is the bound."""
     gram = fit.moments[: fit.p, : fit.p]
     whiten, error = newton.whitening(gram, fit.std, fit.grain), math.sqrt(fit.residual_variance)
     back, length = np.linalg.pinv(whiten), newton.REACH * math.sqrt(fit.p)
@@ -123,7 +124,10 @@ def _linear(fit: LinearFit, std: float, sites: int) -> tuple[float, dict[str, Fl
     return bound, broadcast, fit.inverse @ back.T
 
 
-def _newton(fit: NewtonFit, task: SiteScores, std: float, sites: int, rate: float) -> tuple[float, dict[str, Floats], Floats]:
+def newton_asked(
+    fit: NewtonFit, task: SiteScores, std: float, sites: int, rate: float
+) -> tuple[float, dict[str, Floats], Floats]:
+    """The same of events and counts; ``rate`` is the variance of counts."""
     length, most = float(task.parameters.length), float(task.parameters.most)
     largest = length * (1.0 if task.parameters.family == "logistic" else max(task.encoding.outcome.high, most))
     least = largest if task.parameters.family == "logistic" else min(length * TAILS["poisson"] * math.sqrt(rate), largest)

@@ -30,7 +30,8 @@ RECORDS = " records"
 def answers(federation: Federation) -> Result:
     """Run the one round and answer every query.
 
-    The summary has ``queries``, what was asked, and an item for each query with its rows, and one for its tests if it has any.
+    The summary has ``queries``, what was asked, and an item for each query with its rows, and one each for its tests and
+    its ratios if it has any.
     """
     task = AgreedStudy(federation.study).task(TABLES).task
     release = federation.sum(TABLES)
@@ -47,6 +48,8 @@ def answers(federation: Federation) -> Result:
         summary[name] = told_rows(f"query {name}", reader.rows)
         if tests := told_rows(f"tests of query {name}", reader.tests):
             summary[f"{name} tests"] = tests
+        if ratios := told_rows(f"ratios of query {name}", reader.ratios):
+            summary[f"{name} ratios"] = ratios
         if isinstance(reader, SyntheticReader):
             summary[f"{name}{RECORDS}"] = told_rows(f"records of query {name}", partial(_drawn, reader, made))
             made |= {} if smallest else dict(reader.scales())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation import correlations, group_means, quantiles, survival, tables, weighted_means
+from veilsum_aggregation import correlations, group_means, quantiles, ratios, survival, tables, weighted_means
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Drowned
 from veilsum_aggregation.group_means import NumberSums
@@ -52,6 +52,18 @@ MOST_RECORDS = 1_000_000
 """Synthetic records of one result."""
 
 
+_RATIOS: Mapping[str, Callable[[Floats, float, Sequence[str]], Answer]] = {
+    "odds ratio": ratios.odds_ratio,
+    "risk ratio": ratios.risk_ratio,
+    "risk difference": ratios.risk_difference,
+}
+_POOLED_RATIOS: Mapping[str, Callable[[Floats, float], Answer]] = {
+    "odds ratio": ratios.pooled_odds_ratio,
+    "risk ratio": ratios.pooled_risk_ratio,
+    "risk difference": ratios.pooled_risk_difference,
+}
+
+
 @dataclass(frozen=True)
 class QueryReader(ABC):
     """Reads one query's blocks of a release.
@@ -74,6 +86,10 @@ class QueryReader(ABC):
 
     def tests(self) -> Iterator[Row]:
         """Tests that the query asks for."""
+        yield from ()
+
+    def ratios(self) -> Iterator[Row]:
+        """Odds ratios and their like, where the query's table gives any."""
         yield from ()
 
     def block(self, name: str) -> Floats:
@@ -130,12 +146,55 @@ class _TableReader(QueryReader):
         if query.kind == "independence":
             for group, square in zip(self.groups(), table.reshape(-1, *table.shape[-2:]), strict=True):
                 yield self._independence(" and ".join(query.over), square, std, group)
+            yield from self._strata_tests()
         elif query.part_of and query.by and len(self.encoding.axes) == 1 and self.encoding.group_count > 1:
             axes = *self.encoding.groups, *self.encoding.axes
             kept = [len(axis.levels) - (axis.missing and not self.missing) for axis in axes]
             table = table[tuple(map(slice, kept))]
             flat = table.reshape(-1, table.shape[-1])
             yield self._independence(f"{query.over[0]} by {', '.join(query.by)}", flat, std, {})
+
+    def ratios(self) -> Iterator[Row]:
+        """Of an event of two levels: each level of the first column against its first, by group and over all groups."""
+        if self.encoding.query.kind != "independence":
+            return
+        exposure, event = self.encoding.axes
+        levels, ends = (axis.levels[:-1] if axis.missing else axis.levels for axis in (exposure, event))
+        if len(ends) != 2:
+            return
+        std, squares = self.std("table"), self.block("table").reshape(self.encoding.group_count, -1, len(event.levels))
+        for place in range(1, len(levels)):
+            tables = squares[:, [place, 0], :][:, :, [1, 0]]
+            about = {"of": f"{event.column}: {ends[1]}", "compared": f"{exposure.column}: {levels[place]} against {levels[0]}"}
+            cells = [
+                f"{exposure.column} = {level} and {event.column} = {end}"
+                for level in (levels[place], levels[0])
+                for end in ends[::-1]
+            ]
+            for group, table in zip(self.groups(), tables, strict=True):
+                found = {name: figure(table, std, cells) for name, figure in _RATIOS.items()}
+                yield from self._ratio_rows(group | about, found, float(table.min()))
+            if len(tables) > 1:
+                everywhere = dict.fromkeys((axis.column for axis in self.encoding.groups), "all strata")
+                found = {f"{name} (Mantel-Haenszel)": figure(tables, std) for name, figure in _POOLED_RATIOS.items()}
+                yield from self._ratio_rows(everywhere | about, found, float(tables.sum()))
+
+    def _ratio_rows(self, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
+        for name, answer in found.items():
+            told = None if isinstance(answer, Drowned) or self.small(records) else answer.p_value
+            yield about | {"figure": name, "value": self.cell(records, shown(answer)), "p_value": told}
+
+    def _strata_tests(self) -> Iterator[Row]:
+        exposure, event = self.encoding.axes
+        if [len(axis.levels) - axis.missing for axis in (exposure, event)] == [2, 2] and self.encoding.group_count > 1:
+            by = ", ".join(self.encoding.query.by)
+            tables = self.block("table").reshape(self.encoding.group_count, len(exposure.levels), -1)[:, 1::-1, 1::-1]
+            found = ratios.no_association(tables, self.std("table"))
+            everywhere = dict.fromkeys(self.encoding.query.by, "all strata")
+            of = f"{' and '.join(self.encoding.query.over)} within {by}"
+            yield test_row(
+                "no association in any stratum (Mantel-Haenszel)", of, found, detectable_cramers_v=None, **everywhere
+            )
 
     @staticmethod
     def _independence(of: str, table: Floats, std: float, group: Mapping[str, str]) -> Row:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from veilsum.api.federation import Federation
     from veilsum.api.results import StudyResult
 
-Errors = Literal["model", "clustered"]
+Errors = Literal["model", "clustered", "robust"]
 """Of a regression's coefficients."""
 
 Query = Mapping[str, Any]

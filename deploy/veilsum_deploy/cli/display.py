@@ -24,7 +24,7 @@ _REMEDIES: Mapping[str, str] = {
     RefusalCode.NOISE: "Ask for noise that its policy accepts; distributed needs every peer pinned there, local none.",
     RefusalCode.COHORT_SMALL: "Raise privacy.min_cohort, or name more participants.",
     RefusalCode.COHORT_TRUST: "Ask the sites to pin each other's keys, or use local noise.",
-    RefusalCode.EPSILON: "Ask for a smaller epsilon: the site's policy.max_epsilon bounds what one study may cost.",
+    RefusalCode.EPSILON: "Ask for a smaller epsilon or delta: the site's policy.max_epsilon and policy.max_delta bound both.",
     RefusalCode.BUDGET: "Ask for a smaller epsilon, or ask the site for a larger budget: its ledger allows no more.",
     RefusalCode.TASK: "Ask the site to accept the study's tasks, and to get its encoder's file; its log has the reason.",
     RefusalCode.UNIT: (

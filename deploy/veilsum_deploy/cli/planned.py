@@ -164,6 +164,7 @@ def _row(item: Expectation) -> dict[str, object]:
 
 def _conclusions(plan: StudyPlan) -> list[str]:
     from veilsum.plan import NOTHING_SHARE, WEAK_SHARE, Outlook, Verdict
+    from veilsum_privacy.accounting.prices import delta_warning
 
     if plan.verdict is Verdict.EXACT:
         return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]
@@ -175,13 +176,14 @@ def _conclusions(plan: StudyPlan) -> list[str]:
             *_coarse(plan),
         ]
     lost = [part.name for part in plan.parts if part.outlook is Outlook.NOTHING and not part.main]
+    guarantee = " But its delta guarantees too little, as is said above." if delta_warning(plan.study, plan.records) else ""
     verdict = f"Verdict: {plan.verdict.value}{'' if plan.records_stated else f', if every site has {plan.records:,} records'}."
     if plan.verdict is Verdict.NOT_WORTH:
         verdict += f" The noise hides the {main}, for which the study is run: any outcome would look alike."
     elif lost:
         verdict += f" But the {listed(lost)} will tell nothing: noise exceeds their expected size."
     lines = [
-        verdict,
+        verdict + guarantee,
         f"The rule: a part tells nothing if more than half of its quantities have an interval of more than "
         f"{_percent(NOTHING_SHARE)} of their expected size, and is weak above {_percent(WEAK_SHARE)}; what decides: {main}.",
         _wanted(plan, main),

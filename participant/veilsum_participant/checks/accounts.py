@@ -70,6 +70,11 @@ def _budget(config: ParticipantConfig, connection: Connection, books: Books, nam
     detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
     if cost(room.after) == cost(budget.epsilon) or room.after > budget.epsilon:  # a rest that no figure shows is none
         return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
+    if budget.delta > config.policy.max_delta:
+        advice = f"It should be well below 1 / the number of records: `veilsum ledger budget set {name} --delta 1e-5`."
+        return Check(
+            label, CheckOutcome.WARNING, f"{detail}; delta is above policy.max_delta, {config.policy.max_delta:g}", advice
+        )
     return Check(label, CheckOutcome.OK, detail)
 
 

@@ -32,6 +32,7 @@ from veilsum_participant.protocol.books import open_books
 from veilsum_participant.protocol.budgets import budget_faults
 from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.telemetry.shared_metrics import SHARED
+from veilsum_privacy.accounting.prices import delta_warning
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
@@ -269,6 +270,8 @@ class SiteCheck:
         else:
             for reason in refusal.reasons:
                 yield Check("study", CheckOutcome.FAILED, f"{reason.code.value}: {reason.message}", reason.advice)
+        if warning := delta_warning(study):
+            yield Check("study", CheckOutcome.WARNING, warning)
         if not request.participants:
             detail = "who takes part is not stated: pins and the size of the cohort are checked when it is submitted"
             yield Check("study", CheckOutcome.OK, detail, "Name the participants in the study, to check them now.")

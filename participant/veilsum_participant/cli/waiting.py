@@ -6,6 +6,7 @@ from typing import Any
 
 from veilsum_node.process.console import moment
 from veilsum_participant.protocol.approval import Waiting
+from veilsum_privacy.accounting.prices import delta_warning
 from veilsum_privacy.dossier.figures import cost, plain
 
 
@@ -31,6 +32,7 @@ def waiting_fields(item: Waiting) -> dict[str, Any]:
         "assumed_colluders": privacy.assumed_colluders,
         "participants": list(study.participants),
         "min_cohort": privacy.min_cohort,
+        "warnings": [warning] if (warning := delta_warning(study)) else [],
         "obstacles": [{"code": item.code.value, "message": item.message, "advice": item.advice} for item in reasons],
     }
 
@@ -52,6 +54,8 @@ def waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
         "noise": fields["noise"],
         "cohort": str(most) if least == most else f"{least} to {most}",
     }
+    for warning in fields["warnings"]:
+        row["study"] += f"\n{warning}"
     for item in fields["obstacles"]:
         row["study"] += f"\n{item['code']}: {item['message']}"
     return row

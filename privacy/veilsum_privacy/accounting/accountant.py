@@ -262,17 +262,21 @@ class Releases:
         """RDP of all releases at ``ORDERS``, in units of 2^-60."""
         return self._curve
 
-    def pair(self) -> tuple[float, float]:
-        """The sums of mu^2 and of slack by the rule ``gaussian``, rounded up."""
+    def pair(self, *, sampling: bool = True) -> tuple[float, float]:
+        """The sums of mu^2 and of slack by the rule ``gaussian``, rounded up.
+
+        Without ``sampling`` courses are priced as if no step were sampled, which no certificate ever exceeded.
+        """
         ratios, slacks = [math.ldexp(self._ratio, -SCALE_BITS)], []
         for (course, rate, ratio), steps in self._courses.items():
             begun = -(-steps // course.steps)
-            ratios.append(begun * dominating_ratio(rate, ratio, course.steps, course.slack))
+            one = dominating_ratio(rate, ratio, course.steps, course.slack) if sampling else ratio * course.steps
+            ratios.append(begun * one)
             slacks.append(begun * course.slack)
         return math.fsum(ratios) * (1 + 1e-14), math.fsum(slacks)
 
-    def epsilon(self, delta: float, adaptive: Adaptive = "standard") -> float:
-        """Epsilon at ``delta`` by a rule; 0 without events.
+    def epsilon(self, delta: float, adaptive: Adaptive = "standard", *, sampling: bool = True) -> float:
+        """Epsilon at ``delta`` by a rule; 0 without events. Of ``sampling`` see :meth:`pair`; the other rules always see it.
 
         ``gaussian`` is the Gaussian mechanism's epsilon at nine tenths of delta and the sum of mu^2; infinite where the
         slack of courses exceeds the last tenth. It is proven for any adaptive choice (the module's docstring) and the
@@ -297,7 +301,7 @@ class Releases:
         if not self._groups:
             return 0.0
         if adaptive == "gaussian":
-            ratio, slack = self.pair()
+            ratio, slack = self.pair(sampling=sampling)
             if slack > SLACK_SHARE * delta * (1 + 1e-9):
                 return math.inf
             return analytic_gaussian_epsilon(ratio, (1 - SLACK_SHARE) * delta)

@@ -20,6 +20,16 @@ H is computed by privacy losses on a grid, and every error counts against the st
   transform is off by at most 8 u log2 n times the sum of moduli (6.7 by theorem 24.2 of Higham 2002, with twiddle factors to a
   unit), and N-th powers by N times that;
 - between two places of the grid H at the lower is held against G at the upper.
+
+Where so fine a grid would be too large, which is where few steps draw a record rarely and tell much when they do, what is
+computed is a larger H, so that nothing above changes:
+
+- a step's losses end at a position x, and the chance that any of N steps lies beyond it, at most N P(X > x), is added to H. No
+  set of outcomes loses more by that: P(A) <= P(A within) + N P(X > x), and Q(A) >= Q(A within);
+- the grid is as coarse as it has to be, which rounds up more.
+
+A pair that dominates M > N steps dominates N, at the same slack: whoever has M steps has N, by throwing the others away. It is
+the price where N steps themselves cannot be certified.
 """
 
 from __future__ import annotations
@@ -43,7 +53,11 @@ _OF_STEP = (
 _OF_SUM = 0.002
 _IGNORED = 1e-3  # of slack, that sums beyond the window may have
 _LARGEST_GRID = 1 << 20
-_LARGEST_LOSS = 500.0  # exp of it must stay far from overflow
+_LARGEST_LOSS = 500.0  # of a step
+_LARGEST_EXPONENT = 700.0  # exp of it must stay short of overflow
+_COARSE_GRID = 1 << 17
+_COARSER = 6  # how often the grid may be made 4 times as coarse
+_MORE_STEPS = 4  # how often the number of steps may be
 _UNIT = 2.0**-53
 _MASS_ERROR = 4e-15  # of one step's distribution function
 _LOSS_ERROR = 1e-13  # of one step's loss
@@ -67,11 +81,21 @@ def dominating_ratio(rate: float, ratio: float, steps: int, slack: float) -> flo
     most = ratio * steps
     if rate * steps <= slack:
         return 0.0  # the record is in no sample but for that chance
-    spacing, values, epsilons = grid_spacing(rate, ratio, steps), [], []
+    for doublings in range(_MORE_STEPS + 1):
+        found = _certified(rate, ratio, steps << doublings, slack, most)
+        if found is not None:
+            return found
+    return most
+
+
+def _certified(rate: float, ratio: float, steps: int, slack: float, most: float) -> float | None:
+    """The least mu^2 up to ``most`` that is certified; None if there is none."""
+    values, epsilons = [], []
     for direction in DIRECTIONS:
-        profile = composed_profile(rate, ratio, steps, direction, spacing, _IGNORED * slack)
-        if profile is None or profile[-1] > slack:  # further up it is below the last
-            return most
+        found = bounded_profile(rate, ratio, steps, direction, _IGNORED * slack)
+        if found is None or found[1][-1] > slack:  # further up it is below the last
+            return None
+        spacing, profile = found
         values.append(profile)
         epsilons.append(spacing * np.arange(1, len(profile) + 1) + steps * _LOSS_ERROR)
 
@@ -84,7 +108,7 @@ def dominating_ratio(rate: float, ratio: float, steps: int, slack: float) -> flo
     if not len(h):
         return 0.0
     if exceeding(high, h, epsilon).any():
-        return most
+        return None
     while high - low > _DIGITS * high:
         middle = (low + high) / 2
         exceeds = exceeding(middle, h, epsilon)
@@ -95,19 +119,40 @@ def dominating_ratio(rate: float, ratio: float, steps: int, slack: float) -> flo
     return high * high
 
 
+def bounded_profile(
+    rate: float, ratio: float, steps: int, direction: Direction, ignored: float
+) -> tuple[float, Floats] | None:
+    """H as of :func:`composed_profile` and the spacing of its places: the finest grid's, or that of the finest that is not too
+    large for losses without their upper tail. None if there is none."""
+    spacing = grid_spacing(rate, ratio, steps)
+    profile = composed_profile(rate, ratio, steps, direction, spacing, ignored)
+    if profile is not None:
+        return spacing, profile
+    end = _end(rate, ratio, ignored / steps)
+    spacing = max(spacing, _loss(rate, ratio, end) / _COARSE_GRID)
+    for _ in range(_COARSER):
+        profile = composed_profile(rate, ratio, steps, direction, spacing, ignored, end)
+        if profile is not None:
+            return spacing, profile + ignored
+        spacing *= 4
+    return None
+
+
 def composed_profile(
-    rate: float, ratio: float, steps: int, direction: Direction, spacing: float, ignored: float
+    rate: float, ratio: float, steps: int, direction: Direction, spacing: float, ignored: float, end: float | None = None
 ) -> Floats | None:
     """H of ``steps`` steps at multiples of ``spacing`` from 0 on, never too small: (n,). None if the grid would be too large.
 
     Args:
         direction: 1: a record is removed, -1: one is added.
         ignored: chance of sums beyond the window; it is added to H.
+        end: position beyond which steps are left out; the chance of them is not added to H. None: where there is none.
     """
-    largest = _loss(rate, ratio, _TAIL + math.sqrt(ratio))
+    end = _TAIL + math.sqrt(ratio) if end is None else end
+    largest = _loss(rate, ratio, end)
     if largest > _LARGEST_LOSS or largest > spacing * _LARGEST_GRID:
         return None
-    first, masses = step_masses(rate, ratio, direction, spacing)
+    first, masses = step_masses(rate, ratio, direction, spacing, end)
     bottom, top = _window(first, masses, steps, spacing, ignored)
     size = 1 << max(1, math.ceil(math.log2(top - bottom + 2)))
     if size > _LARGEST_GRID:
@@ -117,7 +162,8 @@ def composed_profile(
     sums, losses = sums[(places - first * steps) % size], places * spacing
     above = np.cumsum(sums[::-1])[::-1]
     other = np.cumsum((sums * np.exp(-losses))[::-1])[::-1]
-    h: Floats = above - np.exp(losses) * other + 2 * size * _UNIT * above  # and what these sums are off by
+    # What is taken off may be too little, so the exponent ends where it would overflow. The last term: what sums are off by.
+    h: Floats = above - np.exp(np.minimum(losses, _LARGEST_EXPONENT)) * other + 2 * size * _UNIT * above
     return h + (error + 2 * ignored + steps * _MASS_ERROR)
 
 
@@ -134,10 +180,15 @@ def convolved(masses: Floats, steps: int, size: int) -> tuple[Floats, float]:
     return sums, error + transform * math.sqrt(2 * float(np.sum(modulus ** (2 * steps))))
 
 
-def step_masses(rate: float, ratio: float, direction: Direction, spacing: float) -> tuple[int, Floats]:
-    """One step's losses on the grid, rounded up: the first place, and the chances of it and those that follow."""
+def step_masses(
+    rate: float, ratio: float, direction: Direction, spacing: float, end: float | None = None
+) -> tuple[int, Floats]:
+    """One step's losses on the grid, rounded up: the first place, and the chances of it and those that follow.
+
+    ``end`` is the position beyond which a removed record's step may be left out; None: where the chance is below 1e-20.
+    """
     shift = math.sqrt(ratio)
-    ends = sorted(direction * _loss(rate, ratio, x) for x in (-_TAIL, _TAIL + shift))
+    ends = sorted(direction * _loss(rate, ratio, x) for x in (-_TAIL, _TAIL + shift if end is None else end))
     first, last = math.floor(ends[0] / spacing), math.ceil(ends[1] / spacing)
     losses = spacing * np.arange(first, last + 1)
     removed = direction * losses  # as losses of a removed record, which rise with x
@@ -166,6 +217,17 @@ def step_masses(rate: float, ratio: float, direction: Direction, spacing: float)
 def _loss(rate: float, ratio: float, x: float) -> float:
     """log((1 - q) + q w) at x standard deviations of the noise."""
     return float(np.logaddexp(math.log1p(-rate), math.log(rate) + math.sqrt(ratio) * x - ratio / 2))
+
+
+def _end(rate: float, ratio: float, chance: float) -> float:
+    """A position beyond which a step lies with at most ``chance``, under either neighbour."""
+    shift = math.sqrt(ratio)
+    low, high = 0.0, _TAIL + shift
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        beyond = _normal(np.array([middle, middle - shift]), np.full(2, np.inf))
+        low, high = (low, middle) if (1 - rate) * beyond[0] + rate * beyond[1] <= chance / 2 else (middle, high)
+    return high
 
 
 def grid_spacing(rate: float, ratio: float, steps: int) -> float:

@@ -128,6 +128,7 @@ def _references() -> Iterator[ReferenceTask]:
     yield ReferenceTask("newton-step", _schema(2, 2, classes=3), {**event, "query": fit})
     yield ReferenceTask("hazard-step", _schema(2, 2, classes=3), {"query": fit, "time": "n1", "periods": 2})
     yield ReferenceTask("site-scores", _schema(2, 2, classes=3), {"query": fit, "family": "logistic", "length": 2.0})
+    yield ReferenceTask("score-products", _schema(2, 2, classes=3), {"query": fit, "family": "logistic", "length": 2.0})
     yield ReferenceTask("site-hazard-scores", _schema(2, 2, classes=3), {"query": fit, "time": "n1", "periods": 2})
     means = {"clip": 1.0, "missing": "centre", "count_weight": 0.5, "sum_weight": 1.0}
     yield ReferenceTask("feature-means", _schema(3), means)

@@ -87,6 +87,11 @@ class Sum:
         gate = self._gate.with_events(events) if events else self._gate
         return gate.epsilon(budget.delta, budget.adaptive)
 
+    def largest_epsilon(self, budget: Budget) -> float:
+        """The most that any version of this software stated for these mechanisms: earlier ones certified fewer courses, and
+        priced the others as if no step were sampled."""
+        return math.inf if self._exact else self._gate.epsilon(budget.delta, budget.adaptive, sampling=False)
+
     def estimate(self, budget: Budget) -> float | None:
         """The figure of the tighter accountant beside it; None where that cannot tell, or without noise."""
         return None if self._exact else estimated_epsilon(self._gate, budget.delta, budget.adaptive)

@@ -27,7 +27,7 @@ from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.tasks.newton_step import NewtonStep
 from veilsum_privacy.tasks.power_moments import PowerMoments
 from veilsum_privacy.tasks.prototypes import Prototypes
-from veilsum_privacy.tasks.site_scores import SiteHazardScores, SiteScores
+from veilsum_privacy.tasks.site_scores import ScoreProducts, SiteHazardScores, SiteScores
 from veilsum_privacy.tasks.statistics import Statistics
 from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.tasks.tree_gradients import TreeGradients
@@ -41,6 +41,7 @@ _ALL: tuple[type[Task[Any]], ...] = (
     HazardStep,
     SiteScores,
     SiteHazardScores,
+    ScoreProducts,
     FeatureMeans,
     GaussianMoments,
     ClassMoments,

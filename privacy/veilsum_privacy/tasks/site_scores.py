@@ -1,11 +1,13 @@
-"""The tasks "site-scores" and "site-hazard-scores": the score of a fitted model, for errors that are clustered by site.
+"""The tasks "site-scores" and "site-hazard-scores": the score of a fitted model, for errors that are clustered by site; and
+"score-products", for robust ones.
 
-A study declares them per site. Each is a function of one record and of constants, whose vector is shortened to length 1: the
-sensitivity rests on nothing else.
+A study declares the first two per site. Each is a function of one record and of constants, whose vector is shortened to
+length 1: the sensitivity rests on nothing else.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
@@ -87,6 +89,30 @@ class SiteScores(DesignTask[SiteScoresParameters]):
         mean, _ = mean_of(family, row_products(white, given[POINT][:, None])[:, 0], float(self.parameters.most))
         residual = in_units(design.outcome, self.encoding.outcome) - mean
         return white * (residual * length / np.maximum(row_norms(white), length))[:, None]
+
+
+class ScoreProducts(SiteScores):
+    """The sum over records of s s', s being the score of :class:`SiteScores`, shortened to length 1: for robust errors.
+
+    Blocks: ``diagonal`` (p,); ``cross`` (p (p - 1) / 2,), the products of different values, row by row.
+
+    Sensitivity. The vector of a record has the values s_i^2 and sqrt 2 s_i s_j, i < j, whose squares add up to |s|^4, at
+    most 1 for any broadcast; with a person whose records count at most m times the sum changes by at most m.
+
+    A record without one of the terms, or the outcome, or that does not meet the condition, adds zero.
+    """
+
+    name = "score-products"
+    disclosures = ("joint",)
+
+    def layout(self) -> Layout:
+        blocks = (Block("diagonal", (self.p,)), Block("cross", (self.p * (self.p - 1) // 2,), math.sqrt(2.0)))
+        return Layout(tuple(block for block in blocks if block.size))
+
+    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+        upper = np.triu_indices(self.p, 1)
+        for score in super().vectors(records, broadcast):
+            yield np.hstack([score**2, math.sqrt(2.0) * score[:, upper[0]] * score[:, upper[1]]])
 
 
 class SiteHazardScores(HazardStep):

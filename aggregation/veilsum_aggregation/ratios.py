@@ -1,0 +1,245 @@
+"""Odds ratios, risk ratios and risk differences of noised fourfold tables, of one and of strata (Mantel and Haenszel 1959).
+
+A table is [[a, b], [c, d]]: the exposed with and without the event, then those that they are compared with. Its cells have
+independent noise of one standard deviation. All of this is post-processing of counts that are released anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure, Test, project
+from veilsum_aggregation.moments import NOISE_FLOOR
+from veilsum_aggregation.tables import shares
+
+Floats = NDArray[np.float64]
+
+CELLS = ("the exposed with the event", "the exposed without it", "the others with the event", "the others without it")
+"""What cells are called where nobody says otherwise."""
+
+ADVICE = "more records, or more epsilon"
+
+
+def _form(*pairs: tuple[int, int]) -> Floats:
+    """The matrix Q of a sum of products of two different cells each, x' Q x / 2."""
+    form = np.zeros((4, 4))
+    for one, other in pairs:
+        form[one, other] = form[other, one] = 1.0
+    return form
+
+
+_AD, _BC = _form((0, 3)), _form((1, 2))
+_EXPOSED, _OTHERS = _form((0, 2), (0, 3)), _form((2, 0), (2, 1))  # a n_0 and c n_1
+_SIZES = _form((0, 2), (0, 3), (1, 2), (1, 3))  # n_1 n_0
+
+
+def odds_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
+    """ad / bc with Woolf's interval: the logarithm has the variance sum 1 / N (sampling) + sigma^2 sum 1 / N^2 (noise).
+
+    Args:
+        table: (2, 2).
+        std: of the noise in each cell.
+        cells: their names, for words.
+    """
+    if drowned := _empty(table.ravel(), std, cells):
+        return drowned
+    a, b, c, d = map(float, table.ravel())
+    sampling = float(np.sum(1.0 / table))
+    return _exponential(math.log(a) + math.log(d) - math.log(b) - math.log(c), std**2 * float(np.sum(table**-2.0)), sampling)
+
+
+def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
+    """a n_0 / c n_1 with the interval of its logarithm (Katz et al. 1978), and with the noise. Arguments as above."""
+    if drowned := _empty(table[:, 0], std, (cells[0], cells[2])) or _groups(table, std, cells):
+        return drowned
+    events, sizes = table[:, 0], table.sum(axis=1)
+    sampling = float(np.sum(1.0 / events - 1.0 / sizes))
+    noise = float(np.sum((1.0 / events - 1.0 / sizes) ** 2 + sizes**-2.0)) * std**2
+    log = float(np.log(events[0] / sizes[0]) - np.log(events[1] / sizes[1]))
+    return _exponential(log, noise, max(sampling, 0.0))
+
+
+def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
+    """a / n_1 - c / n_0, its interval from those of both risks (Newcombe 1998, method 10), which hold the noise.
+
+    It is told also where nobody, or everybody, has the event. Arguments as above.
+    """
+    if drowned := _groups(table, std, cells):
+        return drowned
+    risks = [shares(row, std)[0] for row in table]
+    one, other = (risk if isinstance(risk, Figure) else Figure(math.nan, 0.0, 0.0, 0.0, 1.0) for risk in risks)
+    value = one.value - other.value
+    low = value - math.hypot(one.value - one.low, other.high - other.value)
+    high = value + math.hypot(one.high - one.value, other.value - other.low)
+    errors = [math.hypot(*pair) for pair in zip(_errors(one), _errors(other), strict=True)]
+    return Figure(value, errors[0], errors[1], low, high)
+
+
+def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
+    """The odds ratio that strata have in common: sum ad / n over sum bc / n.
+
+    The sampling variance of its logarithm is that of Robins, Breslow and Greenland (1986); noise by the delta method, and what
+    it adds to products over n on average is taken off. Cells may be empty, strata small.
+
+    Args:
+        tables: (k, 2, 2), one a stratum.
+        std: of the noise in each cell.
+    """
+    kept = _strata(tables, std)
+    if isinstance(kept, Drowned):
+        return kept
+    top, bottom = _Sum(_AD, kept, std), _Sum(_BC, kept, std)
+    if drowned := _too_small(top, bottom, std):
+        return drowned
+    counts = np.stack([project(table) for table in kept.reshape(-1, 2, 2)]).reshape(-1, 4)
+    n = counts.sum(axis=1)
+    p, q = (counts[:, 0] + counts[:, 3]) / n, (counts[:, 1] + counts[:, 2]) / n
+    r, s = counts[:, 0] * counts[:, 3] / n, counts[:, 1] * counts[:, 2] / n
+    sampling = (
+        p @ r / (2.0 * top.value**2) + (p @ s + q @ r) / (2.0 * top.value * bottom.value) + q @ s / (2.0 * bottom.value**2)
+    )
+    return _ratio(top, bottom, std, float(sampling))
+
+
+def pooled_risk_ratio(tables: Floats, std: float) -> Answer:
+    """The risk ratio that strata have in common, with the variance of Greenland and Robins (1985). Arguments as above."""
+    kept = _strata(tables, std)
+    if isinstance(kept, Drowned):
+        return kept
+    top, bottom = _Sum(_EXPOSED, kept, std), _Sum(_OTHERS, kept, std)
+    if drowned := _too_small(top, bottom, std):
+        return drowned
+    a, b, c, d = kept.T
+    n, exposed, others = kept.sum(axis=1), a + b, c + d
+    sampling = float(np.sum(((a + c) * exposed * others - a * c * n) / n**2)) / (top.value * bottom.value)
+    return _ratio(top, bottom, std, max(sampling, 0.0))
+
+
+def pooled_risk_difference(tables: Floats, std: float) -> Answer:
+    """The risk difference that strata have in common, with the variance of Sato (1989), which holds for few large strata and
+    for many small ones. Arguments as above."""
+    kept = _strata(tables, std)
+    if isinstance(kept, Drowned):
+        return kept
+    top, other, bottom = _Sum(_AD, kept, std), _Sum(_BC, kept, std), _Sum(_SIZES, kept, std)
+    if bottom.value <= 0.0 or bottom.value < NOISE_FLOOR * bottom.error(std):
+        beyond = " in numbers beyond the noise" if std else ""
+        return Drowned(f"no stratum has both groups{beyond}", ADVICE)
+    value = (top.value - other.value) / bottom.value
+    a, b, c, d = kept.T
+    n, exposed, others = kept.sum(axis=1), a + b, c + d
+    first = np.sum((exposed**2 * c - others**2 * a + exposed * others * (others - exposed) / 2.0) / n**2)
+    second = np.sum((a * d + c * b) / (2.0 * n))
+    sampling = max(float(value * first + second), 0.0) / bottom.value**2
+    gradient = top.gradient - other.gradient - value * bottom.gradient
+    noise = std**2 * float(np.sum(gradient**2)) / bottom.value**2
+    half = Z95 * math.sqrt(sampling + noise)
+    return Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half)
+
+
+def no_association(tables: Floats, std: float) -> Test | Drowned:
+    """The test that exposure and event are independent in every stratum (Cochran 1954, Mantel and Haenszel 1959), without
+    correction for continuity. Arguments as above."""
+    from scipy.stats import chi2
+
+    kept = _strata(tables, std)
+    if isinstance(kept, Drowned):
+        return kept
+    top, other = _Sum(_AD, kept, std), _Sum(_BC, kept, std)
+    a, b, c, d = kept.T
+    n = kept.sum(axis=1)
+    sampling = float(np.sum((a + b) * (c + d) * (a + c) * (b + d) / (n**2 * np.maximum(n - 1.0, 1.0))))
+    noise = std**2 * float(np.sum((top.gradient - other.gradient) ** 2))
+    variance = max(sampling, 0.0) + noise
+    if variance <= 0.0:
+        return Drowned("in every stratum all have one exposure, or all or none the event", ADVICE)
+    statistic = (top.value - other.value) ** 2 / variance
+    return Test(statistic, 1, float(chi2.sf(statistic, 1)), noise / variance, tuple(_left_out(tables, std)))
+
+
+class _Sum:
+    """sum over strata of q / n, q a sum of products of cells, and its gradient by cells (k, 4).
+
+    Noise of variance sigma^2 in each cell adds sigma^2 (4 q / n^3 - 1' Q x / n^2) to q / n on average, to second order.
+    """
+
+    def __init__(self, form: Floats, kept: Floats, std: float) -> None:
+        n, linear = kept.sum(axis=1), kept @ form
+        q = np.einsum("ki,ki->k", linear, kept) / 2.0
+        self.value = float(np.sum(q / n - std**2 * (4.0 * q / n**3 - linear.sum(axis=1) / n**2)))
+        self.gradient = linear / n[:, np.newaxis] - (q / n**2)[:, np.newaxis]
+
+    def error(self, std: float) -> float:
+        """Its standard error from the noise."""
+        return std * math.sqrt(float(np.sum(self.gradient**2)))
+
+
+def _ratio(top: _Sum, bottom: _Sum, std: float, sampling: float) -> Figure:
+    gradient = top.gradient / top.value - bottom.gradient / bottom.value
+    return _exponential(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling)
+
+
+def _too_small(top: _Sum, bottom: _Sum, std: float) -> Drowned | None:
+    for part, who in ((top, "the exposed"), (bottom, "those that they are compared with")):
+        if part.value <= 0.0 or part.value < NOISE_FLOOR * part.error(std):
+            reason = f"over all strata, too few of {who} have what is counted"
+            return Drowned(f"{reason} beyond the noise" if std else f"{reason}: the sum is 0", ADVICE)
+    return None
+
+
+def _strata(tables: Floats, std: float) -> Floats | Drowned:
+    """Strata with records beyond the noise, (k, 4)."""
+    left_out = _left_out(tables, std)
+    kept = np.delete(tables.reshape(-1, 4), left_out, axis=0)
+    return kept if len(kept) else Drowned("the number of records of every stratum is within its noise", ADVICE)
+
+
+def _left_out(tables: Floats, std: float) -> list[int]:
+    totals = tables.reshape(-1, 4).sum(axis=1)
+    return [place for place, n in enumerate(totals.tolist()) if n <= 0.0 or n < NOISE_FLOOR * 2.0 * std]
+
+
+def _empty(counts: Floats, std: float, names: Sequence[str]) -> Drowned | None:
+    """Why a ratio has no value: a cell is empty, or could be."""
+    for count, name in zip(counts.tolist(), names, strict=True):
+        if count <= 0.0 and std == 0.0:
+            return Drowned(
+                f"there is no record of {name}", "The risk difference has an interval all the same; or wider groups."
+            )
+        if count < NOISE_FLOOR * std or count <= 0.0:
+            return Drowned(f"the number of records of {name} is within its noise", ADVICE)
+    return None
+
+
+def _groups(table: Floats, std: float, cells: Sequence[str]) -> Drowned | None:
+    for row, (one, other) in zip(table, (cells[:2], cells[2:]), strict=True):
+        total = float(row.sum())
+        if total <= 0.0 or total < NOISE_FLOOR * std * math.sqrt(2.0):
+            found = "there is no record of" if std == 0.0 else "within its noise is the number of records of"
+            return Drowned(f"{found} {one}, or {other}", ADVICE)
+    return None
+
+
+def _errors(figure: Figure) -> tuple[float, float]:
+    return figure.noise_error, figure.sampling_error
+
+
+def _exponential(log: float, noise: float, sampling: float) -> Figure:
+    """exp of a quantity with a normal error; against 1, not 0."""
+    half, value = Z95 * math.sqrt(noise + sampling), math.exp(min(log, 700.0))
+    plain = Figure(log, math.sqrt(noise), math.sqrt(sampling), log - half, log + half)
+    ends = math.exp(min(log - half, 700.0)), math.exp(min(log + half, 700.0))
+    return replace(
+        plain,
+        value=value,
+        noise_error=value * plain.noise_error,
+        sampling_error=value * plain.sampling_error,
+        low=ends[0],
+        high=ends[1],
+        significance=plain.p_value,
+    )

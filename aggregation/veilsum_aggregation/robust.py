@@ -1,0 +1,86 @@
+"""Standard errors of a fit that hold where its variance does not: the sandwich of records' noised scores (White 1980).
+
+With the change U s of the coefficients for a score s, and M the sum of s s' over all records, their covariance is U M U'
+whatever the variance of the outcome at each record, n / (n - p) times as much in small samples (HC1 of MacKinnon and White
+1985). M is released with isotropic noise, standard deviation t on the diagonal and t / sqrt 2 beside it, so a variance
+w'U M U'w has noise of t |U'w|^2. As the residual variance of a linear fit, it is taken one standard error above its
+estimate, so that no interval is short because noise made it so; where that is more than half of it, it is not told.
+
+Of odds and rates U is the inverse of the released information, in which the terms of far records are shortened twice, those of
+their scores once: errors of rare groups are then somewhat too large, never too small.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.figures import Answer, Drowned, normal_figure
+from veilsum_aggregation.regression import Fit
+
+Floats = NDArray[np.float64]
+
+MOST_NOISE = 0.5
+"""Noise of a robust variance, as a share of what is taken of it, up to which it is told."""
+
+
+@dataclass(frozen=True)
+class RobustFit(Fit):
+    """A fit with robust errors; coefficients are those of the fit.
+
+    Attributes:
+        fit: with the errors of its own variance.
+        products: M (q, q).
+        std: t, of the noise on the diagonal of M.
+        influence: U (p, q), the change of the coefficients for a score.
+        records: n, noised.
+    """
+
+    fit: Fit
+    products: Floats
+    std: float
+    influence: Floats
+    records: float
+
+    @property
+    def coefficients(self) -> Floats:
+        return self.fit.coefficients
+
+    @property
+    def drowned(self) -> Drowned | None:
+        return self.fit.drowned
+
+    @property
+    def _correction(self) -> float:
+        """n / (n - p)."""
+        return self.records / max(self.records - self.p, 1.0) if self.records > self.p else 1.0
+
+    @cached_property
+    def _middle(self) -> Floats:
+        """M one standard error of its noise above the estimate in every direction, and nowhere below it."""
+        values, vectors = np.linalg.eigh(self.products + self.std * np.eye(len(self.products)))
+        return np.asarray((vectors * np.maximum(values, self.std)) @ vectors.T, dtype=np.float64)
+
+    @property
+    def covariances(self) -> tuple[Floats, Floats]:
+        return self.fit.covariances[0], np.asarray(self._correction * self.influence @ self._middle @ self.influence.T)
+
+    def combination(self, weights: Floats) -> Answer:
+        if (drowned := self.drowned) is not None:
+            return drowned
+        noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
+        direction = self.influence.T @ weights
+        if self._correction * self.std * float(direction @ direction) > MOST_NOISE * sampling > 0.0:
+            return Drowned(
+                "the robust variance is within its noise", "more records or epsilon, fewer terms, or the model's errors"
+            )
+        return normal_figure(float(weights @ self.coefficients), noise, sampling)
+
+
+def spread_of(mean: float, square: float, least: float) -> float:
+    """The standard deviation of an outcome by its noised mean and mean square, at least ``least``."""
+    return max(math.sqrt(max(square - mean**2, 0.0)), least)

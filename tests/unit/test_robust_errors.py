@@ -1,0 +1,137 @@
+"""Robust errors of a regression: statsmodels' HC1 without noise, honest intervals with it where the model's are too short."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from scipy import stats
+
+from support.studies import STAYS, agreed, demand, federation, split_records
+from veilsum.compile import StudyRequest
+from veilsum_aggregation.figures import Drowned, Figure
+from veilsum_aggregation.regression import LinearFit
+from veilsum_aggregation.robust import RobustFit
+from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.methods.regression import MODEL_ERRORS
+from veilsum_node.errors import ConfigurationError
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.base import Records
+
+SITES = [f"site-{index}" for index in range(4)]
+EVENT = {"family": "linear", "outcome": "end = 'died'", "over": ["ward"]}
+SKEWED = {"family": "linear", "outcome": "stay", "over": ["age"]}
+COUNTS = {"family": "poisson", "outcome": "stay", "over": ["ward"], "most": 20.0}
+ODDS = {"family": "logistic", "outcome": "end = 'died'", "over": ["ward", "age"]}
+
+
+def compiled(parameters: dict[str, Any], epsilon: float | None, errors: str = "robust") -> Study:
+    request = StudyRequest(
+        name="fit", method="regression", dataset="stays", data=STAYS, parameters={**parameters, "errors": errors},
+        privacy=demand(epsilon), expected_records=400,
+    )  # fmt: skip
+    return agreed(request, SITES)
+
+
+class Cohort:
+    """Records whose outcomes vary more where the term is larger: events of 5 and 35%, skewed stays, overdispersed counts."""
+
+    def __init__(self, kind: str, n: int, seed: int, share: float = 0.2) -> None:
+        rng = np.random.default_rng(seed)
+        self.age, self.ward = np.where(rng.random(n) < share, 1.0, -1.0), (rng.random(n) < share).astype(int)
+        died = rng.random(n) < np.where(self.ward == 1, 0.35, 0.05)
+        if kind == "counts":
+            mean = np.where(self.ward == 1, 5.0, 3.0)
+            self.stay = rng.poisson(mean * rng.gamma(2.0, 0.5, n)).clip(0, 40).astype(float)
+        else:
+            self.stay = (8 + 2 * self.age + (rng.gamma(1.0, 1.0, n) - 1) * np.where(self.age > 0, 6.0, 1.0)).clip(0, 40)
+        self.died = died
+        features = np.zeros((n, STAYS.width))
+        features[:, 0], features[np.arange(n), 1 + self.ward] = self.age, 1.0
+        features[:, 3], features[np.arange(n), 5 + died] = self.stay / 20 - 1, 1.0
+        self.records = Records(features, np.ones(features.shape, dtype=np.bool_), None)
+
+    def run(self, study: Study, seed: int = 0) -> Any:
+        return METHODS["regression"].run(federation(study, split_records(self.records, 4), seed)).summary
+
+
+def answers(summary: Any, errors: str = "") -> list[Any]:
+    return [row.get("coefficient") or row["log"] for row in summary[f"coefficients{errors}"]]
+
+
+@pytest.mark.parametrize("parameters", [EVENT, SKEWED, COUNTS, ODDS], ids=["event", "skewed", "counts", "odds"])
+def test_without_noise_they_are_statsmodels(parameters: dict[str, Any]) -> None:
+    linear = parameters["family"] == "linear"
+    # Newton steps shorten the terms of a rare group, in their information once more: errors are then somewhat too large.
+    data = Cohort("counts" if parameters is COUNTS else "skewed", 2000, 1, share=0.2 if linear else 0.5)
+    x = sm.add_constant(np.column_stack([{"ward": data.ward, "age": data.age}[name] for name in parameters["over"]]))
+    y = data.stay if parameters["outcome"] == "stay" else data.died.astype(float)
+    if linear:
+        expected = sm.OLS(y, x).fit(cov_type="HC1")
+    else:
+        family = sm.families.Poisson() if parameters is COUNTS else sm.families.Binomial()
+        expected = sm.GLM(y, x, family=family).fit(cov_type="HC1")
+    summary = data.run(compiled(parameters, None))
+    assert summary["queries"][0]["errors"] == "robust"
+    per = {"ward": 1.0, "age": 30.0}  # of a term's range for which 1 in x stands
+    found = answers(summary)[1:]
+    plain = answers(summary, f" {MODEL_ERRORS}")[1:]
+    for name, answer, model, value, error in zip(
+        parameters["over"], found, plain, expected.params[1:], expected.bse[1:], strict=True
+    ):
+        assert answer["value"] * per[name] == pytest.approx(value, abs=0.15 * error)
+        assert answer["sampling_error"] * per[name] == pytest.approx(
+            error, rel=0.08 if parameters is ODDS else 0.02
+        )  # earlier steps' part
+        assert answer["value"] == model["value"]
+    if parameters is not ODDS:
+        assert found[0]["sampling_error"] > 1.15 * plain[0]["sampling_error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "epsilon", "n", "runs"),
+    [
+        ("events", EVENT, 1.0, 1650, 40),
+        ("skewed", SKEWED, 2.0, 1650, 40),
+        ("counts", COUNTS, 3.0, 3000, 30),
+    ],
+)
+def test_intervals_cover_where_the_models_do_not(
+    kind: str, parameters: dict[str, Any], epsilon: float, n: int, runs: int
+) -> None:
+    """In every run they are told; the share that covers could not be so low by chance in .95, to 1e-9. Seeds are fixed."""
+    truth = {"events": 0.30, "skewed": 2.0 / 30, "counts": math.log(5 / 3)}[kind]
+    study, hits, ratios = compiled(parameters, epsilon), 0, list[float]()
+    for seed in range(runs):
+        summary = Cohort(kind, n, 100 + seed).run(study, seed)
+        answer, model = answers(summary)[1], answers(summary, f" {MODEL_ERRORS}")[1]
+        assert "not_estimable" not in answer
+        hits += answer["low"] <= truth <= answer["high"]
+        ratios.append((answer["high"] - answer["low"]) / (model["high"] - model["low"]))
+    assert stats.binom.cdf(hits, runs, 0.95) > 1e-9
+    assert hits >= 0.85 * runs
+    assert np.median(ratios) > 1.05
+
+
+def test_a_variance_within_its_noise_is_not_told() -> None:
+    fit = LinearFit(np.diag([1000.0, 1000.0, 300.0]), 0.1)
+    whole = RobustFit(fit, 300.0 * np.eye(2), 10.0, np.eye(2) / 1000.0, 1000.0)
+    found = whole.combination(np.array([0.0, 1.0]))
+    assert isinstance(found, Figure)
+    assert found.sampling_error == pytest.approx(math.sqrt(310.0 * 1000 / 998) / 1000)
+    assert found.noise_error == pytest.approx(math.sqrt(fit.covariances[0][1, 1]))
+    lost = RobustFit(fit, 300.0 * np.eye(2), 400.0, np.eye(2) / 1000.0, 1000.0).combination(np.array([0.0, 1.0]))
+    assert isinstance(lost, Drowned)
+    assert "within its noise" in lost.reason
+    negative = RobustFit(fit, -900.0 * np.eye(2), 400.0, np.eye(2) / 1000.0, 1000.0)
+    assert isinstance(negative.combination(np.array([0.0, 1.0])), Drowned)
+    assert np.all(np.linalg.eigvalsh(negative.covariances[1]) > 0)
+
+
+def test_cox_has_none() -> None:
+    hazards = {"family": "cox", "outcome": "stay", "event": "end", "censored": ["home"], "over": ["ward"]}
+    with pytest.raises(ConfigurationError, match="Cox regression has no robust errors"):
+        compiled(hazards, 1.0)
