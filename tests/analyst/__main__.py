@@ -6,6 +6,7 @@ import argparse
 import logging
 import multiprocessing
 
+from analyst.direct import run_direct_part
 from analyst.judging import run_part
 
 PART = 2000
@@ -18,11 +19,12 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--direct", action="store_true", help="configurations of every kind, computed without a site's guard")
     options = parser.parse_args()
     parts = [(min(PART, options.examples - start), options.seed + start) for start in range(0, options.examples, PART)]
     found = False
     with multiprocessing.get_context("spawn").Pool(options.processes, logging.disable, (logging.CRITICAL,)) as pool:
-        for report in pool.imap(run_part, parts):
+        for report in pool.imap(run_direct_part if options.direct else run_part, parts):
             print(report, flush=True)
             for seed, finding in sorted(report.findings.items()):
                 print(f"  seed {seed}: {finding}", flush=True)

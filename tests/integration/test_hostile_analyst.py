@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from analyst.direct import run_direct
 from analyst.examples import unchanged
 from analyst.judging import Judge
 from analyst.worlds import SITES, World
@@ -23,12 +24,14 @@ from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_participant import site as site_module
 from veilsum_participant.protocol import contributions
+from veilsum_privacy.computation import rehearsal
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
@@ -148,17 +151,30 @@ HAZARD = {"family": "cox", "outcome": "x1", "event": "y", "censored": ["c0"], "o
         ("fedcgs", {}, "class-moments", CENTRE, 1e99, 1e101),
     ],
 )
+@pytest.mark.parametrize("large", [False, True])
 def test_a_point_beyond_all_bounds_is_refused_without_a_record_and_any_other_is_not(
-    worlds: Beside, method: str, parameters: dict[str, Any], label: str, name: str, legal: float, beyond: float
+    worlds: Beside,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    parameters: dict[str, Any],
+    label: str,
+    name: str,
+    legal: float,
+    beyond: float,
+    large: bool,
 ) -> None:
+    """Each round anew: after a round whose arrays were well, a budget could be spent on sums of nothing."""
+    if large:
+        monkeypatch.setattr(rehearsal, "SMALL", 0)
     study = study_of(worlds.bed, method, **parameters)
     worlds.set_up(study)
     arrays = made_up_broadcast(AgreedStudy(study).task(label))[1]
-    for attempt, size in ((1, beyond), (2, legal)):
+    for attempt, size in ((1, beyond), (2, legal), (3, beyond)):
         sent = encode_broadcast({**arrays, name: np.full_like(arrays[name], size)})
         said = worlds.assign(label, sent, attempt=attempt)[0]
         assert said.codes == (RefusalCode.CONTEXT,) if size is beyond else said.call == "upload"
-    assert len({len(entries) for entries in worlds.entries(Kind.RESERVE)}) == 1
+    assert [len(entries) for entries in worlds.entries(Kind.RESERVE)] == [1, 1, 1, 1]
+    assert worlds.entries(Kind.FAULT) == [[], [], [], []]
 
 
 # -- a computation that fails all the same ----------------------------------------------------------------------------------
@@ -323,13 +339,47 @@ def test_no_task_shows_that_a_record_makes_it_fail(tmp_path: Path, monkeypatch: 
     assert told[True] > 0
 
 
+def test_no_record_makes_a_task_fail_that_passed_its_rehearsal() -> None:
+    """A short run of ``python -m analyst --direct``, without the guard that a site has around a task."""
+    report = run_direct(400, seed=8_000_001)
+    assert not report.findings
+    assert sum(report.computed.values()) > 200
+    assert report.computed["tables"] > 60
+
+
+@pytest.mark.system
+def test_no_record_makes_any_task_fail_that_passed_its_rehearsal() -> None:
+    """The same of every task that there is, trained ones included."""
+    report = run_direct(10_000, seed=9_000_000)
+    assert not report.findings
+    assert set(report.computed) == set(TASKS)
+
+
+def test_the_direct_judge_finds_records_that_fail_and_steps_that_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults of records that no rehearsal has: one that raises, one that makes others count twice."""
+    real, doubled = Tables.vectors, Tables.vectors
+
+    def fails(self: Tables, records: Any, broadcast: Any) -> Any:
+        if len(records) > 4 and (records.features[:, 0] == 0.5).any() and len(records) < 30:
+            raise IndexError("somebody is here")
+        return real(self, records, broadcast)
+
+    def counts(self: Tables, records: Any, broadcast: Any) -> Any:
+        for rows in doubled(self, records, broadcast):
+            yield rows * (1 + (records.features[:, 0] == 0.5).any())
+
+    for fault, said in ((fails, "fails on records"), (counts, "depends on who else is there")):
+        monkeypatch.setattr(Tables, "vectors", fault)
+        assert any(said in finding for finding in run_direct(300, seed=8_000_001).findings.values())
+
+
 def test_the_judge_finds_a_fault_that_depends_on_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a judge that can say no: a task that fails on a class, and one that says so by the length of its vector."""
+    """It is a judge that can say no: a task that fails on so many records, which no rehearsal has."""
     real = ClassMoments.vectors
 
     def vectors(self: ClassMoments, records: Any, broadcast: Any) -> Any:
-        if (records.labels == 1).sum() == 3:
-            raise HostileInput("three of them")
+        if len(records) == 6:
+            raise HostileInput("six of them")
         return real(self, records, broadcast)
 
     monkeypatch.setattr(ClassMoments, "vectors", vectors)

@@ -35,6 +35,7 @@ from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import decode_broadcast
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_proto import federation_pb2 as pb
@@ -179,12 +180,21 @@ def test_only_the_attempt_that_is_named_is_given_up(attack: Adversary) -> None:
 # -- a task is tried without records first ---------------------------------------------------------------------------------
 
 
-def test_what_was_tried_is_not_tried_again_and_no_more_than_so_much_is_remembered(
+def test_what_was_tried_is_tried_again_on_little_and_no_more_than_so_much_is_remembered(
     attack: Adversary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The coordinator chooses names and shapes: each set of them is tried once, and they fill no memory."""
+    """The coordinator chooses names and shapes: each set of them is tried whole once, and they fill no memory. Values that it
+    chooses are tried each time."""
     tried: list[list[str]] = []
-    monkeypatch.setattr(contributions, "rehearse", lambda _, arrays: tried.append(sorted(arrays)))
+
+    def rehearsed(_: object, arrays: dict[str, object], *, again: Records | None) -> None:
+        if again is None:
+            tried.append(sorted(arrays))
+        else:
+            repeated.append(again)
+
+    repeated: list[Records] = []
+    monkeypatch.setattr(contributions, "rehearse", rehearsed)
     monkeypatch.setattr(remembered, "MOST_TRIED", 2)
     own = attack.bed.sites["a"]
     own.tried = Tried()
@@ -194,6 +204,8 @@ def test_what_was_tried_is_not_tried_again_and_no_more_than_so_much_is_remembere
         part._try(task, {name: np.zeros(2)})
         seen.append(len(own.tried))
     assert tried == [["a"], ["b"]]
+    assert len(repeated) == 5
+    assert len({id(records) for records in repeated}) == 1, "they are made once"
     part._try(task, {"a": np.zeros(3)})
     assert tried[2:] == [["a"]]
     for name in "cdefg":
@@ -211,7 +223,7 @@ def test_no_more_than_a_thousand_are_remembered() -> None:
 def test_a_task_without_arrays_is_tried_once_by_each_process(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enrolment tried what its rounds would try; a process that did not enrol the study tries it itself."""
     tried: list[str] = []
-    monkeypatch.setattr(contributions, "rehearse", lambda task, _: tried.append(task.label))
+    monkeypatch.setattr(contributions, "rehearse", lambda task, _, **__: tried.append(task.label))
     assert attack.assign("a", attack.assignment()).call == "upload"
     assert tried == []
     attack.bed.sites["b"].tried = Tried()
@@ -220,7 +232,7 @@ def test_a_task_without_arrays_is_tried_once_by_each_process(attack: Adversary, 
 
 
 def test_a_task_that_fails_without_records_is_refused(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: object) -> None:
+    def failing(*_: object, **__: object) -> None:
         raise HostileInput("it fails on no record")
 
     attack.bed.sites["a"].tried = Tried()  # as in a process that did not enrol the study

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from veilsum_aggregation.alignment import example_reference
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records
+from veilsum_privacy.computation.made_up import FEW, encoded_records, how_many, made_up_records, plain_records
+from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.study import Study, TaskDeclaration
@@ -35,12 +38,22 @@ COPIES = 1000
 """How often made-up records are counted in a made-up kept statistic, so that it stands out from its noise."""
 
 
-def rehearse(agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None) -> Mapping[str, Floats]:
+SMALL = 2**14
+"""Values of a broadcast up to which a task is tried on a few records again, for each round's values; beyond, on none."""
+
+
+def rehearse(
+    agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None, *, again: Records | None = None
+) -> Mapping[str, Floats]:
     """Run a task on no record and on made-up ones; training takes one step for each of its rounds.
 
     Args:
         agreed: the task.
         broadcast: what a round broadcasts; None for a made-up legal one.
+        again: of a task that was tried on all made-up records before, with arrays of these names and shapes: those of
+            :func:`few_records`. It is computed on them for what depends on the values of the broadcast, without noise in
+            training; on no record where there are more than :data:`SMALL` values, each of which would cost as much as the
+            round's own.
 
     Returns:
         The broadcast that it was tried with.
@@ -51,20 +64,35 @@ def rehearse(agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None) 
     """
     tried, label = _shortened(agreed), agreed.label
     tried, arrays = made_up_broadcast(tried) if broadcast is None else (tried, broadcast)
-    study = tried.study
+    study, task = tried.study, tried.task
     plan = tried.plan(study.sites, study.sites)
-    width = study.data.width if study.encoder is None or isinstance(study.encoder, Projection) else study.encoder.width
+    none = _none(study, _width(study, task))
+    few = none if again is None or _values(arrays) > SMALL else again
+    given, copies = ([none, _made_up(study, task)], (0, COPIES)) if again is None else ([few], (COPIES,))
     try:
-        for number in (0, COPIES) if tried.source else (0,):
-            place = SitePlace(0, made_up_statistics(tried, number))
-            for records in (_none(study, width), _records(study, width)):
-                compute_sum(plan, records, arrays, place)
+        for number in copies if tried.source else copies[:1]:
+            place = SitePlace(0, made_up_statistics(tried, number), steps=Steps if again is None else _Quiet)
+            for records in given:
+                with np.errstate(all="ignore"):
+                    compute_sum(plan, records, arrays, place)
     except (HostileInput, Misuse) as error:
         raise HostileInput(f"Task {label!r} cannot be computed: {error.message}", error.advice) from error
     except Exception as error:
         LOG.warning("task %r fails on made-up records", label, exc_info=True)
         raise HostileInput(f"Task {label!r} fails on made-up records: {type(error).__name__}.") from error
     return arrays
+
+
+def _values(arrays: Mapping[str, Floats]) -> int:
+    return sum(array.size for array in arrays.values())
+
+
+class _Quiet(Steps):
+    """Steps whose sums get no noise, which costs the most of them and depends on no value."""
+
+    def noised(self, total: Floats) -> Floats:
+        self.taken += 1
+        return np.where(np.isfinite(total).all(), total, 0.0)
 
 
 def made_up_statistics(agreed: AgreedTask, copies: int = COPIES) -> dict[str, NDArray[np.int64]]:
@@ -77,7 +105,7 @@ def made_up_statistics(agreed: AgreedTask, copies: int = COPIES) -> dict[str, ND
         return {}
     source, arrays = made_up_broadcast(agreed.source)
     study = source.study
-    records = _records(study, study.data.width if study.encoder is None else study.encoder.size)
+    records = plain_records(study.data.width if study.encoder is None else study.encoder.size, len(study.data.classes))
     total = compute_sum(source.plan(study.sites, study.sites), records, arrays, SitePlace(0)).total
     return {source.label: copies * source.kept_part(total, 0)}
 
@@ -135,12 +163,23 @@ def _none(study: Study, width: int) -> Records:
     return Records(np.zeros((0, width)), np.zeros((0, width), dtype=np.bool_), empty.labels, empty.subjects)
 
 
-def _records(study: Study, width: int) -> Records:
-    """Made-up records: in the middle, at both ends of all bounds, of every pattern of low and high, and with nothing known."""
-    features = np.array([[0.0], [1.0], [-1.0], [1.0], [0.0]]) * np.ones(width)
-    features[3, ::2] = -1.0
-    present = np.ones(features.shape, dtype=np.bool_)
-    present[4] = False
-    classes = len(study.data.classes)
-    labels = np.array([0, classes - 1, 0, classes - 1, -1], dtype=np.int64) if classes else None
-    return Records(features, present, labels, np.array([0, 1, 2, 2, 3], dtype=np.int64))
+def few_records(agreed: AgreedTask) -> Records:
+    """The first of the made-up records of a task: complete ones, at bounds and where conditions hold and do not."""
+    return _made_up(agreed.study, agreed.task, few=True)
+
+
+def _made_up(study: Study, task: Task[Any], *, few: bool = False) -> Records:
+    """Records to try a task on: as the site reads them, or already encoded where a program does that."""
+    encoder, branches = study.encoder, task.branches()
+    if task.features is not None and not (encoder is None or isinstance(encoder, Projection)):
+        return encoded_records(encoder.width, len(study.data.classes))
+    schema = study.data if branches is None else branches.schema
+    most = FEW if few else how_many(task.layout().size, schema.width, branches is not None)
+    made = made_up_records(schema, branches, most, first=few)
+    return replace(made, features=made.features[:, : study.data.width], present=made.present[:, : study.data.width])
+
+
+def _width(study: Study, task: Task[Any]) -> int:
+    """Features of the records that a task is given."""
+    encoder = study.encoder
+    return study.data.width if task.features is None or encoder is None or isinstance(encoder, Projection) else encoder.width

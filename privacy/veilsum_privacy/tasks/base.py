@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, WidthParameters
+
+if TYPE_CHECKING:  # queries import this module
+    from veilsum_privacy.tasks.queries.branches import Branches
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -273,6 +276,10 @@ class Task(ABC, Generic[P]):
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         """A legal broadcast of what the task itself reads, made without any record, for so many participants."""
         return {}
+
+    def branches(self) -> Branches | None:
+        """Where rows take branches by the values of columns, so that made-up records take them; None where there are none."""
+        return None
 
 
 class RecordTask(Task[P]):

@@ -21,6 +21,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
 from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
 CENTRES = "mixture.centres"
@@ -103,7 +104,7 @@ class ClassMixtures(RecordTask[ClassMixturesParameters]):
             used = usable(self.parameters, records, part, k)
             x = clipped(self.parameters, records, part, used)
             label = np.where(used, records.labels[part], 0)
-            place = g * label + _nearest(x, centres[label])
+            place = g * label + _nearest(x, looked_up(centres, label))
             blocks = {"counts": np.ones((len(x), 1)), "sums": x, "squares": x * x}
             yield np.hstack([block.weight * _placed(blocks[block.name], place, used, k * g) for block in layout.blocks])
 

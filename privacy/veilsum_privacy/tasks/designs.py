@@ -13,6 +13,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Records, batches
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
+from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
@@ -78,6 +79,9 @@ class DesignTask(PersonTask[D]):
     def p(self) -> int:
         """Number of coefficients, with the constant."""
         return len(self.encoding.terms) + 1
+
+    def branches(self) -> Branches:
+        return Branches.of(self.schema, self.columns, [self.encoding], self.beside)
 
     def designs(self, records: Records) -> Iterator[Design]:
         """The records that count, batch by batch, in their order."""

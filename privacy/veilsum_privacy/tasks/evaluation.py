@@ -17,6 +17,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
@@ -129,7 +130,7 @@ class Evaluation(RecordTask[EvaluationParameters]):
 
     def _blocks(self, z: Floats, label: NDArray[np.int64]) -> list[Floats]:
         """Weighted blocks of finite scores (b, M) of records of these classes (b,), each with a leading axis of records."""
-        p, every, own = self.parameters, np.arange(len(z)), self._columns[label]
+        p, every, own = self.parameters, np.arange(len(z)), looked_up(self._columns, label)
         predicted = np.argmax(z, axis=1)
         blocks = [_cells((self._classes, len(p.classes)), label, predicted)]
         shifted = np.ascontiguousarray(z - z.max(axis=1, keepdims=True))

@@ -16,6 +16,7 @@ from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.layout import Layout
+from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
 
@@ -47,8 +48,7 @@ def class_weights(broadcast: Mapping[str, Floats], labels: NDArray[np.int64], cl
     weights = broadcast.get(CLASS_WEIGHTS)
     if weights is None or weights.shape != (classes,) or not ((weights >= 0.0) & (weights <= 1.0)).all():
         raise HostileInput(f"The broadcast must hold {CLASS_WEIGHTS} of shape {(classes,)}, from 0 to 1.")
-    found: Floats = np.append(weights, 0.0)[np.where((labels >= 0) & (labels < classes), labels, classes)]
-    return found
+    return looked_up(weights, labels)
 
 
 CENTRE = "features.centre"

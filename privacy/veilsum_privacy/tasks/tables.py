@@ -15,6 +15,7 @@ from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.base import Bools
+from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.encodings import build_encodings
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
 
@@ -55,7 +56,8 @@ class TableTask(PersonTask[T]):
     def __init__(self, parameters: T, schema: DatasetSchema, read: DatasetSchema | None = None) -> None:
         """See the base; ``read`` is the schema of what queries read, where that is more than the records."""
         super().__init__(parameters, schema)
-        self._columns = Columns(schema if read is None else read, parameters.derived)
+        self._schema = schema if read is None else read
+        self._columns = Columns(self._schema, parameters.derived)
         self.encodings = build_encodings(parameters.queries, self._columns)
         self._reads = sorted(frozenset().union(*(encoding.reads for encoding in self.encodings)))
         self._layout = Layout(tuple(block for encoding in self.encodings for block in encoding.blocks()))
@@ -73,6 +75,9 @@ class TableTask(PersonTask[T]):
 
     def integer_norm(self) -> int:
         return self.parameters.sensitivity * self.most_rows
+
+    def branches(self) -> Branches:
+        return Branches.of(self._schema, self._columns, self.encodings)
 
     def _rows(self, records: Records, counted: Bools) -> Iterator[Integers]:
         """Rows of records as queries read them; zeros of those that do not count."""

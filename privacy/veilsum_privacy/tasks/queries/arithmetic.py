@@ -89,6 +89,8 @@ class _SumParser:
             if lexeme.kind == "number":
                 value = self._constant(nonzero=divide)
                 factor = factor / value if divide else factor * value
+                if not math.isfinite(factor):
+                    raise HostileInput(f"{self._text!r}: its constants multiply to more than any number.", "Correct them.")
             elif lexeme.kind in ("word", "quoted") and not divide:
                 numbers.append(self._number())
             elif lexeme.text == "(" and not divide:

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.cells import Cells, ScaledNumbers
+from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
 
@@ -58,9 +59,14 @@ class Axis:
 class Encoding(ABC):
     """A query's part of the vector.
 
+    Attributes:
+        open_groups: whether a missing value of a column in ``by`` can be a group of its own.
+
     Raises:
         HostileInput: the query names columns that are not there, or asks for what its kind cannot give.
     """
+
+    open_groups: ClassVar[bool] = True
 
     def __init__(self, query: Query, columns: Columns) -> None:
         self.query, self.columns = query, columns
@@ -69,7 +75,7 @@ class Encoding(ABC):
         self.condition: Condition | None = parse_condition(query.where, columns.domains) if query.where.strip() else None
         if query.where and self.condition is None:
             raise HostileInput(f"{self.what}: `where` is empty.", "Leave it out to ask about all records.")
-        self.groups = tuple(self._level_axis(name, gaps=not query.part_of) for name in query.by)
+        self.groups = tuple(self._level_axis(name, gaps=self.open_groups and not query.part_of) for name in query.by)
         if len(set(query.by)) != len(query.by) or set(query.by) & set(query.over):
             raise HostileInput(f"{self.what}: a column stands twice in `by` and `over`.")
         if self.size > MAX_VALUES:
@@ -131,6 +137,21 @@ class Encoding(ABC):
     def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
         """Write each record's values to zeroed rows (b, size); ``group`` is -1 of a record that is in none."""
 
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All conditions: which records it is about, and what happened to them."""
+        return () if self.condition is None else (self.condition,)
+
+    def points(self) -> dict[str, tuple[float, ...]]:
+        """By numeric column, the scaled edges of its query."""
+        named = {*self.query.over[:1], self.query.outcome}
+        domains = {name: self.columns.domains.get(name) for name in named}
+        return {
+            name: tuple(scaled(self.query.edges, domain).tolist())
+            for name, domain in domains.items()
+            if isinstance(domain, NumberDomain)
+        }
+
     def rows(self, cells: Mapping[str, Cells], count: int) -> Integers:
         """Rows (b, size) of so many records."""
         group = np.zeros(count, dtype=np.int64)
@@ -188,11 +209,15 @@ class OutcomeEncoding(Encoding):
     event: Condition | None
 
     @property
+    def conditions(self) -> tuple[Condition, ...]:
+        return super().conditions if self.event is None else (*super().conditions, self.event)
+
+    @property
     def explained(self) -> frozenset[str]:
         return frozenset({self.query.outcome}) if self.event is None else self.event.columns
 
 
 def mark_cells(rows: Integers, cell: Integers, value: int) -> None:
-    """Write a value at each row's cell, where it has one."""
-    known = np.flatnonzero(cell >= 0)
+    """Write a value at each row's cell, where it has one of the row's."""
+    known = np.flatnonzero((cell >= 0) & (cell < rows.shape[1]))
     rows[known, cell[known]] = value

@@ -10,6 +10,7 @@ import numpy as np
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.queries.base import Axis, Encoding, Integers, OutcomeEncoding, mark_cells
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
 from veilsum_privacy.tasks.queries.conditions import parse_condition
@@ -102,7 +103,7 @@ class SurvivalEncoding(Encoding):
         interval = np.clip(np.searchsorted(self._edges, times.x, side="left") - 1, 0, None)
         beyond = (times.x > self._edges[-1]) | (times.x >= 1.0)
         known = (group >= 0) & times.present & (ends.present | beyond)
-        inside = group * per + interval * kinds + self._kind_of[np.maximum(ends.codes, 0)]
+        inside = group * per + interval * kinds + looked_up(self._kind_of, ends.codes)
         cell = np.where(beyond, self.group_count * per + group, inside)
         mark_cells(rows, np.where(known, cell, -1), self.scale)
 

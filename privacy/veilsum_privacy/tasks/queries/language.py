@@ -31,6 +31,9 @@ MAX_QUERIES = 512
 MAX_EDGES = 1025
 MAX_OVER = 256
 
+PROBES = 64
+"""Made-up records on which a derived number must have a value once."""
+
 QueryKind = Literal[
     "count", "histogram", "quantiles", "mean", "compare", "independence", "correlation", "missing", "survival", "logrank",
     "synthetic", "linear", "discrimination", "effect",
@@ -135,12 +138,14 @@ class Columns:
                 else LevelDomain(column.categories)
             )
         self._label = "" if schema.label is None else schema.label.column
+        self._classes = len(schema.classes)
         if schema.label is not None:
             self.domains[schema.label.column] = LevelDomain(schema.classes)
         self._cuts: dict[str, tuple[str, Floats]] = {}
         self._sums: dict[str, tuple[Product, ...]] = {}
         for item in derived:
             self._derive(item)
+        self._check_numbers(schema)
 
     def _derive(self, item: DerivedColumn) -> None:
         if item.name in self.domains:
@@ -153,6 +158,41 @@ class Columns:
         edges = complete_edges(item.edges, domain, f"[derive.{item.name}]")
         self._cuts[item.name] = item.of, scaled(edges, domain)
         self.domains[item.name] = LevelDomain(interval_names(edges))
+
+    def _check_numbers(self, schema: DatasetSchema) -> None:
+        """Insist that every derived number has a value for somebody: it is computed for values within all public bounds.
+
+        Raises:
+            HostileInput: a number is infinite or undefined wherever its columns lie, so that it would say nothing of anybody.
+        """
+        if not self._sums:
+            return
+        records = records_within(schema, PROBES)
+        found: dict[str, Cells] = {}
+        for name in self._sums:
+            self._read(name, records, found)
+            raw = self._sum(name, records, found)
+            if not (np.isfinite(raw.x) & number_cells(found, name).present).any():
+                raise HostileInput(
+                    f"[derive.{name}]: the number is infinite or undefined for every record, whatever its columns hold.",
+                    "Its terms overflow within the columns' bounds: divide by constants of their size.",
+                )
+
+    def _sum(self, name: str, records: Records, found: dict[str, Cells]) -> ScaledNumbers:
+        """A derived number in its own unit."""
+        terms = self._sums[name]
+        for source in sorted({source for term in terms for source in term.sources}):
+            self._read(source, records, found)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return evaluate_sum(terms, found, self.domains, len(records))
+
+    def bases(self, name: str) -> frozenset[str]:
+        """The columns of the schema, its label included, that one is computed from."""
+        if name in self._cuts:
+            return self.bases(self._cuts[name][0])
+        if name in self._sums:
+            return frozenset().union(*(self.bases(source) for term in self._sums[name] for source in term.sources))
+        return frozenset({name})
 
     def sources(self, name: str) -> tuple[str, ...]:
         """The columns that one is read from: itself, or those that it was derived from."""
@@ -219,20 +259,35 @@ class Columns:
                 found[name] = LevelCells(np.where(present, codes, -1))
         elif name == self._label:
             labels = np.full(len(records), -1, dtype=np.int64) if records.labels is None else records.labels
-            found[name] = LevelCells(labels)
+            found[name] = LevelCells(np.where(labels < self._classes, labels, -1))
         elif name in self._cuts:
             source, edges = self._cuts[name]
             self._read(source, records, found)
             found[name] = LevelCells(cut(number_cells(found, source), edges))
         else:
-            terms = self._sums[name]
-            for source in sorted({source for term in terms for source in term.sources}):
-                self._read(source, records, found)
             domain = self.number(name, name)
+            raw = self._sum(name, records, found)
             with np.errstate(over="ignore", invalid="ignore"):
-                raw = evaluate_sum(terms, found, self.domains, len(records))
                 clamped = np.clip(raw.x, domain.low, domain.high)
-            found[name] = _finite((clamped - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0, raw.present)
+                scaled_sum = (clamped - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0
+            found[name] = _finite(scaled_sum, raw.present)
+
+
+def records_within(schema: DatasetSchema, count: int) -> Records:
+    """So many complete made-up records: all numbers at the middle, at a bound, or anywhere between; any level, any class.
+
+    The same ones whenever they are made: nothing but the schema has a part in them.
+    """
+    rng = np.random.default_rng(0)
+    features = np.zeros((count, schema.width))
+    for column, place in schema.places():
+        if isinstance(column, NumberColumn):
+            ends = np.where(np.arange(count) % 4 == 0, 0.0, rng.integers(-1, 2, count))
+            features[:, place.start] = np.where(np.arange(count) % 4 == 3, rng.uniform(-1.0, 1.0, count), ends)
+        else:
+            features[:, place] = np.eye(column.width)[rng.integers(0, column.width, count)]
+    labels = None if schema.label is None else rng.integers(0, len(schema.classes), count)
+    return Records(features, np.ones(features.shape, dtype=np.bool_), labels)
 
 
 def _finite(x: Floats, present: Bools) -> ScaledNumbers:

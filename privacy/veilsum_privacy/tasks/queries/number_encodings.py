@@ -12,6 +12,7 @@ from veilsum_aggregation.quantiles import toeplitz_column
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.queries.base import Encoding, Integers, mark_cells
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, scaled
@@ -73,7 +74,7 @@ class QuantileEncoding(Encoding):
         code = cut(numbers, self._scaled)
         known = np.flatnonzero((group >= 0) & (code >= 0))
         places = group[known, None] * self.bins + np.arange(self.bins)
-        rows[known[:, None], places] = self._columns_of_intervals[code[known]]
+        rows[known[:, None], places] = looked_up(self._columns_of_intervals, code[known])
 
 
 class MeanEncoding(Encoding):

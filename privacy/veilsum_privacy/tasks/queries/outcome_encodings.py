@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.queries.base import Bools, Integers, OutcomeEncoding
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
@@ -104,12 +106,21 @@ class LinearEncoding(OutcomeEncoding):
             rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
 
 
+_PLACES = np.array([[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]])
+"""Of an effect, by treatment: where w, w y, w^2, w^2 y and w^2 y^2 stand in the row."""
+
+
 class EffectEncoding(OutcomeEncoding):
     """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
 
     The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
     in [-1, 1], or 1 with the event and 0 without. With w and y at 1 a row has two values of ``scale`` and three of 2/5 of it.
+
+    A record without its treatment adds nothing, whatever the query's ``missing`` says: it has no probability of the treatment
+    it had, and a third arm has nothing to be compared by.
     """
+
+    open_groups: ClassVar[bool] = False
 
     def prepare(self, query: Query, columns: Columns) -> None:
         self.outcome, self.event = outcome_of(query, columns)
@@ -136,7 +147,7 @@ class EffectEncoding(OutcomeEncoding):
 
     def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
         odds = number_cells(cells, self.query.over[0])
-        known = (group >= 0) & odds.present
+        known = (group >= 0) & (group < len(_PLACES)) & odds.present
         for name in self.explained:
             known = known & cells[name].present
         log_odds = self.odds.low + (odds.x + 1.0) * (self.odds.high / 2.0 - self.odds.low / 2.0)
@@ -144,9 +155,8 @@ class EffectEncoding(OutcomeEncoding):
         w = np.minimum((1.0 + np.exp(against)) / self.largest, 1.0)
         y = number_cells(cells, self.query.outcome).x if self.event is None else self.event.holds(cells).astype(np.float64)
         values = [self.scale * w, self.scale * w * y, *(self.light * w * w * power for power in (1.0, y, y * y))]
-        places = np.array([[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]])[np.where(known, group, 0)]
         chosen = np.flatnonzero(known)
-        rows[chosen[:, None], places[chosen]] = np.rint(np.stack(values, axis=1))[chosen]
+        rows[chosen[:, None], looked_up(_PLACES, group[chosen])] = np.rint(np.stack(values, axis=1))[chosen]
 
 
 def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition | None]:
