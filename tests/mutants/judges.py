@@ -59,7 +59,10 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/training/clipped_sums.py": ("tests/unit/test_gradients.py", "tests/unit/test_local_training.py"),
     "privacy/veilsum_privacy/training/losses.py": ("tests/unit/test_outcomes.py",),
     "privacy/veilsum_privacy/tasks/outcomes.py": ("tests/unit/test_outcomes.py",),
-    "privacy/veilsum_privacy/tasks/site_scores.py": ("tests/unit/test_clustered_errors.py",),
+    "privacy/veilsum_privacy/tasks/site_scores.py": (
+        "tests/unit/test_clustered_errors.py",
+        "tests/unit/test_robust_errors.py",
+    ),
     "aggregation/veilsum_aggregation/clustered.py": ("tests/unit/test_clustered_errors.py",),
     "coordinator/veilsum_coordinator/storage/long_values.py": ("tests/integration/test_long_values.py",),
     "coordinator/veilsum_coordinator/parts/long_arrays.py": ("tests/unit/test_long_arrays.py",),
