@@ -109,7 +109,8 @@ class Test:
 
 
 def normal_figure(value: float, noise_variance: float, sampling_variance: float) -> Figure:
-    """A figure whose error is normal, with these variances."""
+    """A figure whose error is normal, with these variances; below 0, which rounding can make of none, they are 0."""
+    noise_variance, sampling_variance = max(noise_variance, 0.0), max(sampling_variance, 0.0)
     half = Z95 * math.sqrt(noise_variance + sampling_variance)
     return Figure(value, math.sqrt(noise_variance), math.sqrt(sampling_variance), value - half, value + half)
 
