@@ -93,7 +93,7 @@ def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
     kept = _strata(tables, std)
     if isinstance(kept, Drowned):
         return kept
-    top, bottom = _Sum(_AD, kept, std), _Sum(_BC, kept, std)
+    top, bottom = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std)
     if drowned := _too_small(top, bottom, std):
         return drowned
     counts = np.stack([project(table) for table in kept.reshape(-1, 2, 2)]).reshape(-1, 4)
@@ -111,7 +111,7 @@ def pooled_risk_ratio(tables: Floats, std: float) -> Answer:
     kept = _strata(tables, std)
     if isinstance(kept, Drowned):
         return kept
-    top, bottom = _Sum(_EXPOSED, kept, std), _Sum(_OTHERS, kept, std)
+    top, bottom = _Pooled(_EXPOSED, kept, std), _Pooled(_OTHERS, kept, std)
     if drowned := _too_small(top, bottom, std):
         return drowned
     a, b, c, d = kept.T
@@ -126,7 +126,7 @@ def pooled_risk_difference(tables: Floats, std: float) -> Answer:
     kept = _strata(tables, std)
     if isinstance(kept, Drowned):
         return kept
-    top, other, bottom = _Sum(_AD, kept, std), _Sum(_BC, kept, std), _Sum(_SIZES, kept, std)
+    top, other, bottom = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std), _Pooled(_SIZES, kept, std)
     if bottom.value <= 0.0 or bottom.value < NOISE_FLOOR * bottom.error(std):
         beyond = " in numbers beyond the noise" if std else ""
         return Drowned(f"no stratum has both groups{beyond}", ADVICE)
@@ -150,7 +150,7 @@ def no_association(tables: Floats, std: float) -> Test | Drowned:
     kept = _strata(tables, std)
     if isinstance(kept, Drowned):
         return kept
-    top, other = _Sum(_AD, kept, std), _Sum(_BC, kept, std)
+    top, other = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std)
     a, b, c, d = kept.T
     n = kept.sum(axis=1)
     sampling = float(np.sum((a + b) * (c + d) * (a + c) * (b + d) / (n**2 * np.maximum(n - 1.0, 1.0))))
@@ -162,7 +162,7 @@ def no_association(tables: Floats, std: float) -> Test | Drowned:
     return Test(statistic, 1, float(chi2.sf(statistic, 1)), noise / variance, tuple(_left_out(tables, std)))
 
 
-class _Sum:
+class _Pooled:
     """sum over strata of q / n, q a sum of products of cells, and its gradient by cells (k, 4).
 
     Noise of variance sigma^2 in each cell adds sigma^2 (4 q / n^3 - 1' Q x / n^2) to q / n on average, to second order.
@@ -179,12 +179,12 @@ class _Sum:
         return std * math.sqrt(float(np.sum(self.gradient**2)))
 
 
-def _ratio(top: _Sum, bottom: _Sum, std: float, sampling: float) -> Figure:
+def _ratio(top: _Pooled, bottom: _Pooled, std: float, sampling: float) -> Figure:
     gradient = top.gradient / top.value - bottom.gradient / bottom.value
     return _exponential(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling)
 
 
-def _too_small(top: _Sum, bottom: _Sum, std: float) -> Drowned | None:
+def _too_small(top: _Pooled, bottom: _Pooled, std: float) -> Drowned | None:
     for part, who in ((top, "the exposed"), (bottom, "those that they are compared with")):
         if part.value <= 0.0 or part.value < NOISE_FLOOR * part.error(std):
             reason = f"over all strata, too few of {who} have what is counted"

@@ -10,6 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -275,6 +276,7 @@ class _NoHub:
 
     def __init__(self) -> None:
         self.studies: dict[bytes, Any] = {}
+        self.changed = threading.Condition()
 
     def tick(self) -> None:
         """Nothing is due."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -205,8 +205,10 @@ def test_noise_of_any_size_gives_a_finite_result(
 class Lacking(PlainFederation):
     """A federation whose per-site release lacks one site."""
 
-    def sum(self, label: str, broadcast: Mapping[str, Floats] | None = None) -> Release:
-        release = super().sum(label, broadcast)
+    def sum(
+        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
+    ) -> Release:
+        release = super().sum(label, broadcast, members=members)
         rows = [row for row, name in enumerate(release.cohort) if name != "b"]
         values = {name: array[rows] for name, array in release.values.items()}
         return replace(release, values=values, cohort=tuple(release.cohort[row] for row in rows))

@@ -131,7 +131,7 @@ class AlignedSums(Method):
             TaskPlan("sums", "prototypes", values, disclosure="per-site", source=LABEL),
         )
 
-    def run(self, federation: Federation) -> Result:
+    def compute(self, federation: Federation) -> Result:
         raise AssertionError("the method is declared and compiled, never run")
 
 

@@ -123,7 +123,7 @@ class HazardStep(DesignTask[HazardStepParameters]):
         return {**point, PERIODS: np.linspace(0.0, 1.0, periods + 1), HAZARDS: np.zeros(periods)}
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        given = broadcast_arrays(broadcast, self.shapes())
+        given = self.given(broadcast, self.shapes())
         for design in self.designs(records):
             yield self._rows(self.expected(design, given)) * design.known[:, None]
 
@@ -132,15 +132,22 @@ class HazardStep(DesignTask[HazardStepParameters]):
         p, periods = self.p, self.parameters.periods
         return {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), PERIODS: (periods + 1,), HAZARDS: (periods,)}
 
-    def expected(self, design: Design, given: Mapping[str, Floats]) -> Expected:
-        """What was expected of the records of a batch.
+    @staticmethod
+    def given(broadcast: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:
+        """The broadcast arrays, held against all that is asked of them before any record is looked at.
 
         Raises:
-            HostileInput: the periods do not ascend from 0 to 1.
+            HostileInput: as of :func:`.designs.broadcast_arrays`; or the periods do not ascend from 0 to 1.
         """
+        given = broadcast_arrays(broadcast, shapes)
         ends = given[PERIODS]
         if ends[0] < 0.0 or ends[-1] > 1.0 or np.any(np.diff(ends) < 0.0):
             raise HostileInput(f"{PERIODS} must ascend from 0 to 1.")
+        return given
+
+    def expected(self, design: Design, given: Mapping[str, Floats]) -> Expected:
+        """What was expected of the records of a batch."""
+        ends = given[PERIODS]
         time = number_cells(design.cells, self.parameters.time).x / 2.0 + 0.5
         white = row_products(design.z[:, 1:] - given[CENTRE], given[WHITEN])
         slopes = row_products(white, given[POINT][:, None])

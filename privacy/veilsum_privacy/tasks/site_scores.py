@@ -142,7 +142,7 @@ class SiteHazardScores(HazardStep):
 
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         shapes = {**self.shapes(), BASELINE: (self.parameters.periods, self.p), SCALE: (1,)}
-        given = broadcast_arrays(broadcast, shapes)
+        given = self.given(broadcast, shapes)
         for design in self.designs(records):
             terms, _, residual = self.expected(design, given)
             score = terms * residual.sum(axis=1, keepdims=True) - row_products(residual, given[BASELINE])
