@@ -15,7 +15,7 @@ from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.pictures import plot
 from veilsum.plan import plan_study
-from veilsum_aggregation.hazards import MOST_PERIODS
+from veilsum_aggregation.baselines import MOST_PERIODS
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.securesum.agreed import AgreedStudy
