@@ -28,7 +28,7 @@ EVENTS = 16.0
 """Events of a period, in units of the noise on its own score."""
 
 PIECES = 5
-"""Of a period at most: the noise of its score grows with their square root. With fewer, log hazard ratios are up to .6 of a
+"""Of all periods together, about: the noise of its score grows with their square root. With fewer, log hazard ratios are up to .6 of a
 standard error too small where follow-up depends on the terms much, with more fewer are told (decision 91)."""
 
 MISFIT = 0.2
@@ -186,7 +186,7 @@ def first_baseline(table: LifeTable, hazard_std: float) -> Baseline:
     count = MOST_PERIODS if hazard_std == 0.0 else int(np.clip(table.total / (EVENTS * hazard_std), 1.0, MOST_PERIODS))
     periods = _periods(table, count)
     count = len(periods) - 1
-    pieces = min(MOST_PERIODS // count, PIECES) if hazard_std > 0.0 else 1
+    pieces = max(1, round(PIECES / count)) if hazard_std > 0.0 else 1
     log_k, error = log_shape(table) if pieces > 1 else (0.0, 0.0)
     if error > UNKNOWN or abs(log_k) >= LARGEST_SHAPE:
         pieces, log_k = 1, 0.0
