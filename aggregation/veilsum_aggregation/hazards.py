@@ -1,10 +1,11 @@
-"""Proportional hazards by a few noised Newton steps: a Cox regression whose baseline is constant in each of some periods.
+"""Proportional hazards by a few noised Newton steps: a Cox regression whose baseline has a few coefficients.
 
-The hazard at time u of a record with terms x is exp(alpha_j + (x - centre)' W gamma) in period j. Cox's partial likelihood
+The hazard at time u of a record with terms x is exp(alpha_j + (x - centre)' W gamma) in piece j of time, alpha = offset +
+B theta (:mod:`veilsum_aggregation.baselines`). Cox's partial likelihood
 has sums over everyone at risk at each event, in which a record stands many times; this likelihood is a sum over records, and
 with as many periods as the events bear its coefficients are Cox's. A first release tells how many ended in which interval,
 and the moments of the terms and of the events: whitening, periods of about equally many events, a baseline and a first
-gamma. Each later release gives score and information at one point (alpha, gamma), and the next point is a joint Newton step
+gamma. Each later release gives score and information at one point (theta, gamma), and the next point is a joint Newton step
 of all releases so far. The baseline's error is thus in the covariance. Measured: docs/results.md, "Regression".
 
 In gamma the terms have about the identity for their covariance at any data, so one length C bounds all records well. The
@@ -21,6 +22,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.baselines import Baseline, LifeTable, first_baseline
 from veilsum_aggregation.figures import FLAT, Drowned
 from veilsum_aggregation.newton import (
     FLOOR,
@@ -48,11 +50,6 @@ matters where hazards are not proportional: the fit is then of other weights tha
 INFORMATION_NOISE, SCORE_NOISE = 0.25, 1.0
 """C is so large that the noise of the information is this share of it, or the noise of the score this share of sampling's."""
 
-EVENTS = 16.0
-"""Events of a period, in units of the noise on its own score."""
-
-MOST_PERIODS = 20
-
 
 @dataclass(frozen=True)
 class FirstSums:
@@ -62,19 +59,14 @@ class FirstSums:
         gram: A (p + 1, p + 1) = sum c^2 (1, x)(1, x)', with weights c <= 1.
         events: sum c^2 (1, x) of the records with an event, (p + 1,).
         gram_std: of the noise on the diagonal of A.
-        died, left: events and censored records by interval, (b,).
-        beyond: records past the last interval.
-        ends: of the intervals, (b + 1,).
+        table: ends of follow-up.
         grain: what rounding changes an entry of A by at most, for each record.
     """
 
     gram: Floats
     events: Floats
     gram_std: float
-    died: Floats
-    left: Floats
-    beyond: float
-    ends: Floats
+    table: LifeTable
     grain: float = 0.0
 
 
@@ -85,18 +77,21 @@ class HazardModel:
     Attributes:
         whiten: W (p, k), symmetric where everything is told.
         centre: (p,).
-        periods: their ends, (P + 1,).
-        events: in each period, (P,).
-        point: alpha and gamma, (P + k,).
+        baseline: with m pieces and q coefficients.
+        point: theta and gamma, (q + k,).
         untold: combinations of coefficients that W leaves out, (p + 1, p - k); the constant, the first, is in none.
     """
 
     whiten: Floats
     centre: Floats
-    periods: Floats
-    events: Floats
+    baseline: Baseline
     point: Floats
     untold: Floats = field(default_factory=nothing)
+
+    @property
+    def q(self) -> int:
+        """Coefficients of the baseline."""
+        return int(self.baseline.basis.shape[1])
 
 
 def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
@@ -118,17 +113,9 @@ def first_model(sums: FirstSums, hazard_std: float) -> HazardModel:
     centre = np.clip(sums.events[1:] / weight, -1.0, 1.0) if weight > FLOOR * std and weight > 0.0 else mean
     gamma = limited(whiten.T @ (centre - mean), FIRST_STEP)
 
-    total = max(float(sums.died.sum()), 1.0)
-    count = MOST_PERIODS if hazard_std == 0.0 else int(np.clip(total / (EVENTS * hazard_std), 1.0, MOST_PERIODS))
-    periods = _periods(sums, count)
-    events = np.maximum(_between(sums, np.maximum(sums.died, 0.0), periods), 0.3 * total / (len(periods) - 1))
-    ending = sums.died + sums.left
-    later = np.append(np.cumsum(ending[::-1])[::-1][1:], 0.0) + sums.beyond
-    spent = np.diff(sums.ends) * np.maximum(later + 0.5 * ending, 1.0)
-    least_spent = 1e-6 * float(spent.sum())
-    marginal = np.log(events / np.maximum(_between(sums, spent, periods), least_spent))
-    point = np.concatenate([marginal + 0.5 * float(gamma @ gamma), gamma])
-    return HazardModel(whiten, centre, periods, events, point, np.pad(untold, ((1, 0), (0, 0))))
+    baseline = first_baseline(sums.table, hazard_std)
+    theta = baseline.basis.T @ (baseline.level + 0.5 * float(gamma @ gamma))
+    return HazardModel(whiten, centre, baseline, np.concatenate([theta, gamma]), np.pad(untold, ((1, 0), (0, 0))))
 
 
 def _told_terms(gram: Floats, spread: Floats, std: float, grain: float) -> tuple[Floats, Floats]:
@@ -148,7 +135,7 @@ def longest_terms(model: HazardModel, score_std: float, information_std: float) 
         model: with its events.
         score_std, information_std: of the noise of the step's score and, on the diagonal, information, on terms of length 1.
     """
-    p, total = model.whiten.shape[1], float(model.events.sum())
+    p, total = model.whiten.shape[1], float(model.baseline.events.sum())
     length = LONGEST
     if score_std > 0.0:
         reach = math.sqrt(INFORMATION_NOISE * total / (information_std * math.sqrt(2.0 * p)))
@@ -156,34 +143,15 @@ def longest_terms(model: HazardModel, score_std: float, information_std: float) 
     return min(max(length, SHORTEST), LONGEST) * math.sqrt(p)
 
 
-def _periods(sums: FirstSums, count: int) -> Floats:
-    """Ends of periods with about equally many events."""
-    died = np.concatenate([[0.0], np.cumsum(np.maximum(sums.died, 0.0))])
-    inner = np.interp(np.linspace(0.0, 1.0, count + 1)[1:-1] * max(died[-1], 1.0), died, sums.ends)
-    ends = np.concatenate([sums.ends[:1], inner, sums.ends[-1:]])
-    shortest = 1e-3 * float(sums.ends[-1] - sums.ends[0])
-    kept = [ends[0]]
-    for end in ends[1:-1]:
-        if end >= kept[-1] + shortest and end <= ends[-1] - shortest:
-            kept.append(end)
-    return np.array([*kept, ends[-1]])
-
-
-def _between(sums: FirstSums, amounts: Floats, periods: Floats) -> Floats:
-    """Amounts by interval, added up by period as if spread evenly within an interval."""
-    added = np.concatenate([[0.0], np.cumsum(amounts)])
-    return np.asarray(np.diff(np.interp(periods, sums.ends, added)), dtype=np.float64)
-
-
 @dataclass(frozen=True)
 class HazardRelease:
     """What one release tells, in units of the whitened terms.
 
     Attributes:
-        at: alpha and gamma, (P + p,).
-        hazards: score of alpha, (P,).
+        at: theta and gamma, (q + p,).
+        hazards: score of the log hazards of pieces, (m,).
         score: of gamma, (p,).
-        cross: information of both, (P, p).
+        cross: information of those and gamma, (m, p).
         information: of gamma, (p, p).
         hazard_std, score_std, cross_std, information_std: of the noise in each value; of the information on its diagonal,
             above it 1 / sqrt 2 of that.
@@ -224,9 +192,9 @@ class HazardFit(Fit):
 
     @cached_property
     def _information(self) -> tuple[Floats, Floats, Floats, float, float]:
-        """Of alpha (P,), of both (P, p), of gamma (p, p); the noise of the second and the third.
+        """Of theta (q, q), of both (q, p), of gamma (p, p); the noise of the second and the third.
 
-        That of alpha, the expected events, is the events less the score.
+        That of a piece's log hazard are its expected events. What is known of the shape beforehand counts as well.
         """
         stds = [release.information_std for release in self.releases]
         shares = release_shares(stds, OLD_INFORMATION)
@@ -235,9 +203,16 @@ class HazardFit(Fit):
             for name in ("hazards", "cross", "information")
         }
         cross_stds = [release.cross_std for release in self.releases]
-        hazards = np.maximum(self.model.events - mean["hazards"], 0.3 * self.model.events)
         noise = [float(np.sqrt((shares**2) @ np.square(each))) for each in (cross_stds, stds)]
-        return hazards, mean["cross"], mean["information"], noise[0], noise[1]
+        basis = self.model.baseline.basis
+        expected = self.model.baseline.expected(mean["hazards"])
+        theta = basis.T @ (basis * expected[:, None]) + self.model.baseline.prior
+        return theta, basis.T @ mean["cross"], mean["information"], noise[0], noise[1]
+
+    @property
+    def baseline_told(self) -> dict[str, object]:
+        """What a result says of the baseline: how many periods, and how the hazard goes in each."""
+        return self.model.baseline.told(self.point[: self.model.q])
 
     @property
     def reach(self) -> float:
@@ -248,7 +223,8 @@ class HazardFit(Fit):
     def _explained(self) -> Floats:
         """What the information of gamma (p, p) loses because the baseline is fitted as well, less what noise adds to it."""
         hazards, cross, _, cross_std, _ = self._information
-        return np.asarray(cross.T @ (cross / hazards[:, None]) - cross_std**2 * np.sum(1.0 / hazards) * np.eye(cross.shape[1]))
+        inverse = np.linalg.inv(hazards)
+        return np.asarray(cross.T @ inverse @ cross - cross_std**2 * np.trace(inverse) * np.eye(cross.shape[1]))
 
     @cached_property
     def _spectrum(self) -> tuple[Floats, Floats]:
@@ -257,22 +233,25 @@ class HazardFit(Fit):
 
     @cached_property
     def _matrix(self) -> Floats:
-        """The joint information (P + p, P + p), that of gamma given alpha with no eigenvalue below its noise."""
+        """The joint information (q + p, q + p), that of gamma given alpha with no eigenvalue below its noise."""
         hazards, cross, _, _, _ = self._information
         values, vectors = self._spectrum
         least = max(self.reach, FLAT * float(np.abs(values).max()), 1e-300)
         given = (vectors * np.maximum(values, least)) @ vectors.T
-        return np.block([[np.diag(hazards), cross], [cross.T, given + cross.T @ (cross / hazards[:, None])]])
+        return np.block([[hazards, cross], [cross.T, given + cross.T @ np.linalg.solve(hazards, cross)]])
 
     @cached_property
     def _score(self) -> tuple[Floats, Floats]:
-        """All scores, moved to the last point, and the variance of their noise, (P + p,)."""
-        last = self.releases[-1].at
+        """All scores, moved to the last point, and the variance of their noise, (q + p,)."""
+        last, basis = self.releases[-1].at, self.model.baseline.basis
+        prior, q = self.model.baseline.prior, self.model.q
         shares = release_shares([release.score_std for release in self.releases], OLD_SCORE)
         moved = [
-            np.concatenate([release.hazards, release.score]) - self._matrix @ (last - release.at) for release in self.releases
+            np.concatenate([basis.T @ release.hazards - prior @ release.at[:q], release.score])
+            - self._matrix @ (last - release.at)
+            for release in self.releases
         ]
-        sizes = len(self.model.events), self.model.whiten.shape[1]
+        sizes = self.model.q, self.model.whiten.shape[1]
         noise = [
             np.repeat([release.hazard_std**2, release.score_std**2], sizes) * share**2
             for release, share in zip(self.releases, shares, strict=True)
@@ -281,32 +260,33 @@ class HazardFit(Fit):
 
     @cached_property
     def step(self) -> Floats:
-        """From the last point, (P + p,): gamma no farther than :data:`~veilsum_aggregation.newton.LONGEST_STEP`."""
+        """From the last point, (q + p,): gamma no farther than :data:`~veilsum_aggregation.newton.LONGEST_STEP`."""
         whole = np.asarray(np.linalg.solve(self._matrix, self._score[0]), dtype=np.float64)
-        periods = len(self.model.events)
-        return np.concatenate([np.clip(whole[:periods], -1.0, 1.0), limited(whole[periods:], LONGEST_STEP)])
+        basis = self.model.baseline.basis
+        return np.concatenate(
+            [basis.T @ np.clip(basis @ whole[: self.model.q], -1.0, 1.0), limited(whole[self.model.q :], LONGEST_STEP)]
+        )
 
     @property
     def point(self) -> Floats:
-        """alpha and gamma, (P + p,), after the step."""
+        """theta and gamma, (q + p,), after the step."""
         return np.asarray(self.releases[-1].at + self.step, dtype=np.float64)
 
     @cached_property
     def coefficients(self) -> Floats:
-        gamma = self.point[len(self.model.events) :]
+        gamma = self.point[self.model.q :]
         return np.concatenate([[0.0], self.model.whiten @ gamma])
 
     @property
     def baseline(self) -> Floats:
-        """By period (P, p), what the hazards' score explains of the terms' score: information of both over that of hazards."""
+        """By piece (m, p), what the hazards' score explains of the terms' score: information of both over that of hazards."""
         hazards, cross, _, _, _ = self._information
-        return np.asarray(cross / hazards[:, None], dtype=np.float64)
+        return np.asarray(self.model.baseline.basis @ np.linalg.solve(hazards, cross), dtype=np.float64)
 
     @property
     def influence(self) -> Floats:
         """U (1 + p, p): how the coefficients change with the terms' score less what the baseline explains of it."""
-        periods = len(self.model.events)
-        inverse = np.linalg.inv(self._matrix)[periods:, periods:]
+        inverse = np.linalg.inv(self._matrix)[self.model.q :, self.model.q :]
         return np.pad(self.model.whiten @ inverse, ((1, 0), (0, 0)))
 
     @cached_property
@@ -317,14 +297,14 @@ class HazardFit(Fit):
         """
         inverse, variance = np.linalg.inv(self._matrix), self._score[1]
         _, _, _, cross_std, information_std = self._information
-        periods, p = len(self.model.events), self.model.whiten.shape[1]
-        a, g = self.step[:periods], self.step[periods:]
+        q, p = self.model.q, self.model.whiten.shape[1]
+        a, g = self.step[:q], self.step[q:]
         middle = np.diag(variance)
-        middle[:periods, :periods] += cross_std**2 * float(g @ g) * np.eye(periods)
-        middle[periods:, periods:] += (cross_std**2 * float(a @ a) + information_std**2 / 2.0 * float(g @ g)) * np.eye(p)
-        middle[periods:, periods:] += information_std**2 / 2.0 * np.outer(g, g)
+        middle[:q, :q] += cross_std**2 * float(g @ g) * np.eye(q)
+        middle[q:, q:] += (cross_std**2 * float(a @ a) + information_std**2 / 2.0 * float(g @ g)) * np.eye(p)
+        middle[q:, q:] += information_std**2 / 2.0 * np.outer(g, g)
         noise = inverse @ middle @ inverse
-        return np.asarray(noise[periods:, periods:]), np.asarray(inverse[periods:, periods:])
+        return np.asarray(noise[q:, q:]), np.asarray(inverse[q:, q:])
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:
@@ -341,5 +321,5 @@ class HazardFit(Fit):
     def drowned(self) -> Drowned | None:
         whiten = self.model.whiten
         weakest = np.concatenate([[0.0], whiten @ self._spectrum[1][:, 0]])
-        step = without(self.step[len(self.model.events) :], whiten, self.apart[1:])
+        step = without(self.step[self.model.q :], whiten, self.apart[1:])
         return too_weak(self.reach, self.smallest, WEAKEST, self.named(weakest)) or unconverged(step, *self._white_covariances)

@@ -1,7 +1,8 @@
 """How often intervals of hazard ratios cover lifelines' Cox coefficients: ``python -m evaluations.cox``.
 
 Records are drawn with replacement from gbsg2 (686 women with breast cancer) and rossi (432 released prisoners), which come
-with lifelines, so that the truth is what lifelines fits to the data set itself; ties are Efron's there.
+with lifelines, so that the truth is what lifelines fits to the data set itself; ties are Efron's there. With --follow-up
+records are made up: about 1,000 with about 150 events, Weibull hazards, and follow-up that depends on the terms.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lifelines.datasets import load_gbsg2, load_rossi
 
 from evaluations.studies import Floats, Sums, complete_records, study_of
 from evaluations.tables import print_table, run_options
+from veilsum_aggregation.figures import Z95
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -79,9 +81,74 @@ def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:
             yield f"| {name} | {epsilon:g} | {n:,} | {share} | {told / len(off):.0%} | {error:.3f} | {alone:.3f} |"
 
 
+RECORDS, EVENTS, YEARS = 1000, 0.151, 10.0
+TRUTH = np.array([0.03, 0.55])
+"""Of a year of age, and of the second arm."""
+
+FOLLOW_UP = {"none": 0.0, "shorter": -0.2, "much shorter": -0.6, "longer": 0.2}
+"""What a standard deviation of age does to the log of the mean follow-up."""
+
+
+def made_up(shape: float, slope: float, base: float, n: int, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+    """Terms (n, 2), times and events; ``base`` is the log hazard at the horizon of age 60 between the arms."""
+    terms = np.column_stack([rng.normal(60, 12, n).clip(20, 90), rng.integers(0, 2, n)])
+    centred = terms - [60.0, 0.5]
+    left = 5.0 * rng.exponential(size=n) * np.exp(slope * centred[:, 0] / 12 + slope * centred[:, 1])
+    died = YEARS * (rng.exponential(size=n) / np.exp(base + centred @ TRUTH)) ** (1.0 / shape)
+    event = (died <= left) & (died < YEARS)
+    return terms, np.minimum(np.minimum(died, left), YEARS), event.astype(np.float64)
+
+
+def base_of(shape: float, slope: float) -> float:
+    """The log hazard at which :data:`EVENTS` of the records have the event."""
+    low, high = -8.0, 6.0
+    for _ in range(30):
+        middle = (low + high) / 2.0
+        few = made_up(shape, slope, middle, 100_000, np.random.default_rng(1))[2].mean() < EVENTS
+        low, high = (middle, high) if few else (low, middle)
+    return low
+
+
+def follow_up_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
+    """Coverage and told of both terms, bias of each in units of its standard error, and lifelines' of the same records."""
+    columns = (NumberColumn(name="age", low=20, high=90), NumberColumn(name="arm", low=0, high=1))
+    time, end = NumberColumn(name="time", low=0, high=YEARS), CategoryColumn(name="end", categories=("no", "yes"))
+    schema = DatasetSchema(columns=(*columns, time, end), max_records=2 * RECORDS)
+    asked = {"family": "cox", "outcome": "time", "event": "end", "censored": ["no"], "over": ["age", "arm"]}
+    for shape in (0.6, 1.0, 1.8):
+        for name, slope in FOLLOW_UP.items():
+            base = base_of(shape, slope)
+            for epsilon in (3.0, 8.0):
+                study, off, errors, plain = study_of("regression", schema, RECORDS, epsilon, parameters=asked), [], [], []
+                for _ in range(runs):
+                    terms, times, event = made_up(shape, slope, base, RECORDS, rng)
+                    scaled = [(terms[:, 0] - 20) / 35 - 1, terms[:, 1] * 2 - 1, times / (YEARS / 2) - 1, event == 0.0, event]
+                    records = complete_records(np.column_stack(scaled))
+                    figures = [
+                        row["log"] for row in METHODS["regression"].run(Sums(study, records, rng)).summary["coefficients"]
+                    ]
+                    plain.append(lifelines_fit(terms, times, event)[0] - TRUTH)
+                    if all("value" in each for each in figures):
+                        off.append([each["value"] - value for each, value in zip(figures, TRUTH, strict=True)])
+                        errors.append([(each["high"] - each["low"]) / 2.0 / Z95 for each in figures])
+                error = np.mean(errors, axis=0)
+                covered = np.mean(np.abs(off) <= Z95 * np.array(errors), axis=0)
+                bias, exact = np.mean(off, axis=0) / error, np.mean(plain, axis=0) / error
+                cells = [*(f"{each:.3f}" for each in covered), f"{len(off) / runs:.0%}", *(f"{each:+.2f}" for each in bias)]
+                cells += [f"{each:+.2f}" for each in exact]
+                yield f"| {shape:g} | {name} | {epsilon:g} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Print the table."""
-    options = run_options("cox", __doc__, 200).parse_args()
+    parser = run_options("cox", __doc__, 200)
+    parser.add_argument("--follow-up", action="store_true", help="made-up records whose follow-up depends on the terms")
+    options = parser.parse_args()
+    if options.follow_up:
+        heads = ["shape", "follow-up of older records", "epsilon", "covered: age", "arm", "told", "bias: age", "arm"]
+        heads += ["lifelines' bias: age", "arm"]
+        print_table(heads, follow_up_rows(options.runs, np.random.default_rng(options.seed)), 2)
+        return
     heads = ["data", "epsilon", "records", "covered", "told", "error", "without noise"]
     print_table(heads, (row for name in HORIZON for row in rows(name, options.runs, np.random.default_rng(options.seed))))
 

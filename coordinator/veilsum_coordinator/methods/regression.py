@@ -269,6 +269,8 @@ class Regression(Method):
         infinite = _infinite(fit, sums, gram, encoding, family, most)
         if isinstance(fit, NewtonFit | HazardFit):
             fit = replace(fit, apart=np.eye(len(gram))[:, [term in infinite for term in term_names(encoding)]])
+        if isinstance(fit, HazardFit):
+            summary["queries"][0] |= fit.baseline_told
         rows = partial(_rows, encoding=encoding, name=RATIOS[family], per=_units(study), infinite=infinite)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
             QUERY: partial(rows, fit),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.baselines import MOST_PERIODS, LifeTable
 from veilsum_aggregation.figures import Drowned
 from veilsum_aggregation.hazards import (
-    MOST_PERIODS,
     FirstSums,
     HazardFit,
     HazardModel,
@@ -111,13 +113,14 @@ def fit_hazards(
     if not model.whiten.size:
         return UntoldFit(Drowned("no term varies"), len(names))
     point, released = model.point, list[HazardRelease]()
+    held = replace(model, baseline=model.baseline.held)
     for label, expected in zip(steps, noise, strict=True):
         length = longest_terms(model, expected["score"], expected["diagonal"])
         release = federation.sum(label, broadcast_of(model, point, length), members=first.cohort)
         released.append(_read(release.values, release.noise_std, model, point, length))
-        fit = HazardFit(model, tuple(released), length, names)
-        point = fit.point
-    return fit
+        # on the way the shape is the life table's: early releases tell too little of it
+        point = HazardFit(held, tuple(released), length, names).point
+    return HazardFit(model, tuple(released), length, names)
 
 
 def expected_hazards(study: Study, cohort: int, records: int, query: str, steps: Sequence[str]) -> HazardFit:
@@ -129,15 +132,15 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
     }
     noise = [released_noise(study, label, cohort) for label in steps]
     model = _model(study, blocks, dict.fromkeys(blocks, 0.0), query, noise[-1]["hazards"])
-    periods, p = len(model.events), model.whiten.shape[1]
-    information = np.eye(p) * float(model.events.sum()) * EXPECTED_INFORMATION
+    p = model.whiten.shape[1]
+    information = np.eye(p) * float(model.baseline.events.sum()) * EXPECTED_INFORMATION
     many = MOST_PERIODS
     shapes = {"score": p, "hazards": many, "cross": (many, p), "diagonal": p, "upper": p * (p - 1) // 2}
     values = {name: np.zeros(shape) for name, shape in shapes.items()}
     found = []
     for expected in noise:
         length = longest_terms(model, expected["score"], expected["diagonal"])
-        read = _read(values, expected, model, np.zeros(periods + p), length)
+        read = _read(values, expected, model, np.zeros(model.q + p), length)
         # without noise: the expected square of a value's noise is taken off where values are read
         found.append(HazardRelease(**{**vars(read), "information": information, "cross_std": 0.0}))
     return HazardFit(model, found, length)
@@ -163,10 +166,13 @@ def _model(
         gram=gram,
         events=(moments[:-1, -1] + gram[:, 0]) / 2.0,  # an event is 1, and no event -1
         gram_std=stds[f"{query}/diagonal"],
-        died=table[:, 1:].sum(axis=1),
-        left=table[:, 0],
-        beyond=float(values[f"{ENDS}/beyond"][0]),
-        ends=edges / 2.0 + 0.5,
+        table=LifeTable(
+            died=table[:, 1:].sum(axis=1),
+            left=table[:, 0],
+            beyond=float(values[f"{ENDS}/beyond"][0]),
+            ends=edges / 2.0 + 0.5,
+            std=stds[f"{ENDS}/ends"] * math.sqrt(table.shape[1] - 1),
+        ),
         grain=grain,
     )
     return first_model(sums, hazard_std)
@@ -174,14 +180,14 @@ def _model(
 
 def broadcast_of(model: HazardModel, point: Floats, length: float) -> dict[str, Floats]:
     """What sites are told: whitened terms as long as their bound have length 1, and periods that are not used are empty."""
-    used, p = len(model.events), len(model.centre)
-    unused = np.full(MOST_PERIODS - used, model.periods[-1])
+    used, p = len(model.baseline.offset), len(model.centre)
+    unused = np.full(MOST_PERIODS - used, model.baseline.ends[-1])
     return {
         WHITEN: padded(model.whiten / length, p),
         CENTRE: model.centre,
-        POINT: padded(point[used:] * length, p),
-        PERIODS: np.clip(np.concatenate([model.periods, unused]), 0.0, 1.0),
-        HAZARDS: np.concatenate([point[:used], np.zeros(len(unused))]),
+        POINT: padded(point[model.q :] * length, p),
+        PERIODS: np.clip(np.concatenate([model.baseline.ends, unused]), 0.0, 1.0),
+        HAZARDS: np.concatenate([model.baseline.hazards(point[: model.q]), np.zeros(len(unused))]),
     }
 
 
@@ -189,7 +195,7 @@ def _read(
     values: Mapping[str, Floats], stds: Mapping[str, float], model: HazardModel, at: Floats, length: float
 ) -> HazardRelease:
     """A release in units of the whitened terms."""
-    used, k = len(model.events), model.whiten.shape[1]
+    used, k = len(model.baseline.offset), model.whiten.shape[1]
     upper = values.get("upper", np.zeros(0))
     return HazardRelease(
         at=at,

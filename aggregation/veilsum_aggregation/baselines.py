@@ -1,0 +1,234 @@
+"""The baseline of a proportional hazards model: a few periods, in each of which the hazard follows a power of time.
+
+Where the noise leaves few events to a period there are few periods, and a hazard that is constant in each would put what
+time does down to the terms, if follow-up depends on these. So time is warped: a Weibull hazard, k t^(k - 1), is fitted to
+the first release's noised life table, and the hazard in each period is a constant times it. Sites know hazards that are
+constant in pieces of time (:mod:`veilsum_privacy.tasks.hazard_step`), so a period is several pieces whose hazards have fixed
+ratios. The log of k is fitted again, with the terms, where its own score tells something.
+
+The log hazards of the pieces are offset + B theta. B has orthonormal columns, one for each period and one for log k, so that
+the noise in each value of B' r is that in one piece's score r.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MOST_PERIODS = 20
+"""Of time that a study declares: pieces, where a period has several."""
+
+EVENTS = 16.0
+"""Events of a period, in units of the noise on its own score."""
+
+PIECES = 5
+"""Of all periods together, about: the noise of its score grows with their square root. With fewer, log hazard ratios are up to .6 of a
+standard error too small where follow-up depends on the terms much, with more fewer are told (decision 91)."""
+
+MISFIT = 0.2
+"""By how much log k of the life table may differ from that given the terms, a standard deviation."""
+
+UNKNOWN = 0.6
+"""Standard error of log k from which on the life table tells nothing, and hazards are constant in a period."""
+
+SHORTEST = 1e-6
+"""Length of the slope in log k, about pieces, below which they have none."""
+
+HELD = 1e9
+"""Information with which a coefficient does not move."""
+
+SHAPES = 0.7
+"""Standard deviation of log k over what is studied: what the life table does not tell is drawn to k = 1."""
+
+LARGEST_SHAPE = 1.6
+"""Of |log k|: k lies between .2 and 5."""
+
+
+@dataclass(frozen=True)
+class LifeTable:
+    """Ends of follow-up by interval.
+
+    Attributes:
+        died, left: events and censored records by interval, (b,).
+        beyond: records past the last interval.
+        ends: of the intervals, (b + 1,), of time from 0 to 1.
+        std: of the noise in each of ``died``.
+    """
+
+    died: Floats
+    left: Floats
+    beyond: float
+    ends: Floats
+    std: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Events, at least 1."""
+        return max(float(self.died.sum()), 1.0)
+
+    @property
+    def at_risk(self) -> Floats:
+        """On average over an interval, (b,), at least 1."""
+        ending = self.died + self.left
+        later = np.append(np.cumsum(ending[::-1])[::-1][1:], 0.0) + self.beyond
+        return np.asarray(np.maximum(later + 0.5 * ending, 1.0), dtype=np.float64)
+
+    def between(self, amounts: Floats, ends: Floats) -> Floats:
+        """Amounts by interval, added up between other ends as if spread evenly within an interval."""
+        added = np.concatenate([[0.0], np.cumsum(amounts)])
+        return np.asarray(np.diff(np.interp(ends, self.ends, added)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Periods and their pieces.
+
+    Attributes:
+        ends: of the pieces, (m + 1,).
+        offset: of their log hazards, (m,).
+        basis: B (m, q), orthonormal.
+        events: expected in each piece, (m,).
+        level: log hazards less the offset, where no term has to do with the hazard, (m,).
+        periods: how many.
+        shape: k of the first release; 1 where hazards are constant in a period.
+        unit: of the last coefficient, if it is that of log k: so much for each 1; 0 where there is none.
+        known: information about that coefficient from the first release.
+    """
+
+    ends: Floats
+    offset: Floats
+    basis: Floats
+    events: Floats
+    level: Floats
+    periods: int
+    shape: float = 1.0
+    unit: float = 0.0
+    known: float = 0.0
+
+    @property
+    def held(self) -> Baseline:
+        """With the shape that the life table has."""
+        return replace(self, known=HELD)
+
+    def expected(self, score: Floats) -> Floats:
+        """Events expected in each piece (m,), at a point with this score of the hazards (m,)."""
+        groups = (self.basis[:, : self.periods] > 0.0).astype(np.float64)
+        events = groups.T @ self.events
+        left = np.maximum(events - groups.T @ score, 0.3 * events)
+        return np.asarray(self.events * (groups @ (left / events)), dtype=np.float64)
+
+    def told(self, theta: Floats) -> dict[str, object]:
+        """What a result says, at theta (q,)."""
+        if not self.unit:
+            return {"periods": self.periods, "hazard": "constant in each period"}
+        power = self.shape * math.exp(float(np.clip(theta[-1] / self.unit, -5.0, 5.0))) - 1.0
+        return {"periods": self.periods, "hazard": f"in each period a constant times the time to the power of {power:.2f}"}
+
+    @property
+    def prior(self) -> Floats:
+        """Information (q, q) about theta, beside that of the records: what is known of log k."""
+        found = np.zeros((self.basis.shape[1],) * 2)
+        found[self.periods :, self.periods :] = self.known
+        return found
+
+    def hazards(self, theta: Floats) -> Floats:
+        """Log hazards (m,) at theta (q,)."""
+        return np.asarray(self.offset + self.basis @ theta, dtype=np.float64)
+
+
+def log_shape(table: LifeTable) -> tuple[float, float]:
+    """log k, and its standard error.
+
+    By scoring of the events' means mu_b = lambda Y_b (e_b^k - s_b^k), Y_b at risk in the interval from s_b to e_b, with
+    variances mu_b and the noise's, and a normal prior of standard deviation :data:`SHAPES`. Without noise and prior this is
+    the maximum likelihood of a Weibull life table.
+    """
+    at_risk, found, error = table.at_risk, 0.0, SHAPES
+    for _ in range(50):
+        width, slope = _powers(table.ends, found)
+        mean = at_risk * width
+        mean = mean * (table.total / float(mean.sum()))
+        weight = 1.0 / np.maximum(mean + table.std**2, 1e-9)
+        jacobian = np.column_stack([mean, mean * slope])
+        information = jacobian.T @ (jacobian * weight[:, None]) + np.diag([0.0, SHAPES**-2])
+        score = jacobian.T @ (weight * (table.died - mean)) - [0.0, found / SHAPES**2]
+        error = math.sqrt(float(np.linalg.inv(information)[1, 1]))
+        step = float(np.clip(np.linalg.solve(information, score)[1], -0.5, 0.5))
+        found = float(np.clip(found + step, -LARGEST_SHAPE, LARGEST_SHAPE))
+        if abs(step) < 1e-6:
+            break
+    return found, error
+
+
+def _powers(ends: Floats, log_k: float) -> tuple[Floats, Floats]:
+    """e^k - s^k between ends, and the derivative of its log by log k."""
+    k = math.exp(log_k)
+    times = np.maximum(ends, 0.0)
+    logs = np.log(np.where(times > 0.0, times, 1.0))
+    powers = np.where(times > 0.0, times, 0.0) ** k
+    width = np.maximum(np.diff(powers), 1e-12)
+    return width, np.diff(powers * logs) * k / width
+
+
+def first_baseline(table: LifeTable, hazard_std: float) -> Baseline:
+    """As the first release has it.
+
+    Args:
+        table: of the first release.
+        hazard_std: of the noise in each value of the last release's score of hazards.
+    """
+    count = MOST_PERIODS if hazard_std == 0.0 else int(np.clip(table.total / (EVENTS * hazard_std), 1.0, MOST_PERIODS))
+    periods = _periods(table, count)
+    count = len(periods) - 1
+    pieces = max(1, round(PIECES / count)) if hazard_std > 0.0 else 1
+    log_k, error = log_shape(table) if pieces > 1 else (0.0, 0.0)
+    if error > UNKNOWN or abs(log_k) >= LARGEST_SHAPE:
+        pieces, log_k = 1, 0.0
+    ends = _pieces(table, periods, pieces, log_k)
+    width, slope = _powers(ends, log_k)
+    offset = np.log(width / np.diff(ends)) if pieces > 1 else np.zeros(count)
+    groups = np.repeat(np.eye(count), pieces, axis=0)
+
+    events = np.maximum(table.between(np.maximum(table.died, 0.0), periods), 0.3 * table.total / count)
+    spent = np.diff(table.ends) * table.at_risk
+    exposed = np.maximum(table.between(spent, ends), 1e-6 * float(spent.sum())) * np.exp(offset)
+    level = np.log(events / (groups.T @ exposed))
+    expected = exposed * (groups @ np.exp(level))
+    basis = groups / math.sqrt(pieces)
+    found = Baseline(ends, offset, basis, expected, groups @ level, count)
+    rest = slope - basis @ (basis.T @ slope)
+    long = float(np.linalg.norm(rest))
+    if pieces == 1 or long < SHORTEST:
+        return found
+    basis = np.column_stack([basis, rest / long])
+    return replace(found, basis=basis, shape=math.exp(log_k), unit=long, known=1.0 / (error**2 + MISFIT**2) / long**2)
+
+
+def _pieces(table: LifeTable, periods: Floats, pieces: int, log_k: float) -> Floats:
+    """Ends of pieces with about equally many expected events, so many to a period."""
+    middles, found = (table.ends[1:] + table.ends[:-1]) / 2.0, [periods[:1]]
+    for start, end in pairwise(periods):
+        grid = start + (end - start) * np.linspace(0.0, 1.0, 501)
+        at_risk = np.interp((grid[1:] + grid[:-1]) / 2.0, middles, table.at_risk)
+        added = np.concatenate([[0.0], np.cumsum(_powers(grid, log_k)[0] * at_risk)])
+        found += [np.interp(np.linspace(0.0, added[-1], pieces + 1)[1:-1], added, grid), np.array([end])]
+    return np.concatenate(found)
+
+
+def _periods(table: LifeTable, count: int) -> Floats:
+    """Ends of periods with about equally many events."""
+    died = np.concatenate([[0.0], np.cumsum(np.maximum(table.died, 0.0))])
+    inner = np.interp(np.linspace(0.0, 1.0, count + 1)[1:-1] * max(died[-1], 1.0), died, table.ends)
+    ends = np.concatenate([table.ends[:1], inner, table.ends[-1:]])
+    shortest = 1e-3 * float(table.ends[-1] - table.ends[0])
+    kept = [ends[0]]
+    for end in ends[1:-1]:
+        if end >= kept[-1] + shortest and end <= ends[-1] - shortest:
+            kept.append(end)
+    return np.array([*kept, ends[-1]])
