@@ -28,8 +28,8 @@ EVENTS = 16.0
 """Events of a period, in units of the noise on its own score."""
 
 PIECES = 5
-"""Of all periods together, about: the noise of its score grows with their square root. With fewer, log hazard ratios are up to .6 of a
-standard error too small where follow-up depends on the terms much, with more fewer are told (decision 91)."""
+"""Of all periods together, about: the noise of its score grows with their square root. With fewer, log hazard ratios are up to
+.6 of a standard error too small where follow-up depends on the terms much, with more fewer are told (decision 91)."""
 
 MISFIT = 0.2
 """By how much log k of the life table may differ from that given the terms, a standard deviation."""
