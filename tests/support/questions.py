@@ -133,7 +133,7 @@ QUESTIONS: Mapping[str, Question] = {
     "gbdt of a count": _trained("gbdt", "poisson", "visits", **TREES),
     "fedavg of a number": _trained("fedavg", "squared", "stay", rounds=2),
 }
-"""What is asked; the evaluation of a classifier, which needs one first, has a test of its own."""
+"""What is asked; not the evaluation of a classifier, which needs one first."""
 
 
 def answer(question: Question, name: str, frame: pd.DataFrame, epsilon: float | None, seed: int = 0) -> Result:

@@ -34,6 +34,7 @@ from veilsum_participant.applying.model import load_model
 from veilsum_privacy.results.result import save_result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import MODELS
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec
@@ -307,3 +308,10 @@ def test_parameters_that_methods_share() -> None:
         assert (set(method.Parameters.model_fields) >= SHARED) == learns
         if learns:
             assert method.Parameters.model_fields["missing"].default == "skip"
+
+
+@pytest.mark.parametrize(("key", "registry"), [("policy.methods", METHODS), ("policy.tasks", TASKS)])
+def test_the_page_on_files_lists_what_a_policy_may_allow(key: str, registry: Mapping[str, Any]) -> None:
+    page = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| `{key}` |"))
+    assert set(re.findall(r"`([a-z-]+)`", row.split("|", 3)[3])) == set(registry)
