@@ -88,7 +88,7 @@ def marked_at(records: Records, unit: Unit, marks: Integers) -> tuple[Records, P
     return marked, lambda given: bool((given.features[:, 0] == -0.12345).any()), theirs
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @EVERY
 @BOTH_UNITS
 @pytest.mark.parametrize("where", ["task", "mapping", "last batch"])
@@ -114,7 +114,7 @@ def test_a_unit_that_fails_counts_as_zeros_and_all_others_as_without_it(
         assert isinstance(found.fault, RAISED[seed % len(RAISED)])
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @EVERY
 @BOTH_UNITS
 @pytest.mark.parametrize("who", ["others fail", "the unit fails", "both fail", "in company"])
