@@ -51,13 +51,18 @@ class RobustFit(Fit):
         return self.fit.coefficients
 
     @property
+    def untold(self) -> Floats:
+        return self.fit.untold
+
+    @property
     def drowned(self) -> Drowned | None:
         return self.fit.drowned
 
     @property
     def _correction(self) -> float:
-        """n / (n - p)."""
-        return self.records / max(self.records - self.p, 1.0) if self.records > self.p else 1.0
+        """n / (n - q), with q the coefficients that the records tell."""
+        told = self.influence.shape[1]
+        return self.records / max(self.records - told, 1.0) if self.records > told else 1.0
 
     @cached_property
     def _middle(self) -> Floats:
@@ -70,7 +75,7 @@ class RobustFit(Fit):
         return self.fit.covariances[0], np.asarray(self._correction * self.influence @ self._middle @ self.influence.T)
 
     def combination(self, weights: Floats) -> Answer:
-        if (drowned := self.drowned) is not None:
+        if (drowned := self.drowned or self.fit.hidden(weights)) is not None:
             return drowned
         noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
         direction = self.influence.T @ weights

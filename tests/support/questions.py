@@ -91,30 +91,13 @@ QUESTIONS: Mapping[str, Question] = {
     "logistic, clustered": _fit(family="logistic", outcome="end = 'died'", errors="clustered"),
     "poisson, clustered": _fit(family="poisson", outcome="visits", errors="clustered"),
     "cox, clustered": _fit(**COX, errors="clustered"),
+    "linear, robust": _fit(family="linear", outcome="stay", errors="robust"),
+    "logistic, robust": _fit(family="logistic", outcome="end = 'died'", errors="robust"),
+    "poisson, robust": _fit(family="poisson", outcome="visits", errors="robust"),
     "evaluation of a probability": Question("federated-evaluation", SCHEMA, {"parameters": {"prediction": PREDICTION}}),
-    "evaluation of a number": Question(
-        "federated-evaluation",
-        SCHEMA,
-        {"parameters": {"prediction": NUMBER}},
-    ),
-    "evaluation of a rate": Question(
-        "federated-evaluation",
-        SCHEMA,
-        {
-            "parameters": {
-                "prediction": {"predicts": "rate", "number": "0.02 * age - 0.7", "low": -0.3, "high": 1.1, "outcome": "visits"}
-            }
-        },
-    ),
-    "evaluation of a hazard": Question(
-        "federated-evaluation",
-        SCHEMA,
-        {
-            "parameters": {
-                "prediction": {**PREDICTION, "predicts": "hazard", "outcome": "stay", "event": "end", "censored": ["alive"]}
-            }
-        },
-    ),
+    "evaluation of a number": Question("federated-evaluation", SCHEMA, {"parameters": {"prediction": NUMBER}}),
+    "evaluation of a rate": Question("federated-evaluation", SCHEMA, {"parameters": {"prediction": RATE}}),
+    "evaluation of a hazard": Question("federated-evaluation", SCHEMA, {"parameters": {"prediction": HAZARD}}),
     "pca": _classes("pca", width=3),
     "pca, whitened": _classes("pca", width=3, scale="whiten"),
     "slot-align": _classes("slot-align"),

@@ -66,6 +66,9 @@ SOME = (
     ("linear", "constant", None),
     ("linear", "no record", None),
     ("linear, clustered", "one record", None),
+    ("linear, robust", "collinear", 8.0),
+    ("logistic, robust", "a level that nobody has", 8.0),
+    ("poisson, robust", "constant", 8.0),
     ("logistic", "separated", None),
     ("logistic", "quasi-separated", 8.0),
     ("poisson", "a level that nobody has", 8.0),
@@ -103,7 +106,7 @@ def scaled(question: str, name: str) -> dict[str, dict[str, Any]]:
     return terms(question, DATA[name](RECORDS))
 
 
-@pytest.mark.parametrize("question", ["logistic", "logistic, clustered", "poisson"])
+@pytest.mark.parametrize("question", ["logistic", "logistic, clustered", "logistic, robust", "poisson", "poisson, robust"])
 def test_a_level_without_events_is_named_and_the_others_stand(question: str) -> None:
     """Whatever a level without the outcome has for a coefficient, the others are as without its records."""
     import statsmodels.api as sm
@@ -113,7 +116,7 @@ def test_a_level_without_events_is_named_and_the_others_stand(question: str) -> 
     assert "nobody has" in found["sex x"]["not_estimable"]
     some = frame[frame["sex"] != "x"]
     design = sm.add_constant(np.column_stack([some["age"], some["dose"], some["sex"] == "m"]).astype(float))
-    counts = question == "poisson"
+    counts = question.startswith("poisson")
     outcome = some["visits"] if counts else (some["end"] == "died").astype(float)
     model = sm.GLM(outcome, design, family=sm.families.Poisson() if counts else sm.families.Binomial()).fit()
     for term, value, error in zip(
@@ -168,7 +171,7 @@ def test_linear_coefficients_are_those_of_statsmodels_or_name_the_terms(name: st
     assert told >= {"separated": 5, "collinear": 1, "constant": 0}.get(name, 2)
 
 
-@pytest.mark.parametrize("question", ["linear", "logistic", "poisson"])
+@pytest.mark.parametrize("question", ["linear", "logistic", "poisson", "linear, robust", "logistic, robust"])
 def test_with_noise_a_level_that_nobody_has_leaves_the_others_estimable(question: str) -> None:
     found = terms(question, DATA["a level that nobody has"](typical(8000)), 8.0)
     assert "sex x" in found["sex x"]["not_estimable"]

@@ -20,26 +20,25 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from veilsum_aggregation import newton
 from veilsum_aggregation.figures import Drowned
 from veilsum_aggregation.hazards import HazardFit
-from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
-from veilsum_aggregation.newton import NewtonFit, NewtonRelease
-from veilsum_aggregation.regression import Fit, UntoldFit, told_directions, too_weak
+from veilsum_aggregation.newton import NewtonFit
+from veilsum_aggregation.regression import Fit, UntoldFit, too_weak
 from veilsum_aggregation.robust import RobustFit, spread_of
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected_cluster, linear_scores, score_release
 from veilsum_coordinator.parts.coefficients import (
-    TermSums,
     coefficients,
-    infinite_terms,
     ratio,
     score_row,
     term_names,
     told_of,
 )
 from veilsum_coordinator.parts.estimable import told_rows, told_tables
-from veilsum_coordinator.parts.expectations import Expectation, released_noise
-from veilsum_coordinator.parts.expected_answers import expected_answers, expected_regression
+from veilsum_coordinator.parts.expectations import Expectation
+from veilsum_coordinator.parts.expected_answers import expected_answers
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.figure_rows import shown, test_row
+from veilsum_coordinator.parts.first_moments import FirstMoments
+from veilsum_coordinator.parts.newton_rounds import expected_newton, fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
     ends_request,
@@ -61,7 +60,7 @@ from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
-from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep, NewtonStepParameters, in_units
+from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
 from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
@@ -214,7 +213,7 @@ class Regression(Method):
         if family == "cox":
             fit = expected_hazards(study, cohort, records, QUERY, STEPS)
         else:
-            fit = _expected_fit(study, cohort, records, encoding, most)
+            fit = expected_newton(study, cohort, records, STEPS, encoding, most)
         # the noise lowers the smallest eigenvalue by about its norm
         unlikely = too_weak(fit.reach, fit.smallest - fit.reach, newton.WEAKEST)
         told = expected_cluster(study, cohort, fit, most / 2.0) if _is_clustered(study) else fit
@@ -241,53 +240,51 @@ class Regression(Method):
         clustered = _is_clustered(study)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
-        gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])[:-1, :-1]
+        moments = FirstMoments(first, QUERY, encoding, _grain(study, first))
         if family == "linear":
             reader = LinearReader(encoding, first, 0)
             of_model: dict[str, Callable[[], Iterator[Row]]] = {
                 QUERY: reader.rows,
                 f"{QUERY} tests": reader.tests,
-                SCORE: partial(reader.score, gram),
+                SCORE: partial(reader.score, moments.gram),
             }
             tables = told_tables(self.name, of_model)
             if clustered and reader.fit().drowned is None:
                 told = replace(reader, told=cluster(federation, first, reader.fit()))
                 tables = _told_twice(tables, told_rows(errors, told.rows))
             elif _is_robust(study) and reader.fit().drowned is None:
-                robustly = replace(reader, told=_robust(federation, first, reader.fit(), encoding))
+                robustly = replace(reader, told=_robust(federation, moments, reader.fit()))
                 tables = _told_twice(tables, told_rows(errors, robustly.rows))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
-        grain = _grain(study, first)
-        sums = _term_sums(first, encoding, grain)
-        if (none := _no_outcome(sums, family)) is not None:
-            fit = UntoldFit(none, len(gram))
+        if (none := moments.no_outcome(family)) is not None:
+            fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
             fit = fit_hazards(federation, first, QUERY, STEPS, term_names(encoding))
         else:
-            fit = _fit(federation, first, encoding, most, grain)
-        infinite = _infinite(fit, sums, gram, encoding, family, most)
+            fit = fit_newton(federation, moments, STEPS, "logistic" if family == "logistic" else "poisson", most)
+        infinite = moments.infinite(fit, family, most)
         if isinstance(fit, NewtonFit | HazardFit):
-            fit = replace(fit, apart=np.eye(len(gram))[:, [term in infinite for term in term_names(encoding)]])
+            fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(encoding)]])
         if isinstance(fit, HazardFit):
             summary["queries"][0] |= fit.baseline_told
         rows = partial(_rows, encoding=encoding, name=RATIOS[family], per=_units(study), infinite=infinite)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
             QUERY: partial(rows, fit),
             f"{QUERY} tests": lambda: iter([test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]),
-            SCORE: partial(score_row, fit, encoding, gram),
+            SCORE: partial(score_row, fit, encoding, moments.gram),
         }
         tables = told_tables(self.name, of_fit)
         if clustered and isinstance(fit, NewtonFit | HazardFit):
-            told_apart = cluster(federation, first, fit, _rate(first, encoding))
+            told_apart = cluster(federation, first, fit, moments.rate)
             tables = _told_twice(tables, told_rows(errors, partial(rows, told_apart)))
         elif _is_robust(study) and isinstance(fit, NewtonFit | HazardFit):
-            tables = _told_twice(tables, told_rows(errors, partial(rows, _robust(federation, first, fit, encoding))))
+            tables = _told_twice(tables, told_rows(errors, partial(rows, _robust(federation, moments, fit))))
         return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)}, {"coefficients": fit.coefficients})
 
 
 def _told_twice(tables: Mapping[str, list[Row]], rows: list[Row]) -> dict[str, list[Row]]:
-    """The tables with clustered errors, beside the coefficients as the model has them, of whose errors the test is."""
+    """The tables with clustered or robust errors, beside the coefficients with the model's, of which the test is."""
     tests = [{**row, "test": f"{row['test']}, errors {MODEL_ERRORS}"} for row in tables[f"{QUERY} tests"]]
     return {QUERY: rows, f"{QUERY} {MODEL_ERRORS}": tables[QUERY], f"{QUERY} tests": tests, SCORE: tables[SCORE]}
 
@@ -342,12 +339,9 @@ def _is_robust(study: Study) -> bool:
     return any(task.label == PRODUCTS for task in study.tasks)
 
 
-def _robust(federation: Federation, first: Release, fit: Fit, encoding: LinearEncoding) -> RobustFit:
-    gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
-    records, half = float(gram[0, 0]), encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0
-    mean, square = (float(gram[place, -1]) / max(records, 1.0) for place in (0, -1))
-    least = math.sqrt(_rate(first, encoding))
-    return robust(federation, first, fit, records, spread_of(mean * half, square * half**2, least))
+def _robust(federation: Federation, first: FirstMoments, fit: Fit) -> RobustFit:
+    spread = spread_of(*first.spread, math.sqrt(first.rate))
+    return robust(federation, first.release, fit, float(first.moments[0, 0]), spread)
 
 
 def _is_clustered(study: Study) -> bool:
@@ -367,107 +361,11 @@ def _score_releases(
     return (score_release(step, others, inputs.sites),) * (parameters.errors == "clustered")
 
 
-def _rate(first: Release, encoding: LinearEncoding) -> float:
-    """Mean of the outcome."""
-    gram = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
-    mean = np.array([float(gram[0, -1]) / max(float(gram[0, 0]), 1.0)])
-    return max(float(in_units(mean, encoding.outcome)[0]), 0.0)
-
-
-def _expected_fit(study: Study, cohort: int, records: int, encoding: LinearEncoding, most: float) -> NewtonFit:
-    """At half of the largest mean."""
-    family = study.parameters["family"]
-    blocks = expected_regression(encoding, float(records))
-    gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
-    whiten = newton.whitening(gram, 0.0)
-    mean = 0.5 if family == "logistic" else most / 2.0
-    variance = mean * (1.0 - mean) if family == "logistic" else mean
-    information = whiten @ gram @ whiten * variance
-    point, released = np.zeros(len(gram)), []
-    for label in STEPS:
-        noise = released_noise(study, label, cohort)
-        released.append(NewtonRelease(point, point, information, noise["score"], noise["diagonal"]))
-    return NewtonFit(whiten, released)
-
-
-def _fit(federation: Federation, first: Release, encoding: LinearEncoding, most: float, grain: float) -> NewtonFit:
-    """Run the later rounds; W and the first gamma are of the moments."""
-    family = federation.study.parameters["family"]
-    moments = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
-    gram, p = moments[:-1, :-1], len(moments) - 1
-    std = first.noise_std[f"{QUERY}/diagonal"]
-    whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
-    outcomes = _events(moments, encoding)
-    point, released = newton.first_point(family, gram, outcomes, whiten, most), list[NewtonRelease]()
-    for label in STEPS:
-        broadcast = {WHITEN: newton.padded(whiten, p), POINT: newton.padded(point, p)}
-        release = federation.sum(label, broadcast, members=first.cohort)
-        released.append(_read(release, point))
-        fit = NewtonFit(whiten, tuple(released), term_names(encoding), untold)
-        point = fit.point
-    return fit
-
-
-def _events(moments: Floats, encoding: LinearEncoding) -> Floats:
-    """Sum of the outcome in its own units, and of its product with each term, (p,), of moments with the outcome last."""
-    half = encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0
-    return np.asarray(moments[:-1, -1] * half + moments[:-1, 0] * (encoding.outcome.low + half), dtype=np.float64)
-
-
-def _term_sums(first: Release, encoding: LinearEncoding, grain: float) -> TermSums:
-    """What the first release tells of the outcome of odds, rates and hazards."""
-    moments = symmetric(first.values[f"{QUERY}/diagonal"], first.values[f"{QUERY}/cross"])
-    half = encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0
-    cross, diagonal = (first.noise_std[f"{QUERY}/{name}"] for name in ("cross", "diagonal"))
-    std = math.hypot(cross * half, diagonal * (encoding.outcome.low + half))
-    return TermSums(moments[:-1, 0], _events(moments, encoding), std, half * grain)
-
-
-def _no_outcome(sums: TermSums, family: str) -> Drowned | None:
-    """What to say where nobody has the event, or everybody."""
-    records, events = float(sums.records[0]), float(sums.events[0])
-    floor = max(0.5 + sums.grain * records, NOISE_FLOOR * sums.std)
-    what = "count above 0" if family == "poisson" else "event"
-    if events <= floor:
-        return Drowned(f"no record has the {what}, or too few against the noise", "more records, or more epsilon")
-    if family == "logistic" and records - events <= floor:
-        return Drowned("every record has the event, or nearly, against the noise", "more records, or more epsilon")
-    return None
-
-
-def _infinite(
-    fit: Fit, sums: TermSums, gram: Floats, encoding: LinearEncoding, family: str, most: float
-) -> dict[str, Drowned]:
-    """Terms without a finite coefficient, and why; what is expected of a level is so at the mean of its other terms."""
-    if isinstance(fit, UntoldFit):
-        return {}
-    known = gram / np.maximum(gram[:, :1], 1e-9)
-    eta = np.where(sums.records > 0.0, known @ fit.coefficients, 0.0)
-    if family == "cox":
-        share = float(sums.events[0]) / max(float(sums.records[0]), 1.0)
-        fitted = sums.records * share * np.exp(np.minimum(eta - eta[0], 50.0))
-    else:
-        fitted = sums.records * newton.mean_of("logistic" if family == "logistic" else "poisson", eta, most)[0]
-    what = "a count above 0" if family == "poisson" else "the event"
-    found = infinite_terms(encoding, sums, fitted, f"nobody has {what}")
-    if family == "logistic":
-        found |= infinite_terms(encoding, sums.rest, sums.records - fitted, "everybody has the event")
-    return found
-
-
 def _grain(study: Study, first: Release) -> float:
     """What rounding changes an entry of the first release's moments by at most, for each record; 0 where noise hides it."""
     task = AgreedStudy(study).task(MOMENTS).task
     scales = [each.scale for each in task.encodings if isinstance(each, LinearEncoding)] if isinstance(task, Tables) else []
     return 0.0 if first.noise_std[f"{QUERY}/diagonal"] else 0.5 / min(scales)
-
-
-def _read(release: Release, at: Floats) -> NewtonRelease:
-    p, k = len(release.values["score"]), len(at)
-    cross = release.values.get("cross", np.zeros(p * (p - 1) // 2))
-    information = symmetric(release.values["diagonal"], cross)[:k, :k]
-    score = release.values["score"][:k]
-    return NewtonRelease(at, score, information, release.noise_std["score"], release.noise_std["diagonal"])
 
 
 def _rows(

@@ -68,7 +68,8 @@ def robust(federation: Federation, first: Release, fit: Fit, records: float, spr
     bound = most if std == 0.0 else min(max(math.sqrt(PRODUCT_NOISE * expected / std), least), most)
     release = federation.sum(PRODUCTS, {**broadcast, SCALE: np.array([1.0 / bound])}, members=first.cohort)
     cross = release.values.get("cross", np.zeros(0))
-    products = symmetric(release.values["diagonal"], cross) * bound**2
+    told = influence.shape[1]  # the others are zeros and noise
+    products = symmetric(release.values["diagonal"], cross)[:told, :told] * bound**2
     return RobustFit(fit, products, release.noise_std["diagonal"] * bound**2, influence, records)
 
 

@@ -1,0 +1,69 @@
+"""Odds and rate ratios as rounds of a study: a release a Newton step, from the first release's moments on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from veilsum_aggregation import newton
+from veilsum_aggregation.moments import symmetric
+from veilsum_aggregation.newton import NewtonFit, NewtonRelease
+from veilsum_aggregation.regression import told_directions
+from veilsum_coordinator.parts.coefficients import term_names
+from veilsum_coordinator.parts.expectations import released_noise
+from veilsum_coordinator.parts.expected_answers import expected_regression
+from veilsum_coordinator.parts.federation import Federation, Floats, Release
+from veilsum_coordinator.parts.first_moments import FirstMoments
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN
+from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
+
+
+def fit_newton(
+    federation: Federation, first: FirstMoments, steps: Sequence[str], family: newton.Family, most: float
+) -> NewtonFit:
+    """Run the rounds of these labels; W and the first point are of the moments.
+
+    Args:
+        federation: of the study.
+        first: what the first release told; its cohort takes part.
+        steps: labels of the rounds.
+        family: of the regression.
+        most: the largest mean of counts.
+    """
+    gram, std, grain = first.gram, first.std, first.grain
+    whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
+    point, released = newton.first_point(family, gram, first.events, whiten, most), list[NewtonRelease]()
+    for label in steps:
+        broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
+        released.append(_read(federation.sum(label, broadcast, members=first.release.cohort), point))
+        fit = NewtonFit(whiten, tuple(released), term_names(first.encoding), untold)
+        point = fit.point
+    return fit
+
+
+def expected_newton(
+    study: Study, cohort: int, records: int, steps: Sequence[str], encoding: LinearEncoding, most: float
+) -> NewtonFit:
+    """The fit that is expected at half of the largest mean, if terms do not depend on one another."""
+    family = study.parameters["family"]
+    blocks = expected_regression(encoding, float(records))
+    gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
+    whiten = newton.whitening(gram, 0.0)
+    mean = 0.5 if family == "logistic" else most / 2.0
+    variance = mean * (1.0 - mean) if family == "logistic" else mean
+    information = whiten @ gram @ whiten * variance
+    point, released = np.zeros(len(gram)), []
+    for label in steps:
+        noise = released_noise(study, label, cohort)
+        released.append(NewtonRelease(point, point, information, noise["score"], noise["diagonal"]))
+    return NewtonFit(whiten, released)
+
+
+def _read(release: Release, at: Floats) -> NewtonRelease:
+    p, k = len(release.values["score"]), len(at)
+    cross = release.values.get("cross", np.zeros(p * (p - 1) // 2))
+    information = symmetric(release.values["diagonal"], cross)[:k, :k]
+    score = release.values["score"][:k]
+    return NewtonRelease(at, score, information, release.noise_std["score"], release.noise_std["diagonal"])
