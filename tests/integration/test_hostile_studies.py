@@ -454,15 +454,21 @@ def test_expired_certificate_of_a_member(attack: Adversary) -> None:
     assert attack.kinds("a")["reserve"] == 0
 
 
-def test_certificates_are_judged_at_consent_too(attack: Adversary) -> None:
-    """One that ran out between upload and consent, in an attempt whose own time is not over."""
-    kit, clock, site = attack.bed.kit, attack.bed.clock, attack.bed.sites["a"]
+def with_a_certificate_of_a_day(attack: Adversary) -> None:
+    """Set up a study of ten days in which the certificate of d runs out after one."""
+    kit, clock = attack.bed.kit, attack.bed.clock
     (party,) = (party for party in kit.participants if party.name == "d")
     short = Authority.load(kit.authority, clock).sign(party.request.read_bytes(), role=Role.PARTICIPANT, name="d", days=1)
     (party.identity / "certificate.pem").write_bytes(short)
     attack.bed.sites["d"].credentials = load_credentials(party.identity, clock())
     attack.use(altered(attack.study, expires=attack.study.created + 10 * 86400))
     attack.set_up()
+
+
+def test_certificates_are_judged_at_consent_too(attack: Adversary) -> None:
+    """One that ran out between upload and consent, in an attempt whose own time is not over."""
+    clock, site = attack.bed.clock, attack.bed.sites["a"]
+    with_a_certificate_of_a_day(attack)
     receipts, began = attack.collect(), clock.now
     site.elapsed = lambda: began
     clock.now += 2 * 86400
@@ -474,14 +480,8 @@ def test_certificates_are_judged_at_consent_too(attack: Adversary) -> None:
 
 def test_expired_certificate_of_a_member_that_has_left(attack: Adversary) -> None:
     """A roster stays good when someone outside the cohort lets its certificate run out; within the cohort it does not."""
-    kit, clock = attack.bed.kit, attack.bed.clock
-    (party,) = (party for party in kit.participants if party.name == "d")
-    short = Authority.load(kit.authority, clock).sign(party.request.read_bytes(), role=Role.PARTICIPANT, name="d", days=1)
-    (party.identity / "certificate.pem").write_bytes(short)
-    attack.bed.sites["d"].credentials = load_credentials(party.identity, clock())
-    attack.use(altered(attack.study, expires=attack.study.created + 10 * 86400))
-    attack.set_up()
-    clock.now += 2 * 86400
+    with_a_certificate_of_a_day(attack)
+    attack.bed.clock.now += 2 * 86400
     assert attack.assign("a", attack.assignment()).refused is RefusalCode.ROSTER
     assert attack.kinds("a")["reserve"] == 0
     assert attack.assign("a", attack.assignment("abc", attempt=2)).call == "upload"

@@ -53,6 +53,7 @@ def agrees(name: str, summary: dict[str, Any], epsilon: float | None) -> int:
     return held
 
 
+@pytest.mark.sampled(3)  # the whole matrix has all of them
 @pytest.mark.parametrize("name", [name for name in DATA if name != "more than max_records"])
 def test_statistics_without_noise(name: str, caplog: pytest.LogCaptureFixture) -> None:
     held = agrees(name, check("statistics", name, None, caplog), None)
