@@ -96,7 +96,9 @@ def test_each_column_has_one_line_and_an_agreed_substitute_is_no_warning(tmp_pat
         ("ok", "column 'who': missing value: 1 (row 2004 (line 2005)); the record counts as a person of its own"),
         (
             "warning",
-            "whole rows: too many records: 1,004 (row 1001 (line 1002), ...); sums are cut off at what 1000 records can reach",
+            "whole rows: too many records: 1,004 (row 1001 (line 1002), ...); sums are cut off at what 1000 records can reach,"
+                " counts and sums apart, so that means are biased: ask for a schema with a larger max_records, or state most_records"
+                " with the dataset",
         ),
         ("ok", "4 persons, 2 of them with several records, 2,000 at most"),
     ]
