@@ -186,7 +186,7 @@ def test_limbs_are_for_studies_without_noise_alone() -> None:
             type(table_task(exact).task).Parameters.model_validate(limbs.parameters | change)
 
 
-# -- more records than max_records ---------------------------------------------------------------------------------------------
+# -- more records than max_records -------------------------------------------------------------------------------------------
 
 
 @given(a=st.integers(-(2**60), 2**60), b=st.integers(-(2**60), 2**60), kept=st.integers(1, 2**24), more=st.integers(0, 2**35))
@@ -212,7 +212,7 @@ def overfull(n: int, x: float = 1.0) -> tuple[DatasetSchema, Records]:
 def test_without_noise_a_mean_of_too_many_records_is_a_mean(n: int) -> None:
     schema, records = overfull(n)
     study = study_of(schema, ROUNDED[:2], sites=SITES[:2])
-    sites = {name: records for name in study.participants}
+    sites = dict.fromkeys(study.participants, records)
     rows = METHODS["statistics"].run(federation(study, sites)).summary["means"]
     assert [row["mean"]["value"] for row in rows] == pytest.approx([1.0, 0.25], abs=1e-6)
     assert rows[0]["standard_deviation"]["value"] == pytest.approx(0.0, abs=1e-2)

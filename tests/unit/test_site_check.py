@@ -97,8 +97,8 @@ def test_each_column_has_one_line_and_an_agreed_substitute_is_no_warning(tmp_pat
         (
             "warning",
             "whole rows: too many records: 1,004 (row 1001 (line 1002), ...); sums are cut off at what 1000 records can reach,"
-            " counts and sums apart, so that means are biased: ask for a schema with a larger max_records, or state most_records"
-            " with the dataset",
+            " counts and sums apart, so that means are biased: ask for a schema with a larger max_records, or"
+            " state most_records with the dataset",
         ),
         ("ok", "4 persons, 2 of them with several records, 2,000 at most"),
     ]

@@ -94,8 +94,9 @@ def _exact(
 ) -> TablesParameters:
     """Values in steps of 2^-48, written in as few limbs as fit the sensitivity of a task and a lane of 46 bits.
 
-    A limb below the highest is at most B/2 and at most the value itself; limb j, what is left of a value of F, is at most F / B^j
-    and one for its rounding. So a row of e values of norm N has limbs of at most min(e B^2 / 4, (N / B^j + sqrt e)^2).
+    A limb below the highest is at most B/2, the lowest at most the value itself; limb j, what is left of a value F, is at
+    most F / B^j and one for its rounding. So limb j of a row of e values and norm N has a squared norm of at most e B^2 / 4, but for
+    the highest, and of at most (N / B^j + sqrt e)^2.
     """
     asked = [query.model_copy(update={"scale": _exact_scale(query)}) for query in queries]
     encodings = build_encodings(asked, columns)
@@ -121,9 +122,9 @@ def _exact_scale(query: Query) -> int:
 def _limb_norm(encoding: Encoding, limbs: int, bits: int) -> int:
     """Bound on the squared norm of a record's row in limbs: a record stands in one group."""
     norm, entries = encoding.norm(), encoding.size // encoding.group_count
-    most = entries * 4 ** (bits - 1)
+    most: int = entries * 4 ** (bits - 1)
     rest = [math.ceil((math.sqrt(norm) / 2.0 ** (bits * limb) + math.sqrt(entries)) ** 2) for limb in range(1, limbs)]
-    return min(norm, most) + sum(min(each, most) for each in rest[:-1]) + rest[-1]
+    return min(norm, most) + sum([min(each, most) for each in rest[:-1]], rest[-1])
 
 
 def _parameters(

@@ -34,9 +34,7 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         yield _there(label, source, offered)
         yield from _stated(label, offered, ())
         return
-    report = check_dataset(
-        source, schema, subject=offered.subject, header=offered.header, most_records=offered.most_records
-    )
+    report = check_dataset(source, schema, subject=offered.subject, header=offered.header, most_records=offered.most_records)
     yield from _stated(label, offered, schema.file_columns)
     columns = {column.name for column in schema.columns} | ({schema.label.column} if schema.label else set())
     clean = f"{len(columns - set(report.totals))} of {counted(len(columns), 'column')} as the schema says"

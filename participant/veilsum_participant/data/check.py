@@ -34,8 +34,8 @@ _UNUSED = {
 
 
 _CUT = (
-    "sums are cut off at what {} records can reach, counts and sums apart, so that means are biased: ask for a schema with a larger"
-    " max_records, or state most_records with the dataset"
+    "sums are cut off at what {} records can reach, counts and sums apart, so that means are biased: ask for a schema with a"
+    " larger max_records, or state most_records with the dataset"
 )
 
 

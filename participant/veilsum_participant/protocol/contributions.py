@@ -358,7 +358,8 @@ class Contributions:
         if part.cut:
             site.observer.cut()
             LOG.warning(
-                "study %s: round %d (%s): the dataset has more records than the study's max_records of %d; sums are cut off there",
+                "study %s: round %d (%s): the dataset has more records than the study's max_records of %d; sums are cut off"
+                " there, which biases means: state most_records with the dataset, or ask for a larger max_records",
                 study.name,
                 task.round,
                 task.label,

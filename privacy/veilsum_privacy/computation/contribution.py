@@ -288,7 +288,7 @@ def _bounded(plan: RoundPlan, whole: Integers, most_records: int) -> tuple[Integ
     """A site's sum within what ``max_records`` records can reach, and how many of its values that cut off.
 
     With noise each value is clamped by itself, which is 1-Lipschitz; a factor that followed the sum would move every value for
-    one record. What the site's operator stated of the dataset's size is no record, and so :func:`shrunk` may follow it. Without
+    one record. What the site's operator stated of the dataset's size is no record, so :func:`shrunk` may follow it. Without
     noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean.
     """
     study, bound = plan.task.study, plan.encoding.bound
