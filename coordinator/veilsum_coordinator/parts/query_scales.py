@@ -95,10 +95,11 @@ def _exact(
     """Values in steps of 2^-48, written in as few limbs as fit the sensitivity of a task and a lane of 46 bits.
 
     A limb below the highest is at most B/2, the lowest at most the value itself; limb j, what is left of a value F, is at
-    most F / B^j and one for its rounding. So limb j of a row of e values and norm N has a squared norm of at most e B^2 / 4, but for
-    the highest, and of at most (N / B^j + sqrt e)^2.
+    most F / B^j and one for its rounding. So limb j of a row of e values and norm N has a squared norm of at most e B^2 / 4,
+    but for the highest, and of at most (N / B^j + sqrt e)^2.
     """
-    asked = [query.model_copy(update={"scale": _exact_scale(query)}) for query in queries]
+    scales = [EXACT_SCALE if query.kind in ROUNDED else LEAST_SCALE.get(query.kind, 8) for query in queries]
+    asked = [query.model_copy(update={"scale": scale}) for query, scale in zip(queries, scales, strict=True)]
     encodings = build_encodings(asked, columns)
     for limbs in range(2, MOST_LIMBS + 1):
         bits = math.ceil((EXACT_SCALE.bit_length() + 1) / limbs)
@@ -111,12 +112,6 @@ def _exact(
     raise HostileInput(
         f"The exact sums of {largest} records do not fit.", "Lower the schema's max_records, or ask fewer queries at once."
     )
-
-
-def _exact_scale(query: Query) -> int:
-    if query.kind in ROUNDED:
-        return EXACT_SCALE
-    return LEAST_SCALE.get(query.kind, 8) if query.kind != "quantiles" else MOST_SCALE
 
 
 def _limb_norm(encoding: Encoding, limbs: int, bits: int) -> int:
