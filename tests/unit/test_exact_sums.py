@@ -263,3 +263,15 @@ def test_a_size_below_the_bound_changes_no_integer() -> None:
         for stated in (0, 1, 400, 500)
     )
     assert plain.cut == 0
+
+
+@pytest.mark.parametrize("stated", [0, 600, 20_000])
+def test_one_record_moves_no_other_cell_of_a_full_table(stated: int) -> None:
+    """A factor that followed the fullest cell would move all cells for one record of it."""
+    cells = CategoryColumn(name="k", categories=tuple(f"c{index}" for index in range(20)))
+    schema = DatasetSchema(columns=(cells,), max_records=500)
+    agreed_task = table_task(study_of(schema, ({"kind": "count", "name": "cells", "over": "k"},), 1.0))
+    records = complete(np.eye(20)[np.append(np.repeat(np.arange(20), 600), 0)])
+    plan, place = agreed_task.plan(4, 4), SitePlace(most_records=stated)
+    more, less = (compute_sum(plan, own, {}, place).total for own in (records, records.take(slice(0, 12_000))))
+    assert sum(int(v) ** 2 for v in more - less) <= agreed_task.declaration.grid**2
