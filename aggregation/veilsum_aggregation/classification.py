@@ -1,8 +1,7 @@
 """How well a classifier does, with closed-form 95% intervals: from counts, from scores, and from noised counts.
 
-Intervals of this module are of the records as a sample. The standard errors of an
-:class:`~veilsum_aggregation.moments.Estimate` are of the noise alone; :func:`widened` puts both together. All arithmetic is in
-float64.
+An :class:`Interval` is of the records as a sample; that of a :class:`~veilsum_aggregation.figures.Figure` is of the noise as
+well. All arithmetic is in float64.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic, within_noise
+from veilsum_aggregation.figures import Answer, Drowned, Figure, normal_figure
+from veilsum_aggregation.moments import within_noise
+from veilsum_aggregation.tables import share_in
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -147,43 +148,14 @@ def reliability(confidence: Floats, right: NDArray[np.bool_], bins: int, low: fl
     return Reliability(numbers, mean, share, float(gaps.mean()), mean_interval(gaps, 0.0, 1.0))
 
 
-def noised_share(part: float, rest: float, cells: tuple[int, int], std: float) -> Statistic:
-    """The proportion ``part / (part + rest)`` of sums of so many ``cells`` each, every cell with independent noise ``std``.
-
-    Delta method, for p and q cells and N = part + rest: Var = std^2 (p (1 - r)^2 + q r^2) / N^2.
-    """
-    whole = part + rest
-    if within_noise(whole, std * math.sqrt(sum(cells))):
-        return NotEstimable("the released count is within its noise")
-    share = part / whole
-    error = std * math.sqrt(cells[0] * (1.0 - share) ** 2 + cells[1] * share**2) / whole
-    return Estimate(min(max(share, 0.0), 1.0), error)
-
-
-def noised_f1(true_positive: float, others: float, cells: int, std: float) -> Statistic:
-    """F1 from TP and from FP + FN, which is a sum of so many cells; dF1/dJ = 2 / (1 + J)^2."""
-    overlap = noised_share(true_positive, others, (1, cells), std)
-    if isinstance(overlap, NotEstimable):
+def noised_f1(true_positive: float, others: float, cells: int, std: float) -> Answer:
+    """F1 from TP and from FP + FN, which is a sum of so many cells; dF1/dJ = 2 / (1 + J)^2, and the interval is J's."""
+    overlap = share_in(true_positive, true_positive + others, (1, cells), std)
+    if isinstance(overlap, Drowned):
         return overlap
     slope = 2.0 / (1.0 + overlap.value) ** 2
-    return Estimate(f1_of_overlap(overlap.value), slope * overlap.std_error)
-
-
-def noised_auc(histogram: Floats, std: float) -> Statistic:
-    """Area under the ROC curve from counts (2, B) of negative and positive records by score, a bin's records as ties.
-
-    Delta method: the area's slope in a negative count is the share of positive records above it less the area, over the
-    number of negative records; in a positive count the same with the shares below.
-    """
-    totals = histogram.sum(axis=1)
-    if any(within_noise(float(total), std * math.sqrt(histogram.shape[1])) for total in totals):
-        return NotEstimable("the released number of records of a class is within its noise")
-    negative, positive = histogram / totals[:, None]
-    below = np.cumsum(negative) - negative / 2.0
-    above = 1.0 - np.cumsum(positive) + positive / 2.0
-    area = float(positive @ below)
-    slopes = np.concatenate([(above - area) / totals[0], (below - area) / totals[1]])
-    return Estimate(min(max(area, 0.0), 1.0), std * float(np.linalg.norm(slopes)))
+    errors = slope * overlap.noise_error, slope * overlap.sampling_error
+    return Figure(f1_of_overlap(overlap.value), *errors, f1_of_overlap(overlap.low), f1_of_overlap(overlap.high))
 
 
 class NoisedCalibration(NamedTuple):
@@ -194,7 +166,7 @@ class NoisedCalibration(NamedTuple):
         by_noise: what the noise alone would give on average if calibration were perfect; an error near it tells nothing.
     """
 
-    error: Statistic
+    error: Answer
     by_noise: float
 
 
@@ -206,15 +178,17 @@ def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> 
     """
     bins = len(wrong)
     middles = low + (1.0 - low) * (np.arange(bins) + 0.5) / bins
-    whole = float(wrong.sum() + right.sum())
+    counts = np.concatenate([right, wrong])
+    whole = float(counts.sum())
     if within_noise(whole, std * math.sqrt(2 * bins)):
-        return NoisedCalibration(NotEstimable("the released count is within its noise"), math.inf)
+        return NoisedCalibration(Drowned("the released count is within its noise", "more records, or more epsilon"), math.inf)
     gaps = (1.0 - middles) * right - middles * wrong
     error = float(np.abs(gaps).sum()) / whole
     signs = np.sign(gaps)
     slopes = np.concatenate([signs * (1.0 - middles) - error, -signs * middles - error]) / whole
     floor = math.sqrt(2.0 / math.pi) * std * float(np.hypot(1.0 - middles, middles).sum()) / whole
-    return NoisedCalibration(Estimate(min(error, 1.0), std * float(np.linalg.norm(slopes))), floor)
+    told = normal_figure(error, std**2 * float(slopes @ slopes), float(slopes**2 @ np.maximum(counts, 0.0)))
+    return NoisedCalibration(told.within(0.0, 1.0), floor)
 
 
 def folded(histogram: Floats) -> tuple[Floats, Floats]:
@@ -223,11 +197,3 @@ def folded(histogram: Floats) -> tuple[Floats, Floats]:
     half = histogram.shape[1] // 2
     upper, lower = histogram[:, half:], histogram[:, :half][:, ::-1]
     return upper[0] + lower[1], upper[1] + lower[0]
-
-
-def widened(estimate: Estimate, number: float) -> Interval:
-    """Interval of a proportion of ``number`` records known with noise: Wilson's limits, the noise added as errors are."""
-    sample, noise = wilson(estimate.value * max(number, 0.0), max(number, 0.0)), Z95 * estimate.std_error
-    low = estimate.value - math.hypot(estimate.value - sample.low, noise)
-    high = estimate.value + math.hypot(sample.high - estimate.value, noise)
-    return Interval(max(low, 0.0), min(high, 1.0))

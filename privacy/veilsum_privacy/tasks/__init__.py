@@ -15,7 +15,6 @@ from veilsum_privacy.tasks.barycenter_step import BarycenterStep
 from veilsum_privacy.tasks.base import Task
 from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
-from veilsum_privacy.tasks.evaluation import Evaluation
 from veilsum_privacy.tasks.feature_means import FeatureMeans
 from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
 from veilsum_privacy.tasks.gradient import Gradient
@@ -57,12 +56,15 @@ _ALL: tuple[type[Task[Any]], ...] = (
     AlignedMoments,
     PowerMoments,
     WithinMoments,
-    Evaluation,
     ModelTables,
 )
 
 TASKS: Mapping[str, type[Task[Any]]] = {task.name: task for task in _ALL}
 """Every task by name."""
+
+FORMER: Mapping[str, str] = {"evaluation": "0.2"}
+"""Tasks that there were, and the last version that has them. Ledgers and policies that name them are read as ever; what was
+signed for them is verified by that version."""
 
 
 def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) -> Task[Any]:
@@ -71,6 +73,11 @@ def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) 
     Raises:
         HostileInput: no such task, parameters that it does not accept, or a schema that it does not fit.
     """
+    if name in FORMER:
+        raise HostileInput(
+            f"The task {name!r} was removed after version {FORMER[name]}.",
+            f"Verify a result of it with version {FORMER[name]}; make a new study of it anew.",
+        )
     if name not in TASKS:
         raise HostileInput(f"There is no task {name!r}.", did_you_mean(name, TASKS))
     kind = TASKS[name]

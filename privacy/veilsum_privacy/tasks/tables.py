@@ -11,6 +11,7 @@ from pydantic import Field
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
@@ -51,7 +52,7 @@ class TableTask(PersonTask[T]):
     A person whose records count at most m times changes the sum by m D.
     """
 
-    disclosures = ("joint",)
+    disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint",)
 
     def __init__(self, parameters: T, schema: DatasetSchema, read: DatasetSchema | None = None) -> None:
         """See the base; ``read`` is the schema of what queries read, where that is more than the records."""
@@ -76,7 +77,7 @@ class TableTask(PersonTask[T]):
     def integer_norm(self) -> int:
         return self.parameters.sensitivity * self.most_rows
 
-    def branches(self) -> Branches:
+    def branches(self) -> Branches | None:
         return Branches.of(self._schema, self._columns, self.encodings)
 
     def _rows(self, records: Records, counted: Bools) -> Iterator[Integers]:
