@@ -7,6 +7,8 @@ well. All arithmetic is in float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Answer, Drowned, Figure, normal_figure
 from veilsum_aggregation.moments import within_noise
-from veilsum_aggregation.tables import share_in
+from veilsum_aggregation.tables import count, share_in
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -30,38 +32,17 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson(part: float, whole: float) -> Interval:
-    """Score interval of the proportion ``part / whole`` (Wilson 1927); all of [0, 1] where ``whole`` is 0.
-
-    Its limits are the proportions p at which (part / whole - p)^2 = z^2 p (1 - p) / whole.
-    """
-    if whole <= 0:
-        return Interval(0.0, 1.0)
-    p, z2 = part / whole, Z95**2
-    centre = (p + z2 / (2.0 * whole)) / (1.0 + z2 / whole)
-    half = Z95 * math.sqrt(max(p * (1.0 - p), 0.0) / whole + z2 / (4.0 * whole**2)) / (1.0 + z2 / whole)
-    return Interval(max(min(centre - half, p), 0.0), min(max(centre + half, p), 1.0))
-
-
 def f1_of_overlap(overlap: float) -> float:
     """F1 = 2 J / (1 + J), for J = TP / (TP + FP + FN)."""
     return 2.0 * overlap / (1.0 + overlap)
 
 
-def f1_interval(true_positive: float, others: float) -> Interval:
-    """Interval of F1, for ``others`` = FP + FN: Wilson's limits of the proportion J, by :func:`f1_of_overlap`."""
-    low, high = wilson(true_positive, true_positive + others)
-    return Interval(f1_of_overlap(low), f1_of_overlap(high))
-
-
-def mean_recall_interval(right: Floats, numbers: Floats) -> Interval:
-    """Interval of the mean of independent proportions ``right / numbers`` (K,): the distances to each one's Wilson limits are
-    added as standard errors are (Zou and Donner 2008)."""
-    limits = [wilson(float(r), float(n)) for r, n in zip(right, numbers, strict=True)]
-    rates = right / numbers
-    mean, k = float(rates.mean()), len(rates)
-    low = math.sqrt(sum((float(p) - limit.low) ** 2 for p, limit in zip(rates, limits, strict=True))) / k
-    high = math.sqrt(sum((limit.high - float(p)) ** 2 for p, limit in zip(rates, limits, strict=True))) / k
+def mean_recall_interval(recalls: Sequence[Figure]) -> Interval:
+    """Interval of the mean of independent proportions: the distances to each one's limits are added as standard errors are
+    (Zou and Donner 2008)."""
+    mean, k = sum(recall.value for recall in recalls) / len(recalls), len(recalls)
+    low = math.hypot(*(recall.value - recall.low for recall in recalls)) / k
+    high = math.hypot(*(recall.high - recall.value for recall in recalls)) / k
     return Interval(max(mean - low, 0.0), min(mean + high, 1.0))
 
 
@@ -156,6 +137,84 @@ def noised_f1(true_positive: float, others: float, cells: int, std: float) -> An
     slope = 2.0 / (1.0 + overlap.value) ** 2
     errors = slope * overlap.noise_error, slope * overlap.sampling_error
     return Figure(f1_of_overlap(overlap.value), *errors, f1_of_overlap(overlap.low), f1_of_overlap(overlap.high))
+
+
+class ClassFigures(NamedTuple):
+    """What is told of one class."""
+
+    records: Figure
+    recall: Answer
+    precision: Answer
+    f1: Answer
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Noised counts of records by class and by predicted class.
+
+    Attributes:
+        columns: by class, its place among the predicted ones; None of one that is never predicted.
+        by_class, by_prediction: wrongly and rightly predicted records of each class (K, 2), and of each predicted one (M, 2).
+        cells: how many cells of a table a class's two numbers were added from, and a predicted one's.
+        std: of the noise of a cell of either.
+    """
+
+    columns: Sequence[int | None]
+    by_class: Floats
+    by_prediction: Floats
+    cells: tuple[int, int] = (2, 2)
+    std: tuple[float, float] = (0.0, 0.0)
+
+    @staticmethod
+    def of_table(counts: Floats, columns: Sequence[int | None], std: float = 0.0) -> ClassCounts:
+        """Those of a table (K, M) of true and predicted classes."""
+        own, said = np.zeros(counts.shape[0]), np.zeros(counts.shape[1])
+        for row, column in enumerate(columns):
+            if column is not None:
+                own[row] = said[column] = float(counts[row, column])
+        by_class = np.stack([counts.sum(axis=1) - own, own], axis=1)
+        by_prediction = np.stack([counts.sum(axis=0) - said, said], axis=1)
+        return ClassCounts(columns, by_class, by_prediction, counts.shape[::-1], (std, std))
+
+    @property
+    def records(self) -> Figure:
+        """All records."""
+        return count(float(self.by_class.sum()), self.std[0] * math.sqrt(self._all))
+
+    @property
+    def accuracy(self) -> Answer:
+        """The share that is predicted rightly."""
+        known = [row for row, column in enumerate(self.columns) if column is not None]
+        right, cells = float(self.by_class[known, 1].sum()), (len(known), self._all - len(known))
+        return share_in(right, float(self.by_class.sum()), cells, self.std[0])
+
+    @property
+    def accuracy_of_constant_guess(self) -> Answer:
+        """The share of the class that most records have: where it is close to the accuracy, that says little."""
+        numbers, cells = self.by_class.sum(axis=1), (self.cells[0], self._all - self.cells[0])
+        return share_in(float(numbers.max()), float(numbers.sum()), cells, self.std[0])
+
+    @property
+    def _all(self) -> int:
+        return len(self.by_class) * self.cells[0]
+
+    def by_name(self) -> Iterator[ClassFigures]:
+        """Figures of each class; one that is never predicted has no precision."""
+        (cells, others), (std, other_std) = self.cells, self.std
+        for (missed, hit), column in zip(self.by_class.tolist(), self.columns, strict=True):
+            number = count(missed + hit, std * math.sqrt(cells))
+            if column is None:
+                never = Drowned("the model does not know the class")
+                recall, f1 = share_in(0.0, missed + hit, (0, cells), std), noised_f1(0.0, missed + hit, cells, std)
+                yield ClassFigures(number, recall, never, f1)
+                continue
+            wrong, right = self.by_prediction[column].tolist()
+            yield ClassFigures(
+                number,
+                share_in(hit, missed + hit, (1, cells - 1), std),
+                share_in(right, wrong + right, (1, others - 1), other_std),
+                noised_f1(hit, missed + wrong, cells + others - 2, max(std, other_std)),
+            )
 
 
 class NoisedCalibration(NamedTuple):

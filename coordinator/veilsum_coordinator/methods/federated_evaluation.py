@@ -15,63 +15,41 @@ from typing import Any, ClassVar
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.classifications import Classifier, classifier_plan, classifier_tables, expected_shares
+from veilsum_coordinator.parts.classifications import ClassifierRequest, classifier_plan, classifier_tables, expected_shares
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.moment_plans import Missing, need_label
+from veilsum_coordinator.parts.moment_plans import need_label
 from veilsum_coordinator.parts.predictions import LABEL, Prediction, expected_measures, prediction_plan, prediction_tables
 from veilsum_coordinator.parts.query_requests import check_persons
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput
-from veilsum_node.fields import Frozen, Name, Real
+from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.study import Disclosure, Study
-from veilsum_privacy.tasks.model_tables import UNCLIPPED
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.persons import Reduction
-from veilsum_privacy.training.models import ModelSpec
 
 
-class FederatedEvaluationParameters(Frozen):
+class FederatedEvaluationParameters(ClassifierRequest):
     """Parameters, all public. In a study's file ``result``, a directory, stands for model, sha256, classes and missing, or for
     prediction.
 
     Attributes:
-        prediction: what a regression released; the parameters below but the last two are of classifiers alone.
-        model, sha256, classes: of the model, as the task states them.
-        missing: the missing rule; by default the model's own.
-        clip: L2 norm that a record's features are scaled down to before they are scored; by default so large that none is, as
-            `veilsum participant apply` has it.
-        bins: of scores, even, for the calibration and, with two classes, the area under the ROC curve; 0 for none of it.
-        largest_loss: what a record's log loss is cut to, in nats; by default 3 log K; 0 for none of it.
-        per_site: whether every site's counts are released by themselves; the noise is the same in each.
+        prediction: what a regression released, in place of all parameters of a classifier.
         person: in a study whose unit is the subject, how a person's records become one
             (:class:`~veilsum_privacy.tasks.persons.PersonParameters`).
         at_most: in its place, how many of a person's records count. Of a classifier with neither, all of them do, together as
             much as one.
     """
 
-    prediction: Prediction | None = None
-    model: ModelSpec | None = None
-    sha256: str | None = None
-    classes: tuple[Name, ...] = ()
-    missing: Missing = "skip"
-    clip: Real = Field(default=UNCLIPPED, gt=0, le=UNCLIPPED)
-    bins: int = Field(default=10, ge=0, le=1000, multiple_of=2)
-    largest_loss: Real | None = Field(default=None, ge=0, le=1000)
-    per_site: bool = False
-    person: Reduction | None = None
-    at_most: int = Field(default=0, ge=0, le=1000)
+    prediction: Prediction | None = Field(default=None, exclude_if=lambda stated: stated is None)
+    person: Reduction | None = Field(default=None, exclude_if=lambda stated: stated is None)
+    at_most: int = Field(default=0, ge=0, le=1000, exclude_if=lambda stated: not stated)
 
     @model_serializer(mode="wrap")
     def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Of a prediction what is stated of it; of a classifier all that are its own."""
-        found: dict[str, Any] = dump(self)
-        always = () if self.prediction is not None else type(self).model_fields.keys() - set(OF_PREDICTIONS)
-        return {name: value for name, value in found.items() if name in always or (name in OF_PREDICTIONS and value)}
-
-
-OF_PREDICTIONS = ("prediction", "person", "at_most")
-"""Parameters that an evaluation of a prediction has."""
+        """Of a prediction without what is a classifier's."""
+        hidden = () if self.prediction is None else ClassifierRequest.model_fields
+        return {name: value for name, value in dump(self).items() if name not in hidden}
 
 
 class FederatedEvaluation(Method):
@@ -96,8 +74,7 @@ class FederatedEvaluation(Method):
 
     @staticmethod
     def _check_prediction(parameters: FederatedEvaluationParameters) -> None:
-        given = FederatedEvaluationParameters.model_fields.keys() - set(OF_PREDICTIONS)
-        if stated := sorted(parameters.model_fields_set & given):
+        if stated := sorted(parameters.model_fields_set & ClassifierRequest.model_fields.keys()):
             raise ConfigurationError(
                 f"federated-evaluation of a regression's prediction has no {', '.join(stated)}.", "Leave it out."
             )
@@ -108,8 +85,7 @@ class FederatedEvaluation(Method):
         persons = {"person": parameters.person, "at_most": parameters.at_most}
         try:
             if parameters.prediction is None:
-                disclosure: Disclosure = "per-site" if parameters.per_site else "joint"
-                return (classifier_plan(_classifier(parameters), inputs, persons, disclosure),)
+                return (classifier_plan(parameters, inputs, persons),)
             if inputs.encoder is not None:
                 raise ConfigurationError("A regression's prediction is of the schema's own columns.", "Leave out [encoder].")
             return (prediction_plan(parameters.prediction, inputs, persons),)
@@ -126,32 +102,15 @@ class FederatedEvaluation(Method):
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """Of a classifier accuracy and recalls, of a prediction its measures, by the formulas of :meth:`run`."""
-        parameters = FederatedEvaluationParameters.model_validate(study.parameters)
-        if parameters.prediction is not None:
-            return expected_measures(study, cohort, records)
-        return expected_shares(study, _classifier(parameters), cohort, records)
+        expected = expected_measures if "prediction" in study.parameters else expected_shares
+        return expected(study, cohort, records)
 
     def compute(self, federation: Federation) -> Result:
         study, release = federation.study, federation.sum(LABEL)
-        parameters = FederatedEvaluationParameters.model_validate(study.parameters)
-        if parameters.prediction is not None:
-            about = {"predicts": parameters.prediction.predicts, "outcome": parameters.prediction.outcome}
-            found = prediction_tables(study, release.values, release.noise_std)
-            return Result(self.name, {**about, "cohort": len(release.cohort), **found})
-        summary, arrays = classifier_tables(study.data.classes, _classifier(parameters), release, per_site=parameters.per_site)
-        return Result(self.name, {**summary, "cohort": len(release.cohort)}, arrays)
-
-
-def _classifier(parameters: FederatedEvaluationParameters) -> Classifier:
-    """What is evaluated, of resolved parameters."""
-    if parameters.model is None or parameters.sha256 is None or parameters.largest_loss is None:
-        raise ConfigurationError("A classifier's evaluation needs its own parameters, with defaults resolved.")
-    return Classifier(
-        model=parameters.model,
-        sha256=parameters.sha256,
-        classes=parameters.classes,
-        missing=parameters.missing,
-        clip=parameters.clip,
-        bins=parameters.bins,
-        largest_loss=parameters.largest_loss,
-    )
+        cohort = {"cohort": len(release.cohort)}
+        if "prediction" not in study.parameters:
+            summary, arrays = classifier_tables(study, release)
+            return Result(self.name, summary | cohort, arrays)
+        prediction = Prediction.model_validate(study.parameters["prediction"])
+        about = {"predicts": prediction.predicts, "outcome": prediction.outcome}
+        return Result(self.name, about | cohort | prediction_tables(study, release.values, release.noise_std))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from veilsum_aggregation import tables
-from veilsum_aggregation.classification import folded, noised_calibration, noised_f1
+from veilsum_aggregation.classification import ClassCounts, folded, noised_calibration
 from veilsum_aggregation.concordance import area
 from veilsum_aggregation.figures import Answer, Drowned
 from veilsum_aggregation.group_means import NumberSums, mean
+from veilsum_aggregation.tables import count, share_in
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.federation import Release
@@ -24,13 +23,14 @@ from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.predictions import LABEL
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.fields import Frozen, Name, Real
-from veilsum_privacy.study.study import Disclosure, Study
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.model_tables import (
     CLASS,
     LOSS,
     PREDICTED,
     RIGHT,
     SCORE,
+    UNCLIPPED,
     ModelTables,
     ModelTablesParameters,
     classified_schema,
@@ -51,6 +51,9 @@ BY_CLASS, BY_PREDICTION = "right_by_class", "right_by_prediction"
 MOST_CELLS = 50_000
 """Of a query; two marginal tables then tell shares with far less noise."""
 
+TABLE = "/table"
+"""How the block of a query that counts ends."""
+
 IMPORTANCE = {CONFUSION: 40.0, BY_CLASS: 40.0, BY_PREDICTION: 40.0, SCORES: 1.0, LOSS: 0.3}
 """Of each query: classes are what is asked for."""
 
@@ -58,34 +61,40 @@ TYPICAL = 0.8
 """Accuracy and recall that expectations are for."""
 
 
-class Classifier(Frozen):
-    """A released classifier, and what is asked of it.
+class ClassifierRequest(Frozen):
+    """What a study asks of a released classifier; nothing is open once ``largest_loss`` is stated.
 
     Attributes:
-        model, sha256, classes, missing, clip, largest_loss: as of
-            :class:`~veilsum_privacy.tasks.model_tables.ModelTablesParameters`.
-        bins: of scores; 0 for no question about them.
+        model, sha256, classes: of the model, as the task states them.
+        missing: the missing rule; by default the model's own.
+        clip: L2 norm that a record's features are scaled down to before they are scored; by default so large that none is, as
+            `veilsum participant apply` has it.
+        bins: of scores, even, for the calibration and, with two classes, the area under the ROC curve; 0 for none of it.
+        largest_loss: what a record's log loss is cut to, in nats; by default 3 log K; 0 for none of it.
+        per_site: whether every site's counts are released by themselves; the noise is the same in each.
     """
 
-    model: ModelSpec
-    sha256: str
-    classes: tuple[Name, ...]
-    missing: Missing
-    clip: Real
-    bins: int
-    largest_loss: Real
+    model: ModelSpec | None = None
+    sha256: str | None = None
+    classes: tuple[Name, ...] = ()
+    missing: Missing = "skip"
+    clip: Real = Field(default=UNCLIPPED, gt=0, le=UNCLIPPED)
+    bins: int = Field(default=10, ge=0, le=1000, multiple_of=2)
+    largest_loss: Real | None = Field(default=None, ge=0, le=1000)
+    per_site: bool = False
 
 
-def classifier_plan(asked: Classifier, inputs: Inputs, persons: Mapping[str, Any], disclosure: Disclosure) -> TaskPlan:
+def classifier_plan(asked: ClassifierRequest, inputs: Inputs, persons: Mapping[str, Any]) -> TaskPlan:
     """The one release.
 
     Args:
+        asked: resolved.
         persons: how a person's records count, as parameters of the task.
 
     Raises:
         HostileInput: the model's classes are not the schema's.
     """
-    schema = classified_schema(inputs.schema, asked.classes, float(asked.largest_loss))
+    schema = classified_schema(inputs.schema, asked.classes, float(asked.largest_loss or 0.0))
     columns = Columns(schema)
     low = columns.number(SCORE, SCORES).low
     queries = [
@@ -105,7 +114,7 @@ def classifier_plan(asked: Classifier, inputs: Inputs, persons: Mapping[str, Any
     about = {name: getattr(asked, name) for name in named} | {"low": low, "high": 1.0}
     width = None if inputs.encoder is None else inputs.width
     task = ModelTablesParameters.model_validate({**dict(weighed), **about, **persons, "width": width})
-    return TaskPlan(LABEL, ModelTables.name, task, disclosure=disclosure)
+    return TaskPlan(LABEL, ModelTables.name, task, disclosure="per-site" if asked.per_site else "joint")
 
 
 def _counted(rows: int, columns: int) -> dict[str, tuple[str, ...]]:
@@ -115,107 +124,60 @@ def _counted(rows: int, columns: int) -> dict[str, tuple[str, ...]]:
     return {BY_CLASS: (CLASS, RIGHT), BY_PREDICTION: (PREDICTED, RIGHT)}
 
 
-def classifier_tables(
-    classes: Sequence[str], asked: Classifier, release: Release, *, per_site: bool
-) -> tuple[dict[str, Any], dict[str, Floats]]:
+def classifier_tables(study: Study, release: Release) -> tuple[dict[str, Any], dict[str, Floats]]:
     """Summary and arrays of a result; where sites are told apart, of each by itself as well."""
-    values, noise = release.values, release.noise_std
-    summary: dict[str, Any] = {"model": asked.model.name}
-    if per_site:
+    reader, values, noise = _ClassReader(study), release.values, release.noise_std
+    summary: dict[str, Any] = {"model": reader.asked.model.name}
+    if study.tasks[0].disclosure == "per-site":
         each = [{name: block[place] for name, block in values.items()} for place in range(len(release.cohort))]
         summary["sites"] = [
-            {"site": name, **_ClassReader(classes, asked, own, noise).overall()}
-            for name, own in zip(release.cohort, each, strict=True)
+            {"site": name, **reader.overall(own, noise)} for name, own in zip(release.cohort, each, strict=True)
         ]
         values = {name: block.sum(axis=0) for name, block in values.items()}
         noise = {name: std * math.sqrt(len(each)) for name, std in noise.items()}
-    reader = _ClassReader(classes, asked, values, noise)
-    kept = {name.removesuffix("/table"): block for name, block in release.values.items() if name.endswith("/table")}
-    return summary | reader.overall() | reader.detail(), kept
+    kept = {name.removesuffix(TABLE): block for name, block in release.values.items() if name.endswith(TABLE)}
+    return summary | reader.overall(values, noise) | reader.detail(values, noise), kept
 
 
-@dataclass(frozen=True)
 class _ClassReader:
-    """Reads noised tables.
+    """Reads noised tables of a study's classifier: blocks of a release, and the standard deviation of their noise."""
 
-    Attributes:
-        classes: of the schema.
-        asked: the model, and what was asked of it.
-        values, noise: blocks of the release, and the standard deviation of their noise.
-    """
+    def __init__(self, study: Study) -> None:
+        self.asked = ModelTablesParameters.model_validate(study.task(LABEL).parameters)
+        self._classes, self._named, self._two = (
+            study.data.classes,
+            self.asked.classes,
+            same_two(study.data, self.asked.classes),
+        )
+        self._columns = [self._named.index(name) if name in self._named else None for name in self._classes]
 
-    classes: Sequence[str]
-    asked: Classifier
-    values: Mapping[str, Floats]
-    noise: Mapping[str, float]
+    def _counts(self, values: Mapping[str, Floats], noise: Mapping[str, float]) -> ClassCounts:
+        if CONFUSION + TABLE in values:
+            return ClassCounts.of_table(values[CONFUSION + TABLE], self._columns, noise[CONFUSION + TABLE])
+        own, said = BY_CLASS + TABLE, BY_PREDICTION + TABLE
+        return ClassCounts(self._columns, values[own], values[said], std=(noise[own], noise[said]))
 
-    @cached_property
-    def _columns(self) -> list[int | None]:
-        """The model's class of each of the schema's; None of one that it does not know."""
-        named = self.asked.classes
-        return [named.index(name) if name in named else None for name in self.classes]
-
-    @cached_property
-    def _whole(self) -> bool:
-        """Whether classes were counted by what was predicted, and not only by whether it was right."""
-        return f"{CONFUSION}/table" in self.values
-
-    def _table(self, name: str) -> tuple[Floats, float]:
-        return self.values[f"{name}/table"], float(self.noise[f"{name}/table"])
-
-    @cached_property
-    def _by_class(self) -> tuple[Floats, float, int]:
-        """Records of each class, wrongly and rightly predicted (K, 2), their noise, and how many cells a class has."""
-        if not self._whole:
-            return *self._table(BY_CLASS), 2
-        counts, std = self._table(CONFUSION)
-        hits = np.array([0.0 if at is None else float(counts[row, at]) for row, at in enumerate(self._columns)])
-        return np.stack([counts.sum(axis=1) - hits, hits], axis=1), std, counts.shape[1]
-
-    @cached_property
-    def _by_prediction(self) -> tuple[Floats, float, int]:
-        """The same of each predicted class."""
-        if not self._whole:
-            return *self._table(BY_PREDICTION), 2
-        counts, std = self._table(CONFUSION)
-        hits = np.zeros(counts.shape[1])
-        for row, at in enumerate(self._columns):
-            if at is not None:
-                hits[at] = float(counts[row, at])
-        return np.stack([counts.sum(axis=0) - hits, hits], axis=1), std, counts.shape[0]
-
-    def overall(self) -> Row:
-        """Records, area and calibration, accuracy, that of the constant guess, and log loss, as JSON.
-
-        The constant guess is the class that most records have: where its accuracy is close to the model's, that says little.
-        """
-        counts, std, per = self._by_class
-        known = [row for row, at in enumerate(self._columns) if at is not None]
-        number, cells = float(counts.sum()), per * len(counts)
-        found: Row = {"records": shown(tables.count(number, std * math.sqrt(cells)))}
-        if f"{SCORES}/table" in self.values:
-            found |= self._of_scores()
-        right = float(counts[known, 1].sum())
-        found["accuracy"] = shown(tables.share_in(right, number, (len(known), cells - len(known)), std))
-        guess = tables.share_in(float(counts.sum(axis=1).max()), number, (per, cells - per), std)
-        found["accuracy_of_constant_guess"] = shown(guess)
-        if f"{LOSS}/sum" in self.values:
-            found["log_loss"] = shown(self._log_loss())
+    def overall(self, values: Mapping[str, Floats], noise: Mapping[str, float]) -> Row:
+        """Records, area and calibration, accuracy, that of the constant guess, and log loss, as JSON."""
+        counts = self._counts(values, noise)
+        found: Row = {"records": shown(counts.records)}
+        if SCORES + TABLE in values:
+            found |= self._of_scores(values[SCORES + TABLE], noise[SCORES + TABLE])
+        found["accuracy"] = shown(counts.accuracy)
+        found["accuracy_of_constant_guess"] = shown(counts.accuracy_of_constant_guess)
+        if self.asked.largest_loss:
+            (n, n_std), (total, total_std), (square, square_std) = (
+                (float(values[name].sum()), noise[name]) for name in (f"{LOSS}/records", f"{LOSS}/sum", f"{LOSS}/square")
+            )
+            half = self.asked.largest_loss / 2.0
+            loss = mean(NumberSums(n, total, square, SHIFT, n_std, total_std, square_std))
+            found["log_loss"] = shown(rescaled(loss, half, half))
         return found
 
-    def _log_loss(self) -> Answer:
-        (count, count_std), (total, total_std), (square, square_std) = (
-            (float(self.values[f"{LOSS}/{name}"].sum()), float(self.noise[f"{LOSS}/{name}"]))
-            for name in ("records", "sum", "square")
-        )
-        sums, half = NumberSums(count, total, square, SHIFT, count_std, total_std, square_std), self.asked.largest_loss / 2.0
-        return rescaled(mean(sums), half, half)
-
-    def _of_scores(self) -> Row:
+    def _of_scores(self, histogram: Floats, std: float) -> Row:
         found: Row = {}
-        histogram, std = self._table(SCORES)
-        low, wrong, right = 1.0 / len(self.asked.classes), histogram[0], histogram[1]
-        if len(self.classes) == len(self.asked.classes) == 2:
+        low, (wrong, right) = self.asked.low, histogram
+        if self._two:
             found["auc"] = shown(area(histogram[0], histogram[1], std))
             low, (wrong, right), std = 0.5, folded(histogram), math.sqrt(2.0) * std
         calibration = noised_calibration(wrong, right, low, std)
@@ -224,46 +186,29 @@ class _ClassReader:
             found["calibration_error_of_noise"] = calibration.by_noise
         return found
 
-    def detail(self) -> dict[str, list[Row]]:
+    def detail(self, values: Mapping[str, Floats], noise: Mapping[str, float]) -> dict[str, list[Row]]:
         """Tables by class: recall, precision and F1, and the confusion counts where they were asked for."""
-        found = {"classes": list(self._class_rows())}
-        if self._whole:
-            found["confusion"] = list(self._confusion_rows())
+        rows = zip(self._classes, self._counts(values, noise).by_name(), strict=True)
+        found: dict[str, list[Row]] = {
+            "classes": [{"class": name} | {key: shown(told) for key, told in row._asdict().items()} for name, row in rows]
+        }
+        if CONFUSION + TABLE in values:
+            std = noise[CONFUSION + TABLE]
+            found["confusion"] = [
+                {"class": own} | {f"predicted {said}": shown(count(n, std)) for said, n in zip(self._named, row, strict=True)}
+                for own, row in zip(self._classes, values[CONFUSION + TABLE].tolist(), strict=True)
+            ]
         return found
 
-    def _class_rows(self) -> Iterator[Row]:
-        counts, std, per = self._by_class
-        predicted, std_predicted, per_predicted = self._by_prediction
-        for row, name in enumerate(self.classes):
-            number, at = float(counts[row].sum()), self._columns[row]
-            found: Row = {"class": name, "records": shown(tables.count(number, std * math.sqrt(per)))}
-            if at is None:
-                unknown = shown(Drowned("the model does not know the class"))
-                yield found | {"recall": unknown, "precision": unknown, "f1": unknown}
-                continue
-            hit, (others, same) = float(counts[row, 1]), predicted[at].tolist()
-            precision = tables.share_in(same, same + others, (1, per_predicted - 1), std_predicted)
-            others += float(counts[row, 0])
-            f1 = noised_f1(hit, others, per + per_predicted - 2, max(std, std_predicted))
-            recall = tables.share_in(hit, number, (1, per - 1), std)
-            yield found | {"recall": shown(recall), "precision": shown(precision), "f1": shown(f1)}
 
-    def _confusion_rows(self) -> Iterator[Row]:
-        counts, std = self._table(CONFUSION)
-        for name, row in zip(self.classes, counts.tolist(), strict=True):
-            cells = {f"predicted {said}": shown(tables.count(n, std)) for said, n in zip(self.asked.classes, row, strict=True)}
-            yield {"class": name, **cells}
-
-
-def expected_shares(study: Study, asked: Classifier, cohort: int, records: int) -> Sequence[Expectation]:
+def expected_shares(study: Study, cohort: int, records: int) -> Sequence[Expectation]:
     """Accuracy and the recalls at an accuracy of :data:`TYPICAL` and equally frequent classes."""
-    k, m = len(study.data.classes), len(asked.classes)
-    name, per = (CONFUSION, m) if CONFUSION in _counted(k, m) else (BY_CLASS, 2)
-    std = released_noise(study, LABEL, cohort)[f"{name}/table"]
-    std *= math.sqrt(cohort) if study.tasks[0].disclosure == "per-site" else 1.0
-    right = TYPICAL * records
-    whole = tables.share_in(right, records, (k, k * (per - 1)), std)
-    one = tables.share_in(right / k, records / k, (1, per - 1), std)
+    reader, k = _ClassReader(study), len(study.data.classes)
+    m, std = len(reader.asked.classes), released_noise(study, LABEL, cohort)
+    name, per = (CONFUSION, m) if CONFUSION + TABLE in std else (BY_CLASS, 2)
+    of_cell = std[name + TABLE] * math.sqrt(cohort if study.tasks[0].disclosure == "per-site" else 1)
+    whole = share_in(TYPICAL * records, records, (k, k * (per - 1)), of_cell)
+    one = share_in(TYPICAL * records / k, records / k, (1, per - 1), of_cell)
     basis = f"an accuracy of {TYPICAL:.0%}"
     return [
         Expectation("accuracies", "share of records predicted rightly", TYPICAL, _half(whole), basis=basis, main=True),
