@@ -54,8 +54,11 @@ MOST_CELLS = 50_000
 TABLE = "/table"
 """How the block of a query that counts ends."""
 
-IMPORTANCE = {CONFUSION: 40.0, BY_CLASS: 40.0, BY_PREDICTION: 40.0, SCORES: 1.0, LOSS: 0.3}
-"""Of each query: classes are what is asked for."""
+IMPORTANCE = {CONFUSION: 40.0, BY_CLASS: 40.0, BY_PREDICTION: 40.0, SCORES: 1.0, LOSS: 0.27}
+"""Of each query, of the loss for one of a nat: classes are what is asked for."""
+
+LEAST_TABLE = 64
+"""Least integer that stands for a record in a table, so that the parts of the budget are these."""
 
 TYPICAL = 0.8
 """Accuracy and recall that expectations are for."""
@@ -108,8 +111,11 @@ def classifier_plan(asked: ClassifierRequest, inputs: Inputs, persons: Mapping[s
             Query(name=SCORES, kind="histogram", over=(SCORE,), by=(by,), edges=edges, importance=IMPORTANCE[SCORES])
         )
     if asked.largest_loss:
-        queries.append(Query(name=LOSS, kind="mean", over=(LOSS,), importance=IMPORTANCE[LOSS]))
-    weighed = weigh(queries, (), columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
+        queries.append(
+            Query(name=LOSS, kind="mean", over=(LOSS,), importance=max(IMPORTANCE[LOSS] * asked.largest_loss**2, 1e-6))
+        )
+    largest = inputs.sites * inputs.schema.max_records
+    weighed = weigh(queries, (), columns, largest=largest, least_table=LEAST_TABLE, private=inputs.private)
     named = ("model", "sha256", "classes", "missing", "clip", "largest_loss")
     about = {name: getattr(asked, name) for name in named} | {"low": low, "high": 1.0}
     width = None if inputs.encoder is None else inputs.width

@@ -18,7 +18,7 @@ LANE = 2**23
 """What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
 
 LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "linear": 16, "effect": 256, "synthetic": 500}
-"""Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
+"""Integers that stand for 1 at least where values are rounded to them; in a table, whose values are 0 or 1, fewer will do."""
 
 ROUNDED = ("mean", "compare", "correlation", "linear", "effect")
 """Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
@@ -37,6 +37,7 @@ def weigh(
     *,
     largest: int,
     fine: float = 1.0,
+    least_table: int = 8,
     private: bool = True,
 ) -> TablesParameters:
     """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
@@ -48,6 +49,7 @@ def weigh(
         queries, derived, columns: of the study.
         largest: most records of the whole federation, by which a sum should fit a lane of 24 bits.
         fine: how much finer the steps are to which values are rounded, where they should not show even in sums of few values.
+        least_table: least scale of a table; the coarser, the less weights are what they should be, by up to a tenth.
         private: whether there is noise.
 
     Raises:
@@ -62,8 +64,9 @@ def weigh(
     costs = [encoding.figures() * encoding.query.importance for encoding in encodings]
     weights = np.sqrt(balance(incidence, unit, costs))
     steps = fine * math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
-    scales = [max(LEAST_SCALE.get(query.kind, 8), steps if query.kind in ROUNDED else 0.0) for query in queries]
+    scales = [max(LEAST_SCALE.get(query.kind, least_table), steps if query.kind in ROUNDED else 0.0) for query in queries]
     least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
+    least = min(least, FINEST_SCALE / float(weights.max()))  # the largest that a query may have, whatever the others need
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
     if not private:
         wanted = max(wanted, FINEST_SCALE / float(weights.max()))
