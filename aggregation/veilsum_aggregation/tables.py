@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,10 @@ def share_in(part: float, whole: float, cells: tuple[int, int], std: float) -> A
     inside = min(max(part, 0.0), n)  # beyond, no share is left that the data do not reject
     noise = own * variance, -2.0 * own * variance, (own + others) * variance
     found = ratio_figure(inside, whole, noise, (0.0, n, -n), "fewer groups, more records, or more epsilon")
-    return found if isinstance(found, Drowned) else found.within(0.0, 1.0)
+    if isinstance(found, Drowned):
+        return found
+    told = found.within(0.0, 1.0)
+    return replace(told, low=min(told.low, told.value), high=max(told.high, told.value))  # rounding may leave it outside
 
 
 def share_of(part: float, whole: float, part_std: float, whole_std: float) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -62,9 +62,16 @@ _ALL: tuple[type[Task[Any]], ...] = (
 TASKS: Mapping[str, type[Task[Any]]] = {task.name: task for task in _ALL}
 """Every task by name."""
 
-FORMER: Mapping[str, str] = {"evaluation": "0.2"}
-"""Tasks that there were, and the last version that has them. Ledgers and policies that name them are read as ever; what was
-signed for them is verified by that version."""
+
+class Former(NamedTuple):
+    """A task that there was: the last version that has it, and the task that does what it did."""
+
+    version: str
+    now: str
+
+
+FORMER: Mapping[str, Former] = {"evaluation": Former("0.2", "model-tables")}
+"""By name. Ledgers and policies that name them are read as ever; what was signed for them is verified by that version."""
 
 
 def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) -> Task[Any]:
@@ -75,8 +82,8 @@ def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) 
     """
     if name in FORMER:
         raise HostileInput(
-            f"The task {name!r} was removed after version {FORMER[name]}.",
-            f"Verify a result of it with version {FORMER[name]}; make a new study of it anew.",
+            f"The task {name!r} was removed after version {FORMER[name].version}.",
+            f"Verify its results with that version; a study compiled anew has the task {FORMER[name].now!r} for it.",
         )
     if name not in TASKS:
         raise HostileInput(f"There is no task {name!r}.", did_you_mean(name, TASKS))
