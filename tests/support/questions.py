@@ -55,12 +55,14 @@ class Question(NamedTuple):
         schema: of its records.
         asked: other keys of the study.
         arrays: that are broadcast, of a model that was released before.
+        cohort: fewest members of a sum; by default all.
     """
 
     method: str
     schema: DatasetSchema
     asked: Mapping[str, Any]
     arrays: Mapping[str, NDArray[np.float64]] = {}
+    cohort: int | None = None
 
 
 def _fit(**parameters: Any) -> Question:
@@ -135,7 +137,7 @@ QUESTIONS: Mapping[str, Question] = {
     "gbdt": _classes("gbdt", **TREES),
     "fedsgd": _classes("fedsgd", steps=3),
     "fedavg": _classes("fedavg", rounds=2),
-    "hfedatm": _classes("hfedatm", rounds=2, model=HIDDEN, stations=STATIONS),
+    "hfedatm": _classes("hfedatm", rounds=2, model=HIDDEN, stations=STATIONS)._replace(cohort=2),
     "ggeur": _classes("ggeur"),
     "fedsgd of a number": _trained("fedsgd", "squared", "stay", steps=3),
     "fedsgd, huber": _trained("fedsgd", "huber", "stay", steps=3),
@@ -152,7 +154,8 @@ def answer(question: Question, name: str, frame: pd.DataFrame, epsilon: float | 
     """A question's result on a data set, by its name and frame; it is one that can be stored."""
     schema = schema_of(name, question.schema)
     fixed = {"name": "edges", "method": question.method, "dataset": "d", "data": schema, "expected_records": 40}
-    study = agreed(StudyRequest.model_validate({**fixed, "privacy": demand(epsilon), **question.asked}), list(SITES))
+    privacy = demand(epsilon).model_copy(update={"min_cohort": question.cohort})
+    study = agreed(StudyRequest.model_validate({**fixed, "privacy": privacy, **question.asked}), list(SITES))
     sites = split_records(records_of(frame, schema), 4)
     result = METHODS[question.method].run(federation(study, sites, seed, question.arrays))
     assert result_files(result)
