@@ -139,15 +139,6 @@ def noised_f1(true_positive: float, others: float, cells: int, std: float) -> An
     return Figure(f1_of_overlap(overlap.value), *errors, f1_of_overlap(overlap.low), f1_of_overlap(overlap.high))
 
 
-class ClassFigures(NamedTuple):
-    """What is told of one class."""
-
-    records: Figure
-    recall: Answer
-    precision: Answer
-    f1: Answer
-
-
 @dataclass(frozen=True)
 class ClassCounts:
     """Noised counts of records by class and by predicted class.
@@ -198,23 +189,21 @@ class ClassCounts:
     def _all(self) -> int:
         return len(self.by_class) * self.cells[0]
 
-    def by_name(self) -> Iterator[ClassFigures]:
-        """Figures of each class; one that is never predicted has no precision."""
+    def figures(self) -> Iterator[dict[str, Answer]]:
+        """Records, recall, precision and F1 of each class, by name; one that is never predicted has no precision."""
         (cells, others), (std, other_std) = self.cells, self.std
         for (missed, hit), column in zip(self.by_class.tolist(), self.columns, strict=True):
-            number = count(missed + hit, std * math.sqrt(cells))
+            found: dict[str, Answer] = {"records": count(missed + hit, std * math.sqrt(cells))}
             if column is None:
-                never = Drowned("the model does not know the class")
-                recall, f1 = share_in(0.0, missed + hit, (0, cells), std), noised_f1(0.0, missed + hit, cells, std)
-                yield ClassFigures(number, recall, never, f1)
-                continue
-            wrong, right = self.by_prediction[column].tolist()
-            yield ClassFigures(
-                number,
-                share_in(hit, missed + hit, (1, cells - 1), std),
-                share_in(right, wrong + right, (1, others - 1), other_std),
-                noised_f1(hit, missed + wrong, cells + others - 2, max(std, other_std)),
-            )
+                found["recall"] = share_in(0.0, missed + hit, (0, cells), std)
+                found["precision"] = Drowned("the model does not know the class")
+                found["f1"] = noised_f1(0.0, missed + hit, cells, std)
+            else:
+                wrong, right = self.by_prediction[column].tolist()
+                found["recall"] = share_in(hit, missed + hit, (1, cells - 1), std)
+                found["precision"] = share_in(right, wrong + right, (1, others - 1), other_std)
+                found["f1"] = noised_f1(hit, missed + wrong, cells + others - 2, max(std, other_std))
+            yield found
 
 
 class NoisedCalibration(NamedTuple):

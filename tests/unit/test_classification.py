@@ -145,13 +145,13 @@ BOTH = np.vstack([of(COUNTS).by_class, of(COUNTS).by_prediction])
     [
         (lambda n: of(n).accuracy, COUNTS),
         (lambda n: of(n).accuracy_of_constant_guess, COUNTS),
-        (lambda n: next(of(n).by_name()).recall, COUNTS),
-        (lambda n: next(of(n).by_name()).precision, COUNTS),
-        (lambda n: next(of(n).by_name()).f1, COUNTS),
+        (lambda n: next(of(n).figures())["recall"], COUNTS),
+        (lambda n: next(of(n).figures())["precision"], COUNTS),
+        (lambda n: next(of(n).figures())["f1"], COUNTS),
         (lambda n: marginal(n).accuracy, BOTH),
-        (lambda n: next(marginal(n).by_name()).recall, BOTH),
-        (lambda n: next(marginal(n).by_name()).precision, BOTH),
-        (lambda n: next(marginal(n).by_name()).f1, BOTH),
+        (lambda n: next(marginal(n).figures())["recall"], BOTH),
+        (lambda n: next(marginal(n).figures())["precision"], BOTH),
+        (lambda n: next(marginal(n).figures())["f1"], BOTH),
         (lambda n: area(n[0], n[1], 4.0), HISTOGRAM),
         (lambda n: c.noised_calibration(*c.folded(n), 0.5, 4.0 * math.sqrt(2.0)).error, 10.0 * HISTOGRAM),
     ],
@@ -175,23 +175,23 @@ def test_standard_errors_are_those_of_the_noise(figure: Callable[[np.ndarray], A
 def test_a_table_and_its_margins_tell_the_same(std: float) -> None:
     one, other = of(COUNTS, std), marginal(BOTH, std)
     assert told(one.accuracy).value == told(other.accuracy).value
-    for row, same in zip(one.by_name(), other.by_name(), strict=True):
-        for found, also in zip(row, same, strict=True):
-            assert told(found).value == told(also).value
-            assert told(found).sampling_error == pytest.approx(told(also).sampling_error)
+    for row, same in zip(one.figures(), other.figures(), strict=True):
+        for name, found in row.items():
+            assert told(found).value == told(same[name]).value
+            assert told(found).sampling_error == pytest.approx(told(same[name]).sampling_error)
 
 
 def test_a_class_that_the_model_does_not_know_is_never_right() -> None:
-    known, unknown = c.ClassCounts.of_table(COUNTS[:2, :1], (0, None), 4.0).by_name()
-    assert told(known.recall).value == 1.0
-    assert (told(unknown.recall).value, told(unknown.f1).value) == (0.0, 0.0)
-    assert told(unknown.recall).high > 0.0
-    assert isinstance(unknown.precision, Drowned)
+    known, unknown = c.ClassCounts.of_table(COUNTS[:2, :1], (0, None), 4.0).figures()
+    assert told(known["recall"]).value == 1.0
+    assert (told(unknown["recall"]).value, told(unknown["f1"]).value) == (0.0, 0.0)
+    assert told(unknown["recall"]).high > 0.0
+    assert isinstance(unknown["precision"], Drowned)
     assert told(c.ClassCounts.of_table(COUNTS[:2, :1], (0, None)).accuracy).value == pytest.approx(300 / 350)
 
 
 def test_without_noise_figures_are_exact() -> None:
-    recall = told(next(of(COUNTS, 0.0).by_name()).recall)
+    recall = told(next(of(COUNTS, 0.0).figures())["recall"])
     assert (recall.value, recall.noise_error) == (0.75, 0.0)
     values = np.arange(6.0)
     scores = np.concatenate([np.repeat(values, row.astype(int)) for row in HISTOGRAM])

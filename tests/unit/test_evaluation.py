@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -521,6 +522,60 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
         closed = auc_interval(area, round(positives), round(len(y) - positives))  # of the sample, in closed form
         assert summary["auc"]["high"] - summary["auc"]["low"] == pytest.approx(closed.high - closed.low, rel=0.25)
     assert "calibration_error_of_noise" not in summary
+
+
+def test_more_classes_than_a_table_holds_are_counted_by_their_margins(tmp_path: Path) -> None:
+    """Two of the classes are none of the model's; figures are scikit-learn's, and there are no confusion counts."""
+    classes = 226
+    schema = schema_of(WIDTH, classes)
+    save_result(tmp_path / "model", released("linear", schema, number=classes - 2))
+    request = make_request(schema, "federated-evaluation", None).model_copy(update={"parameters": {"result": "model"}})
+    study = compiled(with_model(request, tmp_path))
+    data = {name: records(900, classes=classes, seed=index) for index, name in enumerate(SITES)}
+    result = FederatedEvaluation().run(federation(study, data, find_released(tmp_path, study)))
+    summary, model = result.summary, Model.from_result(released("linear", schema, number=classes - 2))
+    y = np.concatenate([own.labels for own in data.values() if own.labels is not None])
+    said = np.concatenate([model.predict(own) for own in data.values()])
+    precision, recall, f1, support = precision_recall_fscore_support(y, said, labels=range(classes), zero_division=0)
+    assert "confusion" not in summary
+    assert set(result.arrays) == {"right_by_class", "right_by_prediction", "scores"}
+    assert summary["accuracy"]["value"] == pytest.approx(accuracy_score(y, said))
+    for index, row in enumerate(summary["classes"]):
+        assert row["records"]["value"] == pytest.approx(support[index], abs=1e-3)
+        assert row["recall"]["value"] == pytest.approx(recall[index])
+        assert row["f1"]["value"] == pytest.approx(f1[index])
+        if index < classes - 2 and "value" in row["precision"]:
+            assert row["precision"]["value"] == pytest.approx(precision[index])
+    assert "does not know" in summary["classes"][-1]["precision"]["not_estimable"]
+
+
+@pytest.mark.parametrize(("stated", "counted"), [({"at_most": 1}, 3), ({"at_most": 2}, 5), ({"person": "last"}, 3), ({}, 3)])
+def test_persons_count_as_stated(tmp_path: Path, stated: dict[str, Any], counted: int) -> None:
+    """Persons of one, two and three records; with nothing stated, each person's together are as long as one record."""
+    save_result(tmp_path / "model", released("mlp"))
+    request = make_request(SCHEMA, "federated-evaluation", None)
+    privacy = request.privacy.model_copy(update={"unit": "subject"})
+    request = request.model_copy(update={"parameters": {"result": "model", **stated}, "privacy": privacy})
+    study = compiled(with_model(request, tmp_path))
+    one = records(1)
+    subjects = np.array([0, 1, 1, 2, 2, 2])
+    own = replace(one.take(np.zeros(6, dtype=np.intp)), subjects=subjects)
+    found = FederatedEvaluation().run(federation(study, dict.fromkeys(SITES, own), find_released(tmp_path, study))).summary
+    assert found["records"]["value"] == pytest.approx(3 * counted, abs=0.05)
+    request = request.model_copy(
+        update={"parameters": {"result": "model", "at_most": 1}, "privacy": make_request(SCHEMA).privacy}
+    )
+    with pytest.raises(HostileInput, match="counts persons"):
+        compiled(with_model(request, tmp_path))
+
+
+def test_a_model_of_other_classes_is_refused_in_words(tmp_path: Path) -> None:
+    save_result(tmp_path / "model", released("linear"))
+    request = make_request(SCHEMA, "federated-evaluation", 1.0).model_copy(update={"parameters": {"result": "model"}})
+    request = with_model(request, tmp_path)
+    request = request.model_copy(update={"data": TWO})
+    with pytest.raises(ConfigurationError, match="not distinct classes of the schema"):
+        compiled(request)
 
 
 def test_with_noise_the_figures_are_within_their_errors(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from veilsum_coordinator.parts.moment_plans import need_label
 from veilsum_coordinator.parts.predictions import LABEL, Prediction, expected_measures, prediction_plan, prediction_tables
 from veilsum_coordinator.parts.query_requests import check_persons
 from veilsum_node.config import explain
-from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
@@ -62,7 +62,10 @@ class FederatedEvaluation(Method):
         if not isinstance(parameters, FederatedEvaluationParameters):
             return parameters
         if parameters.prediction is not None:
-            self._check_prediction(parameters)
+            if stated := sorted(parameters.model_fields_set & ClassifierRequest.model_fields.keys()):
+                raise ConfigurationError(
+                    f"federated-evaluation of a regression's prediction has no {', '.join(stated)}.", "Leave it out."
+                )
             return parameters
         need_label(inputs, f"the method {self.name}")
         if parameters.model is None or parameters.sha256 is None:
@@ -71,13 +74,6 @@ class FederatedEvaluation(Method):
             )
         most = 3.0 * math.log(len(parameters.classes)) if parameters.largest_loss is None else parameters.largest_loss
         return parameters.model_copy(update={"largest_loss": most})
-
-    @staticmethod
-    def _check_prediction(parameters: FederatedEvaluationParameters) -> None:
-        if stated := sorted(parameters.model_fields_set & ClassifierRequest.model_fields.keys()):
-            raise ConfigurationError(
-                f"federated-evaluation of a regression's prediction has no {', '.join(stated)}.", "Leave it out."
-            )
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, FederatedEvaluationParameters):
@@ -92,7 +88,7 @@ class FederatedEvaluation(Method):
         except ValidationError as error:
             advice = "" if parameters.prediction is None else "Evaluate the result as it was released."
             raise ConfigurationError(" ".join(explain(error, Prediction)), advice) from error
-        except HostileInput as error:
+        except (HostileInput, Misuse) as error:
             raise ConfigurationError(error.message, error.advice) from error
 
     def check(self, study: Study) -> None:

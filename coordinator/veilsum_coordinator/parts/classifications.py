@@ -194,9 +194,9 @@ class _ClassReader:
 
     def detail(self, values: Mapping[str, Floats], noise: Mapping[str, float]) -> dict[str, list[Row]]:
         """Tables by class: recall, precision and F1, and the confusion counts where they were asked for."""
-        rows = zip(self._classes, self._counts(values, noise).by_name(), strict=True)
+        rows = zip(self._classes, self._counts(values, noise).figures(), strict=True)
         found: dict[str, list[Row]] = {
-            "classes": [{"class": name} | {key: shown(told) for key, told in row._asdict().items()} for name, row in rows]
+            "classes": [{"class": name} | {key: shown(told) for key, told in row.items()} for name, row in rows]
         }
         if CONFUSION + TABLE in values:
             std = noise[CONFUSION + TABLE]

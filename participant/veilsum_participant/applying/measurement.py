@@ -50,8 +50,8 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
         "accuracy": _told(told.accuracy),
         "accuracy_of_constant_guess": _told(told.accuracy_of_constant_guess),
     }
-    rows = list(told.by_name())
-    recalls = [row.recall for row in rows if isinstance(row.recall, Figure)]
+    rows = list(told.figures())
+    recalls = [recall for row in rows if isinstance(recall := row["recall"], Figure)]
     mean = sum(recall.value for recall in recalls) / max(len(recalls), 1)
     found["balanced_accuracy"] = _with(mean, mean_recall_interval(recalls)) if recalls else None
     logs = _log_softmax(scores)
@@ -61,14 +61,8 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
     calibration = reliability(np.exp(logs.max(axis=1)), right, BINS, 1.0 / m) if n else None
     found["calibration_error"] = None if calibration is None else _with(calibration.error, calibration.interval)
     found["classes"] = [
-        {
-            "class": name,
-            "records": round(row.records.value),
-            "recall": _told(row.recall),
-            "precision": _told(row.precision),
-            "f1": _told(row.f1),
-        }
-        for name, row in zip(names, rows, strict=True)
+        {"class": name, "records": int(number), **{key: _told(row[key]) for key in ("recall", "precision", "f1")}}
+        for name, number, row in zip(names, counts.sum(axis=1), rows, strict=True)
     ]
     found["confusion"] = {"true": list(names), "predicted": list(classes), "counts": counts.tolist()}
     found["calibration"] = []
