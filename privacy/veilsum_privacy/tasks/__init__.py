@@ -74,17 +74,26 @@ FORMER: Mapping[str, Former] = {"evaluation": Former("0.2", "model-tables")}
 """By name. Ledgers and policies that name them are read as ever; what was signed for them is verified by that version."""
 
 
-def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) -> Task[Any]:
-    """Build a task as a study declares it.
+def check_former(name: str) -> None:
+    """Refuse a task that there was.
 
     Raises:
-        HostileInput: no such task, parameters that it does not accept, or a schema that it does not fit.
+        HostileInput: names the version that computes it.
     """
     if name in FORMER:
         raise HostileInput(
             f"The task {name!r} was removed after version {FORMER[name].version}.",
             f"Verify its results with that version; a study compiled anew has the task {FORMER[name].now!r} for it.",
         )
+
+
+def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) -> Task[Any]:
+    """Build a task as a study declares it.
+
+    Raises:
+        HostileInput: no such task, parameters that it does not accept, or a schema that it does not fit.
+    """
+    check_former(name)
     if name not in TASKS:
         raise HostileInput(f"There is no task {name!r}.", did_you_mean(name, TASKS))
     kind = TASKS[name]
