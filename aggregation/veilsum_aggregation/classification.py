@@ -222,9 +222,9 @@ def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> 
     """Expected calibration error from counts (B,) of wrong and right predictions by confidence, in equal bins of [low, 1].
 
     With middles c and gaps g = (1 - c) right - c wrong it is E = sum |g| / N. Delta method: its slopes are
-    (sign g (1 - c) - E) / N and (-sign g c - E) / N. A gap of noise of standard deviation s has the mean size s sqrt(2 / pi). The
-    interval is as if the signs were known; where calibration is good, the error itself is too large by about what noise and
-    chance do in each bin.
+    (sign g (1 - c) - E) / N and (-sign g c - E) / N. A gap of noise of standard deviation s has the mean size s sqrt(2 / pi).
+    The interval is as if the signs were known; where calibration is good, the error itself is too large by about what noise
+    and chance do in each bin.
     """
     bins = len(wrong)
     middles = low + (1.0 - low) * (np.arange(bins) + 0.5) / bins
