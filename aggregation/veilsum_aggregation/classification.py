@@ -1,19 +1,22 @@
 """How well a classifier does, with closed-form 95% intervals: from counts, from scores, and from noised counts.
 
-Intervals of this module are of the records as a sample. The standard errors of an
-:class:`~veilsum_aggregation.moments.Estimate` are of the noise alone; :func:`widened` puts both together. All arithmetic is in
-float64.
+An :class:`Interval` is of the records as a sample; that of a :class:`~veilsum_aggregation.figures.Figure` is of the noise as
+well. All arithmetic is in float64.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic, within_noise
+from veilsum_aggregation.figures import Answer, Drowned, Figure, normal_figure
+from veilsum_aggregation.moments import within_noise
+from veilsum_aggregation.tables import count, share_in
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -29,38 +32,17 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson(part: float, whole: float) -> Interval:
-    """Score interval of the proportion ``part / whole`` (Wilson 1927); all of [0, 1] where ``whole`` is 0.
-
-    Its limits are the proportions p at which (part / whole - p)^2 = z^2 p (1 - p) / whole.
-    """
-    if whole <= 0:
-        return Interval(0.0, 1.0)
-    p, z2 = part / whole, Z95**2
-    centre = (p + z2 / (2.0 * whole)) / (1.0 + z2 / whole)
-    half = Z95 * math.sqrt(max(p * (1.0 - p), 0.0) / whole + z2 / (4.0 * whole**2)) / (1.0 + z2 / whole)
-    return Interval(max(min(centre - half, p), 0.0), min(max(centre + half, p), 1.0))
-
-
 def f1_of_overlap(overlap: float) -> float:
     """F1 = 2 J / (1 + J), for J = TP / (TP + FP + FN)."""
     return 2.0 * overlap / (1.0 + overlap)
 
 
-def f1_interval(true_positive: float, others: float) -> Interval:
-    """Interval of F1, for ``others`` = FP + FN: Wilson's limits of the proportion J, by :func:`f1_of_overlap`."""
-    low, high = wilson(true_positive, true_positive + others)
-    return Interval(f1_of_overlap(low), f1_of_overlap(high))
-
-
-def mean_recall_interval(right: Floats, numbers: Floats) -> Interval:
-    """Interval of the mean of independent proportions ``right / numbers`` (K,): the distances to each one's Wilson limits are
-    added as standard errors are (Zou and Donner 2008)."""
-    limits = [wilson(float(r), float(n)) for r, n in zip(right, numbers, strict=True)]
-    rates = right / numbers
-    mean, k = float(rates.mean()), len(rates)
-    low = math.sqrt(sum((float(p) - limit.low) ** 2 for p, limit in zip(rates, limits, strict=True))) / k
-    high = math.sqrt(sum((limit.high - float(p)) ** 2 for p, limit in zip(rates, limits, strict=True))) / k
+def mean_recall_interval(recalls: Sequence[Figure]) -> Interval:
+    """Interval of the mean of independent proportions: the distances to each one's limits are added as standard errors are
+    (Zou and Donner 2008)."""
+    mean, k = sum(recall.value for recall in recalls) / len(recalls), len(recalls)
+    low = math.hypot(*(recall.value - recall.low for recall in recalls)) / k
+    high = math.hypot(*(recall.high - recall.value for recall in recalls)) / k
     return Interval(max(mean - low, 0.0), min(mean + high, 1.0))
 
 
@@ -147,43 +129,81 @@ def reliability(confidence: Floats, right: NDArray[np.bool_], bins: int, low: fl
     return Reliability(numbers, mean, share, float(gaps.mean()), mean_interval(gaps, 0.0, 1.0))
 
 
-def noised_share(part: float, rest: float, cells: tuple[int, int], std: float) -> Statistic:
-    """The proportion ``part / (part + rest)`` of sums of so many ``cells`` each, every cell with independent noise ``std``.
-
-    Delta method, for p and q cells and N = part + rest: Var = std^2 (p (1 - r)^2 + q r^2) / N^2.
-    """
-    whole = part + rest
-    if within_noise(whole, std * math.sqrt(sum(cells))):
-        return NotEstimable("the released count is within its noise")
-    share = part / whole
-    error = std * math.sqrt(cells[0] * (1.0 - share) ** 2 + cells[1] * share**2) / whole
-    return Estimate(min(max(share, 0.0), 1.0), error)
-
-
-def noised_f1(true_positive: float, others: float, cells: int, std: float) -> Statistic:
-    """F1 from TP and from FP + FN, which is a sum of so many cells; dF1/dJ = 2 / (1 + J)^2."""
-    overlap = noised_share(true_positive, others, (1, cells), std)
-    if isinstance(overlap, NotEstimable):
+def noised_f1(true_positive: float, others: float, cells: int, std: float) -> Answer:
+    """F1 from TP and from FP + FN, which is a sum of so many cells; dF1/dJ = 2 / (1 + J)^2, and the interval is J's."""
+    overlap = share_in(true_positive, true_positive + others, (1, cells), std)
+    if isinstance(overlap, Drowned):
         return overlap
     slope = 2.0 / (1.0 + overlap.value) ** 2
-    return Estimate(f1_of_overlap(overlap.value), slope * overlap.std_error)
+    errors = slope * overlap.noise_error, slope * overlap.sampling_error
+    return Figure(f1_of_overlap(overlap.value), *errors, f1_of_overlap(overlap.low), f1_of_overlap(overlap.high))
 
 
-def noised_auc(histogram: Floats, std: float) -> Statistic:
-    """Area under the ROC curve from counts (2, B) of negative and positive records by score, a bin's records as ties.
+@dataclass(frozen=True)
+class ClassCounts:
+    """Noised counts of records by class and by predicted class.
 
-    Delta method: the area's slope in a negative count is the share of positive records above it less the area, over the
-    number of negative records; in a positive count the same with the shares below.
+    Attributes:
+        columns: by class, its place among the predicted ones; None of one that is never predicted.
+        by_class, by_prediction: wrongly and rightly predicted records of each class (K, 2), and of each predicted one (M, 2).
+        cells: how many cells of a table a class's two numbers were added from, and a predicted one's.
+        std: of the noise of a cell of either.
     """
-    totals = histogram.sum(axis=1)
-    if any(within_noise(float(total), std * math.sqrt(histogram.shape[1])) for total in totals):
-        return NotEstimable("the released number of records of a class is within its noise")
-    negative, positive = histogram / totals[:, None]
-    below = np.cumsum(negative) - negative / 2.0
-    above = 1.0 - np.cumsum(positive) + positive / 2.0
-    area = float(positive @ below)
-    slopes = np.concatenate([(above - area) / totals[0], (below - area) / totals[1]])
-    return Estimate(min(max(area, 0.0), 1.0), std * float(np.linalg.norm(slopes)))
+
+    columns: Sequence[int | None]
+    by_class: Floats
+    by_prediction: Floats
+    cells: tuple[int, int] = (2, 2)
+    std: tuple[float, float] = (0.0, 0.0)
+
+    @staticmethod
+    def of_table(counts: Floats, columns: Sequence[int | None], std: float = 0.0) -> ClassCounts:
+        """Those of a table (K, M) of true and predicted classes."""
+        own, said = np.zeros(counts.shape[0]), np.zeros(counts.shape[1])
+        for row, column in enumerate(columns):
+            if column is not None:
+                own[row] = said[column] = float(counts[row, column])
+        by_class = np.stack([counts.sum(axis=1) - own, own], axis=1)
+        by_prediction = np.stack([counts.sum(axis=0) - said, said], axis=1)
+        return ClassCounts(columns, by_class, by_prediction, counts.shape[::-1], (std, std))
+
+    @property
+    def records(self) -> Figure:
+        """All records."""
+        return count(float(self.by_class.sum()), self.std[0] * math.sqrt(self._all))
+
+    @property
+    def accuracy(self) -> Answer:
+        """The share that is predicted rightly."""
+        known = [row for row, column in enumerate(self.columns) if column is not None]
+        right, cells = float(self.by_class[known, 1].sum()), (len(known), self._all - len(known))
+        return share_in(right, float(self.by_class.sum()), cells, self.std[0])
+
+    @property
+    def accuracy_of_constant_guess(self) -> Answer:
+        """The share of the class that most records have: where it is close to the accuracy, that says little."""
+        numbers, cells = self.by_class.sum(axis=1), (self.cells[0], self._all - self.cells[0])
+        return share_in(float(numbers.max()), float(numbers.sum()), cells, self.std[0])
+
+    @property
+    def _all(self) -> int:
+        return len(self.by_class) * self.cells[0]
+
+    def figures(self) -> Iterator[dict[str, Answer]]:
+        """Records, recall, precision and F1 of each class, by name; one that is never predicted has no precision."""
+        (cells, others), (std, other_std) = self.cells, self.std
+        for (missed, hit), column in zip(self.by_class.tolist(), self.columns, strict=True):
+            found: dict[str, Answer] = {"records": count(missed + hit, std * math.sqrt(cells))}
+            if column is None:
+                found["recall"] = share_in(0.0, missed + hit, (0, cells), std)
+                found["precision"] = Drowned("the model does not know the class")
+                found["f1"] = noised_f1(0.0, missed + hit, cells, std)
+            else:
+                wrong, right = self.by_prediction[column].tolist()
+                found["recall"] = share_in(hit, missed + hit, (1, cells - 1), std)
+                found["precision"] = share_in(right, wrong + right, (1, others - 1), other_std)
+                found["f1"] = noised_f1(hit, missed + wrong, cells + others - 2, max(std, other_std))
+            yield found
 
 
 class NoisedCalibration(NamedTuple):
@@ -194,7 +214,7 @@ class NoisedCalibration(NamedTuple):
         by_noise: what the noise alone would give on average if calibration were perfect; an error near it tells nothing.
     """
 
-    error: Statistic
+    error: Answer
     by_noise: float
 
 
@@ -203,18 +223,22 @@ def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> 
 
     With middles c and gaps g = (1 - c) right - c wrong it is E = sum |g| / N. Delta method: its slopes are
     (sign g (1 - c) - E) / N and (-sign g c - E) / N. A gap of noise of standard deviation s has the mean size s sqrt(2 / pi).
+    The interval is as if the signs were known; where calibration is good, the error itself is too large by about what noise
+    and chance do in each bin.
     """
     bins = len(wrong)
     middles = low + (1.0 - low) * (np.arange(bins) + 0.5) / bins
-    whole = float(wrong.sum() + right.sum())
+    counts = np.concatenate([right, wrong])
+    whole = float(counts.sum())
     if within_noise(whole, std * math.sqrt(2 * bins)):
-        return NoisedCalibration(NotEstimable("the released count is within its noise"), math.inf)
+        return NoisedCalibration(Drowned("the released count is within its noise", "more records, or more epsilon"), math.inf)
     gaps = (1.0 - middles) * right - middles * wrong
     error = float(np.abs(gaps).sum()) / whole
     signs = np.sign(gaps)
     slopes = np.concatenate([signs * (1.0 - middles) - error, -signs * middles - error]) / whole
     floor = math.sqrt(2.0 / math.pi) * std * float(np.hypot(1.0 - middles, middles).sum()) / whole
-    return NoisedCalibration(Estimate(min(error, 1.0), std * float(np.linalg.norm(slopes))), floor)
+    told = normal_figure(error, std**2 * float(slopes @ slopes), float(slopes**2 @ np.maximum(counts, 0.0)))
+    return NoisedCalibration(told.within(0.0, 1.0), floor)
 
 
 def folded(histogram: Floats) -> tuple[Floats, Floats]:
@@ -223,11 +247,3 @@ def folded(histogram: Floats) -> tuple[Floats, Floats]:
     half = histogram.shape[1] // 2
     upper, lower = histogram[:, half:], histogram[:, :half][:, ::-1]
     return upper[0] + lower[1], upper[1] + lower[0]
-
-
-def widened(estimate: Estimate, number: float) -> Interval:
-    """Interval of a proportion of ``number`` records known with noise: Wilson's limits, the noise added as errors are."""
-    sample, noise = wilson(estimate.value * max(number, 0.0), max(number, 0.0)), Z95 * estimate.std_error
-    low = estimate.value - math.hypot(estimate.value - sample.low, noise)
-    high = estimate.value + math.hypot(sample.high - estimate.value, noise)
-    return Interval(max(low, 0.0), min(high, 1.0))

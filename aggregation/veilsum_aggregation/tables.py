@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,18 +23,30 @@ def count(value: float, std: float) -> Figure:
 def shares(counts: Floats, std: float) -> list[Answer]:
     """The share of each cell in the sum of all of them (k,), each with noise ``std``, by Fieller's rule.
 
-    Noise of N_c - p N: sigma^2 ((1 - p)^2 + (k - 1) p^2) = sigma^2 (1 - 2 p + k p^2). Sampling: N p (1 - p), at the p in
-    question.
+    See :func:`share_in`.
     """
-    total, k = float(counts.sum()), len(counts)
-    advice = "fewer groups, more records, or more epsilon"
-    found: list[Answer] = []
-    for cell in counts:
-        n = max(total, 0.0)
-        inside = min(max(float(cell), 0.0), n)  # beyond, no share is left that the data do not reject
-        answer = ratio_figure(inside, total, (std**2, -2.0 * std**2, k * std**2), (0.0, n, -n), advice)
-        found.append(answer if isinstance(answer, Drowned) else answer.within(0.0, 1.0))
-    return found
+    total, others = float(counts.sum()), len(counts) - 1
+    return [share_in(float(cell), total, (1, others), std) for cell in counts]
+
+
+def share_in(part: float, whole: float, cells: tuple[int, int], std: float) -> Answer:
+    """The share of a sum of p of a table's cells in that of p + q of them, each with noise ``std``, by Fieller's rule.
+
+    Noise of P - s N: sigma^2 (p (1 - s)^2 + q s^2) = sigma^2 (p - 2 p s + (p + q) s^2). Sampling: N s (1 - s), at the s in
+    question, so that without noise it is the interval of Wilson (1927).
+
+    Args:
+        part, whole: the sums P and N.
+        cells: p and q.
+    """
+    n, (own, others), variance = max(whole, 0.0), cells, std**2
+    inside = min(max(part, 0.0), n)  # beyond, no share is left that the data do not reject
+    noise = own * variance, -2.0 * own * variance, (own + others) * variance
+    found = ratio_figure(inside, whole, noise, (0.0, n, -n), "fewer groups, more records, or more epsilon")
+    if isinstance(found, Drowned):
+        return found
+    told = found.within(0.0, 1.0)
+    return replace(told, low=min(told.low, told.value), high=max(told.high, told.value))  # rounding may leave it outside
 
 
 def share_of(part: float, whole: float, part_std: float, whole_std: float) -> Answer:

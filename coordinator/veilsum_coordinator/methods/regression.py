@@ -158,7 +158,9 @@ class Regression(Method):
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
             asked = expand(_asked(parameters, columns), columns)
-            tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
+            largest = inputs.sites * inputs.schema.max_records
+            exact = inputs.exact_rows(persons)
+            tables = weigh(asked, derived, columns, largest=largest, private=inputs.private, exact_rows=exact)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
                 (encoding,) = (LinearEncoding(query, columns) for query in tables.queries)

@@ -179,7 +179,13 @@ def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str
     queries = expand(requests, columns)
     largest = inputs.sites * inputs.schema.max_records
     weighed = weigh(
-        queries, derived, columns, largest=largest, fine=min(FINE, MOST_STEPS / math.sqrt(largest)), private=inputs.private
+        queries,
+        derived,
+        columns,
+        largest=largest,
+        fine=min(FINE, MOST_STEPS / math.sqrt(largest)),
+        private=inputs.private,
+        exact_rows=inputs.exact_rows(persons),
     )
     weighed = weighed.model_copy(update=dict(persons))
     if prediction.by is None:

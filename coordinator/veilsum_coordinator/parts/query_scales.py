@@ -18,7 +18,7 @@ LANE = 2**23
 """What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
 
 LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "linear": 16, "effect": 256, "synthetic": 500}
-"""Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
+"""Integers that stand for 1 at least where values are rounded to them; in a table, whose values are 0 or 1, fewer will do."""
 
 ROUNDED = ("mean", "compare", "correlation", "linear", "effect")
 """Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
@@ -39,7 +39,9 @@ def weigh(
     *,
     largest: int,
     fine: float = 1.0,
+    least_table: int = 8,
     private: bool = True,
+    exact_rows: int = 0,
 ) -> TablesParameters:
     """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
 
@@ -50,7 +52,9 @@ def weigh(
         queries, derived, columns: of the study.
         largest: most records of the whole federation, by which a sum should fit a lane of 24 bits.
         fine: how much finer the steps are to which values are rounded, where they should not show even in sums of few values.
+        least_table: least scale of a table; the coarser, the less weights are what they should be, by up to a tenth.
         private: whether there is noise.
+        exact_rows: of a unit, as :meth:`veilsum_coordinator.parts.base.Inputs.exact_rows` has them.
 
     Raises:
         HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
@@ -59,15 +63,16 @@ def weigh(
     for encoding in encodings:
         _check_possible(encoding, columns)
     incidence = find_incidence(encodings, columns)
-    if not private and any(query.kind in ROUNDED for query in queries):
-        return _exact(queries, derived, columns, incidence, largest)
+    if exact_rows and any(query.kind in ROUNDED for query in queries):
+        return _exact(queries, derived, columns, incidence, largest, exact_rows)
     reference = [query.model_copy(update={"scale": 4096}) for query in queries]
     unit = [encoding.norm() / 4096.0**2 for encoding in build_encodings(reference, columns)]
     costs = [encoding.figures() * encoding.query.importance for encoding in encodings]
     weights = np.sqrt(balance(incidence, unit, costs))
     steps = fine * math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
-    scales = [max(LEAST_SCALE.get(query.kind, 8), steps if query.kind in ROUNDED else 0.0) for query in queries]
+    scales = [max(LEAST_SCALE.get(query.kind, least_table), steps if query.kind in ROUNDED else 0.0) for query in queries]
     least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
+    least = min(least, WORD_SCALE / float(weights.max()))  # the largest that a query may have, whatever the others need
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
     if not private:
         wanted = max(wanted, WORD_SCALE / float(weights.max()))
@@ -90,7 +95,7 @@ def weigh(
 
 
 def _exact(
-    queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence, largest: int
+    queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence, largest: int, rows: int
 ) -> TablesParameters:
     """Values in steps of 2^-48, written in as few limbs as fit the sensitivity of a task and a lane of 46 bits.
 
@@ -105,7 +110,7 @@ def _exact(
         bits = math.ceil((EXACT_SCALE.bit_length() + 1) / limbs)
         norms = [_limb_norm(encoding, limbs, bits) for encoding in encodings]
         sensitivity = math.isqrt(incidence.largest_integer(norms)) + 1
-        if sensitivity <= min(FINEST_NORM, EXACT_LANE // largest):
+        if sensitivity * rows <= min(FINEST_NORM, EXACT_LANE // largest):
             return TablesParameters(
                 queries=tuple(asked), derived=tuple(derived), sensitivity=sensitivity, limbs=limbs, limb_bits=bits
             )

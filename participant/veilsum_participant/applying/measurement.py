@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.classification import (
+    ClassCounts,
     Interval,
     auc,
     auc_interval,
-    f1_interval,
-    f1_of_overlap,
     mean_interval,
     mean_recall_interval,
     reliability,
-    wilson,
 )
+from veilsum_aggregation.figures import Answer, Figure
+from veilsum_aggregation.tables import share_in
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -43,25 +43,27 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
     right = own == predicted
     counts = np.zeros((len(names), m), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)
-    guess = float(np.bincount(truth, minlength=1).max()) if n else 0.0  # of the class that most records have
+    columns = [classes.index(name) if name in classes else None for name in names]
+    told = ClassCounts.of_table(counts.astype(np.float64), columns)
     found: dict[str, Any] = {
         "evaluated": n,
-        "accuracy": _proportion(float(right.sum()), n),
-        "accuracy_of_constant_guess": _proportion(guess, n),
+        "accuracy": _told(told.accuracy),
+        "accuracy_of_constant_guess": _told(told.accuracy_of_constant_guess),
     }
-    table = list(_by_class(counts, names, classes))
-    known = [row for row in table if row["recall"] is not None]
-    hits = np.array([row["recall"]["value"] * row["records"] for row in known])
-    numbers = np.array([float(row["records"]) for row in known])
-    mean = float((hits / numbers).mean()) if known else 0.0
-    found["balanced_accuracy"] = _with(mean, mean_recall_interval(hits, numbers)) if known else None
+    rows = list(told.figures())
+    recalls = [recall for row in rows if isinstance(recall := row["recall"], Figure)]
+    mean = sum(recall.value for recall in recalls) / max(len(recalls), 1)
+    found["balanced_accuracy"] = _with(mean, mean_recall_interval(recalls)) if recalls else None
     logs = _log_softmax(scores)
     losses = -logs[np.arange(n), own][own >= 0]
     found["log_loss"] = _with(float(losses.mean()), mean_interval(losses, 0.0, float("inf"))) if len(losses) > 1 else None
     found["auc"] = _area(logs, own) if m == 2 else None
     calibration = reliability(np.exp(logs.max(axis=1)), right, BINS, 1.0 / m) if n else None
     found["calibration_error"] = None if calibration is None else _with(calibration.error, calibration.interval)
-    found["classes"] = table
+    found["classes"] = [
+        {"class": name, "records": int(number), **{key: _told(row[key]) for key in ("recall", "precision", "f1")}}
+        for name, number, row in zip(names, counts.sum(axis=1), rows, strict=True)
+    ]
     found["confusion"] = {"true": list(names), "predicted": list(classes), "counts": counts.tolist()}
     found["calibration"] = []
     if calibration is not None:
@@ -72,7 +74,7 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
                 "to": float(edges[place + 1]),
                 "records": int(number),
                 "confidence": float(calibration.confidence[place]),
-                "accuracy": _proportion(float(round(calibration.accuracy[place] * number)), int(number)),
+                "accuracy": _told(share_in(round(calibration.accuracy[place] * number), int(number), (1, 1), 0.0)),
             }
             for place, number in enumerate(calibration.numbers)
             if number
@@ -152,24 +154,6 @@ def _concordance(risks: Floats, times: Floats, events: NDArray[np.bool_]) -> flo
     return right / pairs if pairs else None
 
 
-def _by_class(counts: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Recall, precision and F1 of each class; None where no record has the class, or none was predicted."""
-    for row, name in enumerate(names):
-        number = int(counts[row].sum())
-        column = classes.index(name) if name in classes else None
-        hit = 0 if column is None else int(counts[row, column])
-        said = 0 if column is None else int(counts[:, column].sum())
-        others = number + said - 2 * hit
-        overlap = hit / (hit + others) if hit + others else None
-        yield {
-            "class": name,
-            "records": number,
-            "recall": _proportion(hit, number),
-            "precision": _proportion(hit, said),
-            "f1": None if overlap is None else _with(f1_of_overlap(overlap), f1_interval(hit, others)),
-        }
-
-
 def _area(logs: Floats, own: Integers) -> dict[str, float] | None:
     """Area under the ROC curve of the model's second class against its first."""
     used = own >= 0
@@ -186,8 +170,8 @@ def _log_softmax(scores: Floats) -> Floats:
     return result
 
 
-def _proportion(part: float, whole: int) -> dict[str, float] | None:
-    return _with(part / whole, wilson(part, whole)) if whole else None
+def _told(answer: Answer) -> dict[str, float] | None:
+    return _with(answer.value, Interval(answer.low, answer.high)) if isinstance(answer, Figure) else None
 
 
 def _with(value: float, interval: Interval) -> dict[str, float]:
