@@ -123,13 +123,12 @@ class Evaluation(RecordTask[EvaluationParameters]):
             z = scores(self.architecture, arrays, clipped(p, records, part, used))
             known: NDArray[np.bool_] = np.asarray(np.isfinite(z).all(axis=1))
             label = np.where(used, labels[part], 0)
-            blocks = self._blocks(np.where(known[:, None], z, 0.0), label)
-            rows = np.hstack([values.reshape(len(z), -1) for values in blocks]) * used[:, None]
+            rows = self.counted(np.where(known[:, None], z, 0.0), label) * used[:, None]
             rows[used & ~known] = np.nan  # counted at the site as invalid, and adds zero
             yield rows
 
-    def _blocks(self, z: Floats, label: NDArray[np.int64]) -> list[Floats]:
-        """Weighted blocks of finite scores (b, M) of records of these classes (b,), each with a leading axis of records."""
+    def counted(self, z: Floats, label: NDArray[np.int64]) -> Floats:
+        """Weighted rows (b, size) of finite scores (b, M) of records of these classes (b,)."""
         p, every, own = self.parameters, np.arange(len(z)), looked_up(self._columns, label)
         predicted = np.argmax(z, axis=1)
         blocks = [_cells((self._classes, len(p.classes)), label, predicted)]
@@ -145,7 +144,7 @@ class Evaluation(RecordTask[EvaluationParameters]):
             loss = np.log(total) - shifted[every, own]
             loss = np.where(own >= 0, np.clip(loss, 0.0, p.largest_loss), p.largest_loss)
             blocks.append(p.loss_weight * loss[:, None])
-        return blocks
+        return np.hstack([values.reshape(len(z), -1) for values in blocks])
 
 
 def _cells(shape: tuple[int, int], rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Floats:
