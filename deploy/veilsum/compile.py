@@ -10,13 +10,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
+from veilsum.forecasts import SEARCH_RUNS, Forecast, forecast, main_error
 from veilsum.quantisation import NoGridError, derived_grid, plan_grid, training_resolution
+from veilsum.rehearsal import Rehearsal
 from veilsum.request import LARGEST_EPSILON, PrivacyRequest, ReleasedProjection, StudyRequest, load_study_request
+from veilsum.typical import check_guesses
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.expectations import Expectation, main_error
 from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, Misuse
@@ -76,9 +79,15 @@ class StudyDraft:
         """Noised steps of all releases that cost privacy."""
         return sum(plan.steps for plan in self.plans if not plan.derived)
 
-    def expectations(self, study: Study) -> Sequence[Expectation]:
-        """How well the quantities of a study compiled from this draft will be known, if all its participants take part."""
-        return self.method.expectations(study, len(self.members), len(self.members) * self.records)
+    @cached_property
+    def rehearsal(self) -> Rehearsal:
+        """Of its studies, if all participants take part."""
+        width = None if self.request.encoder is None else self.request.encoder.width  # type: ignore[union-attr]  # it is read
+        return Rehearsal(self.method, self.schema, width, self.request.expected, len(self.members), self.records)
+
+    def forecast(self, study: Study) -> tuple[Forecast, ...]:
+        """How well the quantities of a study compiled from this draft will be known; none where it is not rehearsed."""
+        return forecast(self.rehearsal, study)
 
     def compile(self) -> Study:
         """The study, with the noise that was asked for.
@@ -157,30 +166,36 @@ class StudyDraft:
     def compile_for(self, error: float) -> Study | None:
         """The study of the smallest epsilon whose main quantities are known to within ``error`` of their expected size.
 
-        From the most noise downwards, halves are tried until one meets the error, and the last factor of two is searched: the
-        study reached is within 0.01% of the most noise that meets it.
+        The error is that of a rehearsal whose draws are the same at any noise. From the noise of epsilon 1 on, it is doubled
+        or halved until the error is met and no longer met; the factor of two between is searched to within 2%.
 
         Returns:
-            None where no epsilon up to 1e4 reaches it, or the study has no noise to choose.
+            None where no epsilon up to 1e4 reaches it, where nothing is forecast, or where the study has no noise to choose.
 
         Raises:
             ConfigurationError: as :meth:`compile_with`, whatever the noise.
         """
         if self.request.privacy.noise == "none":
             return None
-        least = self._multiplier(LARGEST_EPSILON)
-        low = high = MOST_NOISE * math.sqrt(self.releases)
-        while (met := self._meets(low, error)) is None:
-            low, high = low / 2.0, low
-            if low < least:
-                return None
-        while high - low > 1e-4 * low:
-            middle = (low + high) / 2.0
-            if (found := self._meets(middle, error)) is None:
-                high = middle
-            else:
-                met, low = found, middle
+        least, most = self._multiplier(LARGEST_EPSILON), MOST_NOISE * math.sqrt(self.releases)
+        if (met := self._meets(least, error)) is None:
+            return None
+        low, high = least, min(self._multiplier(1.0), most)
+        while (found := self._meets(high, error)) is not None:
+            met, low, high = found, high, 2.0 * high
+            if low == most:
+                return met
+            high = min(high, most)
+        while high > 2.0 * low:
+            low, high, met = self._halved(low, high, high / 2.0, met, error)
+        while high > 1.02 * low:
+            low, high, met = self._halved(low, high, math.sqrt(low * high), met, error)
         return met
+
+    def _halved(self, low: float, high: float, middle: float, met: Study, error: float) -> tuple[float, float, Study]:
+        """A narrower interval of noise, of which the lower end meets the error, and the study there."""
+        found = self._meets(middle, error)
+        return (low, middle, met) if found is None else (middle, high, found)
 
     def _meets(self, multiplier: float, error: float) -> Study | None:
         """The study with this noise if a grid takes it and the error is met."""
@@ -188,7 +203,7 @@ class StudyDraft:
             study = self.compile_with(multiplier)
         except NoGridError:
             return None
-        return study if main_error(self.expectations(study)) <= error else None
+        return study if main_error(forecast(self.rehearsal, study, SEARCH_RUNS)) <= error else None
 
     def _bounded(self, error: float, most: float | None) -> Study:
         study = self.compile_for(error)
@@ -278,6 +293,7 @@ def draft_study(
             f"study {request.name!r}, expected_records: {request.expected_records} exceeds the schema's max_records.",
             f"Records beyond {schema.max_records} are not used; raise max_records in the schema.",
         )
+    check_guesses(request.expected, schema, f"study {request.name!r}")
     members = _members(request, participants)
     method = get_method(request.method)
     source = f"study {request.name!r}, [parameters]"

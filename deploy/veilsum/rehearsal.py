@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -62,20 +61,27 @@ class Rehearsal:
     ) -> None:
         self.method, self.sites, self.records = method, sites, records
         self._width, self._rows = width, dict[str, csr_array]()
+        self._exact: Result | None = None
         self.schema = schema if width is None else _of_features(schema, width)
         self.pool = typical_records(self.schema, expected, wide=width is None)
 
-    @cached_property
-    def exact(self) -> Floats:
-        """How often each record of the pool occurs at each site on average (sites, :data:`POOL`)."""
-        return np.full((self.sites, POOL), self.records / POOL)
+    def runs(self, study: Study) -> int:
+        """How many runs a plan makes at first; 0 where the study is not rehearsed, as what sites train is not."""
+        return 0 if any(task.local_steps or task.resolution for task in study.tasks) else self.method.rehearsals
 
-    def run(self, study: Study, number: int | None) -> Result:
-        """The result of one run: of run ``number``, or without noise on what is expected of sums."""
-        rng = None if number is None else np.random.default_rng((3, number))
-        counts = self.exact
-        if rng is not None:
-            counts = rng.multinomial(self.records, np.full(POOL, 1.0 / POOL), self.sites).astype(np.float64)
+    def exact(self, study: Study) -> Result:
+        """The result without noise, on what sums are expected to be; the first study stands for those of any noise."""
+        if self._exact is None:
+            self._exact = self._result(study, np.full((self.sites, POOL), self.records / POOL), None)
+        return self._exact
+
+    def run(self, study: Study, number: int) -> Result:
+        """The result of one run, with noise if the study has any."""
+        rng = np.random.default_rng((3, number))
+        counts = rng.multinomial(self.records, np.full(POOL, 1.0 / POOL), self.sites).astype(np.float64)
+        return self._result(study, counts, rng)
+
+    def _result(self, study: Study, counts: Floats, rng: np.random.Generator | None) -> Result:
         with np.errstate(all="ignore"):
             return self.method.run(_Rehearsed(self._made(study), self.pool, counts, rng, self._rows))
 
@@ -213,7 +219,9 @@ class _Rehearsed:
             p = task.parameters
             schema = scored_schema(task.schema, p.low, p.high)
             scores = typical_records(schema, {}).features[:, -1:]
-            records = Records(np.hstack([pool.features, scores]), np.column_stack([pool.present, scores == scores]), pool.labels)
+            records = Records(
+                np.hstack([pool.features, scores]), np.column_stack([pool.present, scores == scores]), pool.labels
+            )
             asked = TablesParameters.model_validate({name: getattr(p, name) for name in TablesParameters.model_fields})
             yield from Tables(asked, schema).vectors(records, {})
         elif isinstance(task, Evaluation) and pool.labels is not None:

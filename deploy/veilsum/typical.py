@@ -2,8 +2,9 @@
 
 A guess says what is commonly known of a column, such as a published share of deaths. It serves the plan alone: it is neither
 in the signed study nor does any site receive it. A column without a guess has its mean a third of half its range below the
-middle of its bounds, with a standard deviation as large; the levels of a category are equally frequent. All columns, and the
-classes, go up together a little: any two correlate by :data:`CORRELATION` before they are cut into levels.
+middle of its bounds, with a standard deviation as large; the levels of a category are equally frequent. All columns go up
+together a little, as they share one normal factor: before they are cut into levels, any two correlate by :data:`CORRELATION`.
+The classes of a label share more of it, so that they can be told apart.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ the quartiles of a number; or the shares of some levels, of which the others hav
 POOL = 1000
 """How many typical records there are; they stand for however many are expected."""
 
-CORRELATION = 0.2
+CORRELATION, OF_CLASSES = 0.2, 0.8
+"""Part of the shared factor in the variance of a column, and of a label."""
 
 SPREAD = 1.0 / 3.0
 """Standard deviation of a number without a guess, and how far its mean lies below the middle, as shares of half its range."""
@@ -96,15 +98,15 @@ def typical_records(schema: DatasetSchema, expected: Mapping[str, Guess], wide: 
     table = np.hstack(features)
     labels = None
     if schema.label is not None:
-        labels = _levels(schema.classes, expected.get(schema.label.column), _ranks(schema.label.column))
+        labels = _levels(schema.classes, expected.get(schema.label.column), _ranks(schema.label.column, OF_CLASSES))
     return Records(table, np.ones(table.shape, dtype=np.bool_), labels, np.arange(POOL))
 
 
-def _ranks(name: str) -> Floats:
+def _ranks(name: str, shared: float = CORRELATION) -> Floats:
     """Of the records in a column, within 0 and 1; a column's do not depend on which others there are."""
     common = np.random.default_rng(1).standard_normal(POOL)
     own = np.random.default_rng((2, zlib.crc32(name.encode()))).standard_normal(POOL)
-    z = math.sqrt(CORRELATION) * common + math.sqrt(1.0 - CORRELATION) * own
+    z = math.sqrt(shared) * common + math.sqrt(1.0 - shared) * own
     ranks: Floats = (rankdata(z) - 0.5) / POOL
     return ranks
 
@@ -167,7 +169,9 @@ def _scaled(column: NumberColumn, guess: Guess | None, ranks: Floats) -> Floats:
     most = math.sqrt(mean * (1.0 - mean))
     deviation = given[1] / half / 2.0 if len(given) == 2 else min(SPREAD / 2.0, most / 2.0)
     if not 1e-9 < deviation < most:
-        raise ValueError(f"between {bounds} a number of mean {given[0]:g} has a standard deviation below {2.0 * half * most:.4g}")
+        raise ValueError(
+            f"between {bounds} a number of mean {given[0]:g} has a standard deviation below {2.0 * half * most:.4g}"
+        )
     size = (most / deviation) ** 2 - 1.0
     drawn: Floats = betaincinv(mean * size, (1.0 - mean) * size, ranks)
     return np.clip(2.0 * drawn - 1.0, -1.0, 1.0)

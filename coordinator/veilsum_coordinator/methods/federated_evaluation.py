@@ -21,11 +21,10 @@ from veilsum_aggregation.concordance import area
 from veilsum_aggregation.figures import Figure
 from veilsum_aggregation.moments import Estimate, NotEstimable
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
-from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.predictions import LABEL as PREDICTIONS
-from veilsum_coordinator.parts.predictions import Prediction, expected_measures, prediction_plan, prediction_tables
+from veilsum_coordinator.parts.predictions import Prediction, prediction_plan, prediction_tables
 from veilsum_coordinator.parts.query_requests import check_persons
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput
@@ -41,9 +40,6 @@ Floats = NDArray[np.float64]
 
 EVALUATION = "evaluation"
 """Label of the release."""
-
-TYPICAL = 0.8
-"""Accuracy and recall that expectations are for."""
 
 IMPORTANCE = (40.0, 1.0, 1.0)
 """Of a cell of the confusion counts, of the scores' and of the loss, as in :func:`.moment_plans`: the first are what is asked
@@ -98,6 +94,7 @@ class FederatedEvaluation(Method):
 
     name = "federated-evaluation"
     Parameters: ClassVar[type[Frozen]] = FederatedEvaluationParameters
+    rehearsals = 8
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FederatedEvaluationParameters):
@@ -158,25 +155,6 @@ class FederatedEvaluation(Method):
         parameters = FederatedEvaluationParameters.model_validate(study.parameters)
         if parameters.prediction is not None:
             check_persons(parameters.person, parameters.at_most, study)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """Accuracy and the recalls at an accuracy of 80% and equally frequent classes, by the formulas of :meth:`run`.
-
-        Of a prediction its measures, if it is calibrated.
-        """
-        if "prediction" in study.parameters:
-            return expected_measures(study, cohort, records)
-        noise, k = released_noise(study, EVALUATION, cohort), len(study.data.classes)
-        columns = len(FederatedEvaluationParameters.model_validate(study.parameters).classes)
-        right = TYPICAL * records
-        counts = noise[CONFUSION] * math.sqrt(cohort if study.tasks[0].disclosure == "per-site" else 1)
-        whole = classification.noised_share(right, records - right, (k, k * columns - k), counts)
-        one = classification.noised_share(right / k, (records - right) / k, (1, columns - 1), counts)
-        basis = f"an accuracy of {TYPICAL:.0%}"
-        return [
-            Expectation("accuracies", "share of records predicted rightly", TYPICAL, _half(whole), basis=basis, main=True),
-            Expectation("recalls", "share of a class predicted rightly", TYPICAL, _half(one), basis=basis, number=k),
-        ]
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study
@@ -289,7 +267,3 @@ class Reader:
                 "precision": plain(classification.noised_share(hit, other, (1, rows - 1), std)),
                 "f1": plain(classification.noised_f1(hit, missed + other, rows + columns - 2, std)),
             }
-
-
-def _half(statistic: moments.Statistic) -> float:
-    return math.inf if isinstance(statistic, NotEstimable) else Z95 * statistic.std_error
