@@ -32,6 +32,9 @@ Floats = NDArray[np.float64]
 MANY_RUNS, SEARCH_RUNS = 120, 8
 """Runs in all, where a figure is told in some of them only; runs at most at each noise of a search for an epsilon."""
 
+NOTHING_THERE = 1e9
+"""Half width, in sizes, from which on nobody is expected to be where a figure is: it is not forecast."""
+
 SOMETIMES = 0.5
 """Chance of being told below which a figure counts as lost."""
 
@@ -116,8 +119,8 @@ def forecast(rehearsal: Rehearsal, study: Study, most: int = MANY_RUNS) -> tuple
     if not few:
         return ()
     exact = rehearsal.exact(study)
-    model, first = _scores(exact, rehearsal), _seen(exact)
-    results = [rehearsal.run(study, number) for number in range(few)]
+    model, first = _scores(exact, rehearsal), read_figures(exact)
+    results = [(rehearsal.same_records if model else rehearsal.run)(study, number) for number in range(few)]
     if model is not None:
         return _of_model(model, results, rehearsal), *(
             replace(item, main=False) for item in _figures(rehearsal, study, first, results)
@@ -141,8 +144,9 @@ class _Seen(NamedTuple):
         kind: by which its size is found.
         deviation: its sampling error.
         row: that it stands in.
-        rank: 0 of what a question is asked for; of others, the smallest that a question has takes its place. 9 for never.
+        rank: place in :data:`_RANKS`; a question is asked for its figures of the smallest rank.
         question: that it belongs to.
+        main: whether the study is run for it.
     """
 
     part: str
@@ -155,16 +159,17 @@ class _Seen(NamedTuple):
     row: Mapping[str, Any]
     rank: int
     question: str
-
-    @property
-    def main(self) -> bool:
-        return self.rank < len(_RANKS)
+    main: bool = False
 
 
-_RANKS = ("", "share", "count", "test")
+_RANKS = ("", "share", "count", "total", "test")
+"""A study is run for figures of the first of these that it has, and for the tests of questions that have nothing else. The
+total is the count of all records."""
+
+NEVER = len(_RANKS)
 
 
-def _seen(result: Result) -> dict[tuple[str, ...], _Seen]:
+def read_figures(result: Result) -> dict[tuple[str, ...], _Seen]:
     """The figures of a result, each by what names it."""
     asked = result.summary.get("queries", ())
     belongs = {row["query"]: row.get("part_of") or row["query"] for row in asked if isinstance(row, Mapping)}
@@ -177,12 +182,17 @@ def _seen(result: Result) -> dict[tuple[str, ...], _Seen]:
             question = belongs.get(question, question)
             for key, figure in row.items():
                 if _is_figure(figure) and not (key.endswith("_ratio") and "log" in row):
-                    seen = _of_figure(key, figure, row, table, question, terms)
+                    seen = _of_figure(key, figure, row, table if table not in belongs else "", question, terms)
                     found[table, key, *_labels(row)] = seen
     smallest: dict[str, int] = {}
     for seen in found.values():
-        smallest[seen.question] = min(seen.rank, smallest.get(seen.question, 9))
-    return {key: seen._replace(rank=0 if seen.rank == smallest[seen.question] < 9 else 9) for key, seen in found.items()}
+        smallest[seen.question] = min(seen.rank, smallest.get(seen.question, NEVER))
+    test = _RANKS.index("test")
+    least = min((rank for rank in smallest.values() if rank != test), default=NEVER)
+    asked_for = {test, least} - {NEVER}
+    return {
+        key: seen._replace(main=seen.rank == smallest[seen.question] and seen.rank in asked_for) for key, seen in found.items()
+    }
 
 
 def _rows(name: str, content: Any, summary: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -228,13 +238,15 @@ def _of_figure(
         part = f"{kind.replace('_', ' ')} of {max(own, key=len, default=row['term'])}"
     if table.endswith(BESIDE):
         part += f", errors{BESIDE}"
-    rank = 0 if kind not in SIDE else _RANKS.index(kind) if kind in _RANKS else 9
+    rank = 0 if kind not in SIDE else _RANKS.index(kind) if kind in _RANKS else NEVER
+    if kind == "count" and not _labels(row):
+        rank = _RANKS.index("total")
     if "test" in row:
-        part, rank = f"tests of {question}", 3 if key == "p-value" else 9
-    if (not table or "measure" in row) and kind not in OF_PREDICTIONS:
-        rank = 9
+        part, rank = f"tests of {question}", _RANKS.index("test") if key == "p-value" else NEVER
+    if (table == question == "" or "measure" in row) and kind not in OF_PREDICTIONS:
+        rank = NEVER
     if table in SIDE_TABLES or table.endswith(BESIDE) or row.get("level") or row.get("term") == "constant":
-        rank = 9
+        rank = NEVER
     names = [label for label in _labels(row) if label != kind]
     quantity = kind.replace("_", " ") + (f" of {', '.join(names)}" if names else "")
     value, half, deviation = _width(figure, logarithm="ratio" in kind and not kind.startswith("log "))
@@ -260,16 +272,18 @@ def _width(figure: Mapping[str, Any], *, logarithm: bool) -> tuple[float | None,
 def _figures(
     rehearsal: Rehearsal, study: Study, first: Mapping[tuple[str, ...], _Seen], results: Sequence[Result]
 ) -> list[Forecast]:
-    """A forecast of each figure that there is without noise; of what noise alone does not hide it says no more."""
-    runs, found = [_seen(result) for result in results], []
+    """A forecast of each figure that there is without noise."""
+    runs, found = [read_figures(result) for result in results], []
     derived = getattr(rehearsal.method.Parameters.model_validate(study.parameters), "derive", {})
     halves = _half_ranges(rehearsal, derived)
     for key, exact in first.items():
         own = [run[key] for run in runs if key in run and run[key].value is not None]
         values = [seen.value for seen in own if seen.value is not None]
         value = exact.value if exact.value is not None else float(np.median(values)) if values else 0.0
-        size = max(_size(exact, abs(value), halves, rehearsal.sites * rehearsal.records), 1e-12)
+        size = _size(exact, abs(value), halves, rehearsal.sites * rehearsal.records)
         half = float(np.median([seen.half for seen in own])) if own else math.inf
+        if size <= 0.0 or (half > NOTHING_THERE * size and math.isfinite(half)):
+            continue
         main = exact.main and exact.value is not None
         found.append(Forecast(exact.part, exact.quantity, size, half, len(own) / max(len(runs), 1), exact.unit, main))
     return found
@@ -290,7 +304,7 @@ def _size(seen: _Seen, value: float, halves: Mapping[str, float], records: int) 
     if kind in ("mean", "quantile") and row.get("column") in halves:
         return halves[str(row["column"])]
     if kind in ("coefficient", "correlation") or "difference" in kind:
-        return seen.deviation * math.sqrt(records) or value
+        return seen.deviation * math.sqrt(records) or value or 1.0
     if kind in ("area under the ROC curve", "concordance"):
         return 0.5
     if "measure" in row:

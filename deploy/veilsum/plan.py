@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from veilsum.compile import StudyDraft
@@ -134,7 +133,7 @@ class StudyPlan:
         error_epsilon: smallest epsilon of the whole study that reaches it; None where none does, or nothing is forecast.
         losses: of each participant, by this coordinator's studies of the dataset; None where that is not known.
         assumed: names of columns of which nothing was guessed, which lie as :mod:`veilsum.typical` says.
-        weights: by question of a release of tables, what part of the noise is for it.
+        weights: by query, where several are asked, its part of what one record adds.
         affordable: how many such studies a budget of :data:`USUAL_BUDGET` bears from its start; None without noise.
         notes: what else must be known before it is signed, in sentences.
     """
@@ -149,10 +148,10 @@ class StudyPlan:
     error: float
     error_epsilon: float | None
     losses: tuple[ParticipantLoss, ...] | None
-    assumed: tuple[str, ...] = ()
-    weights: Mapping[str, float] = MappingProxyType({})
-    affordable: int | None = None
-    notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...]
+    weights: Mapping[str, float]
+    affordable: int | None
+    notes: tuple[str, ...]
 
     @property
     def blame(self) -> tuple[PlannedPart, ...]:
@@ -162,8 +161,8 @@ class StudyPlan:
 
     @property
     def costliest(self) -> str | None:
-        """The question that a release of tables spends more than half of its noise on, beside others."""
-        return next((name for name, share in self.weights.items() if 0.5 < share < 1.0 and len(self.weights) > 1), None)
+        """The query for which more than half of what a record adds is."""
+        return next((name for name, share in self.weights.items() if 0.5 < share < 1.0), None)
 
     @property
     def colluder_cost(self) -> float | None:
@@ -244,7 +243,7 @@ def plan_study(
         error_epsilon=None if reached is None else reached.privacy.epsilon,
         losses=None if spent is None else participant_losses(study, spent),
         assumed=tuple(name for name in guess_levels(draft.schema) if name not in draft.request.expected),
-        weights=draft.rehearsal.weights(study) if parts else {},
+        weights=draft.rehearsal.weights(study) if parts and len(draft.request.query) > 1 else {},
         affordable=None if study.privacy.epsilon is None else affordable(study, USUAL_BUDGET, MOST_STUDIES),
         notes=tuple(notes(study, draft.records)),
     )

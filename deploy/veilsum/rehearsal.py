@@ -2,7 +2,8 @@
 
 The records of all sites are drawn from a pool of typical ones (:mod:`veilsum.typical`) with replacement, as how often each of
 them occurs at each site: a sum over a million records costs what one over the pool does. Every draw has a fixed seed, so one
-plan always tells the same. Noise is normal, which the real noise is to within its grid.
+plan always tells the same. Where records are sampled, sums are what they are on average. Noise is normal, as the real noise is
+to within its grid.
 """
 
 from __future__ import annotations
@@ -72,14 +73,23 @@ class Rehearsal:
     def exact(self, study: Study) -> Result:
         """The result without noise, on what sums are expected to be; the first study stands for those of any noise."""
         if self._exact is None:
-            self._exact = self._result(study, np.full((self.sites, POOL), self.records / POOL), None)
+            self._exact = self._result(study, self._typical, None)
         return self._exact
+
+    def same_records(self, study: Study, number: int) -> Result:
+        """The result of one run on the records of :meth:`exact`, of which it differs by its noise alone."""
+        return self._result(study, self._typical, np.random.default_rng((3, number)))
 
     def run(self, study: Study, number: int) -> Result:
         """The result of one run, with noise if the study has any."""
         rng = np.random.default_rng((3, number))
         counts = rng.multinomial(self.records, np.full(POOL, 1.0 / POOL), self.sites).astype(np.float64)
         return self._result(study, counts, rng)
+
+    @property
+    def _typical(self) -> Floats:
+        """How often each record of the pool occurs at each site on average (sites, :data:`POOL`)."""
+        return np.full((self.sites, POOL), self.records / POOL)
 
     def _result(self, study: Study, counts: Floats, rng: np.random.Generator | None) -> Result:
         with np.errstate(all="ignore"):
@@ -182,8 +192,8 @@ class _Rehearsed:
             return total
         if not isinstance(task, SiteTask):
             raise Misuse(f"The task {task.name} trains at the sites, which is not rehearsed.")
-        some, rng = min(int(counts.sum()), MOST_OF_SITE), np.random.default_rng(4) if self._rng is None else self._rng
-        chosen = np.sort(rng.choice(POOL, some, p=counts / counts.sum()))
+        some = min(round(counts.sum()), MOST_OF_SITE)
+        chosen = np.sort(np.random.default_rng((4, place)).choice(POOL, some, p=counts / counts.sum()))
         found = task.vector(replace(self._mapped(agreed, chosen, arrays, place), subjects=None), arrays)
         return found * (counts.sum() / some) if task.additive else found
 
@@ -193,7 +203,7 @@ class _Rehearsed:
         """Sums (rows, size) of the pool's clipped vectors, each as often as a row of ``counts`` says."""
         rate = agreed.declaration.sampling_rate
         if rate < 1.0:
-            counts = counts * rate if self._rng is None else self._rng.binomial(counts.astype(np.int64), rate).astype(float)
+            counts = counts * rate
         if agreed.label in self._rows:
             return np.asarray((self._rows[agreed.label].T @ counts.T).T)
         total, kept = np.zeros((len(counts), task.layout().size)), list[csr_array]()

@@ -152,7 +152,7 @@ def _scaled(column: NumberColumn, guess: Guess | None, ranks: Floats) -> Floats:
     bounds = f"{column.low:g} and {column.high:g}"
     if isinstance(guess, dict):
         raise ValueError("it is a number: state [mean, standard deviation], or [lower quartile, median, upper quartile]")
-    given = guess if isinstance(guess, tuple) else () if guess is None else (guess,)
+    given: tuple[Real, ...] = guess if isinstance(guess, tuple) else () if guess is None else (guess,)
     places = [(value / 2.0 - low / 2.0) / half for value in given]  # from 0 to 1
     if len(given) == 3:
         lower, median, upper = places
@@ -169,9 +169,8 @@ def _scaled(column: NumberColumn, guess: Guess | None, ranks: Floats) -> Floats:
     most = math.sqrt(mean * (1.0 - mean))
     deviation = given[1] / half / 2.0 if len(given) == 2 else min(SPREAD / 2.0, most / 2.0)
     if not 1e-9 < deviation < most:
-        raise ValueError(
-            f"between {bounds} a number of mean {given[0]:g} has a standard deviation below {2.0 * half * most:.4g}"
-        )
+        largest = f"{2.0 * half * most:.4g}"
+        raise ValueError(f"between {bounds} a number of mean {given[0]:g} has a standard deviation below {largest}")
     size = (most / deviation) ** 2 - 1.0
     drawn: Floats = betaincinv(mean * size, (1.0 - mean) * size, ranks)
     return np.clip(2.0 * drawn - 1.0, -1.0, 1.0)

@@ -59,7 +59,8 @@ class Plan:
         return [item.to_json() for part in self.details.parts for item in part.forecasts]
 
     def parts(self) -> list[dict[str, Any]]:
-        """One row a part of the result: a typical figure's half-width as a share of its size, how often it is told, the outlook."""
+        """One row a part of the result: the share of its size that a typical half-width is, its chance of being told, and the
+        outlook."""
         return [part.to_json() for part in self.details.parts]
 
     def to_pandas(self) -> Any:

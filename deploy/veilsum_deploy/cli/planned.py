@@ -138,9 +138,8 @@ def _print_parts(plan: StudyPlan, *, everything: bool) -> None:
     if plan.assumed:
         named = listed(plan.assumed[:SHOWN_SITES]) + (" and others" if len(plan.assumed) > SHOWN_SITES else "")
         _say(
-            f"Nothing is guessed of {named}: levels are taken to be equally frequent, and numbers to have their mean a third of"
-            " half their range below the middle and as large a standard deviation. The key `expected` of the study states public"
-            " guesses, which stay in this plan.\n"
+            f"Assumed of {named}: levels are equally frequent; numbers have their mean a sixth of their range below the middle"
+            " and as large a standard deviation. State public guesses as `expected` in the study; they stay in this plan.\n"
         )
     if not plan.records_stated:
         _say(f"study.toml states no expected_records, so the schema's max_records is taken, {many:,} in all.\n")
@@ -177,8 +176,8 @@ def _conclusions(plan: StudyPlan) -> list[str]:
         return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]
     if plan.verdict is Verdict.NOT_FORECAST:
         return [
-            f"Verdict: {plan.verdict.value}. What the noise of many steps of training leaves of a model depends on the records."
-            " Try it on public or made records of the same size: veilsum simulate.",
+            f"Verdict: {plan.verdict.value}. What noise leaves of a model that is trained in many steps depends on the"
+            " records. Try it on public or made records of the same size: veilsum simulate.",
             *_budget(plan),
             *_coarse(plan),
         ]
@@ -192,8 +191,8 @@ def _conclusions(plan: StudyPlan) -> list[str]:
     if plan.costliest is not None:
         share = plan.weights[plan.costliest]
         lines.append(
-            f"Of what one {plan.cost.unit} adds, {_percent(share)} is for {plan.costliest}: without that question the noise of all"
-            f" others would be about {_percent(1.0 - math.sqrt(1.0 - share))} smaller."
+            f"Of what one {plan.cost.unit} adds, {_percent(share)} is for {plan.costliest}: without that question the noise of"
+            f" all others would be about {_percent(1.0 - math.sqrt(1.0 - share))} smaller."
         )
     lost = [part.name for part in plan.parts if part.outlook is Outlook.NOTHING and not part.main]
     if lost:
@@ -201,8 +200,8 @@ def _conclusions(plan: StudyPlan) -> list[str]:
     rule = (
         f"The rule: a part tells nothing if more than half of its quantities have an interval of more than"
         f" {_percent(NOTHING_SHARE)} of their expected size, or are mostly not estimable, and is weak above"
-        f" {_percent(WEAK_SHARE)}, or where told less often than in nine of ten cases. A study is worth it if all main parts are"
-        " good, and not worth it if more than half of them tell nothing."
+        f" {_percent(WEAK_SHARE)}, or where told less often than in nine of ten cases. A study is worth it if all main parts"
+        " are good, and not worth it if more than half of them tell nothing."
     )
     return [*lines, rule, _wanted(plan), *_budget(plan), *_coarse(plan)]
 
@@ -224,10 +223,10 @@ def _budget(plan: StudyPlan) -> list[str]:
     of = f"A budget of epsilon {USUAL_BUDGET:g} at delta {delta:g}"
     if not number:
         return [f"{of} does not bear this study. Each site's budget is its own, and private."]
-    shown = f"more than {MOST_STUDIES:,}" if number >= MOST_STUDIES else f"{number:,}"
-    return [
-        f"{of} would bear {shown} such {'study' if number == 1 else 'studies'}. Each site's budget is its own, and private."
-    ]
+    shown = (
+        f"more than {MOST_STUDIES:,} such studies" if number >= MOST_STUDIES else counted(number, "such study", "such studies")
+    )
+    return [f"{of} would bear {shown}. Each site's budget is its own, and private."]
 
 
 def _coarse(plan: StudyPlan) -> list[str]:
