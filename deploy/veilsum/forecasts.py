@@ -32,9 +32,6 @@ Floats = NDArray[np.float64]
 MANY_RUNS, SEARCH_RUNS = 120, 8
 """Runs in all, where a figure is told in some of them only; runs at most at each noise of a search for an epsilon."""
 
-NOTHING_THERE = 1e9
-"""Half width, in sizes, from which on nobody is expected to be where a figure is: it is not forecast."""
-
 SOMETIMES = 0.5
 """Chance of being told below which a figure counts as lost."""
 
@@ -47,8 +44,11 @@ SIDE_TABLES = frozenset({"classes", "confusion", "levels", "sites"})
 SIDE = frozenset({"count", "share", "standard_deviation", "r_squared", "share with the event", "weighted mean"})
 """Figures that stand beside others: a question that has others is asked for those."""
 
-OF_PREDICTIONS = frozenset({"area under the ROC curve", "concordance", "R squared", "observed over expected", "accuracy"})
-"""What an evaluation is run for."""
+DIRECTION = "variance along a direction, on average"
+"""Of principal components: what they are found by, against the variance that noise alone shows along some direction."""
+
+ASKED_FOR = frozenset({"area under the ROC curve", "concordance", "R squared", "observed over expected", "accuracy", DIRECTION})
+"""What evaluations and components are run for."""
 
 OWN_NAMES = frozenset(
     {"column", "with", "term", "figure", "effect", "measure", "ratio", "class", "score", "test", "of", "level"}
@@ -177,7 +177,7 @@ def read_figures(result: Result) -> dict[tuple[str, ...], _Seen]:
     found: dict[tuple[str, ...], _Seen] = {}
     for name, content in result.summary.items():
         for row in _rows(name, content, result.summary):
-            table = "" if content is row.get(name) else name
+            table = name if isinstance(content, list | tuple) and DIRECTION not in row else ""
             question = table.removesuffix(" tests").removesuffix(" ratios")
             question = belongs.get(question, question)
             for key, figure in row.items():
@@ -199,14 +199,15 @@ def _rows(name: str, content: Any, summary: Mapping[str, Any]) -> Iterator[Mappi
     """The rows of a table of a summary; a figure by itself is one."""
     if _is_figure(content):
         yield {name: content}
+    if name == "components" and "noise_variance" in summary:
+        mean = float(np.mean([row["variance"] for row in content]))
+        yield {DIRECTION: {"value": mean, "half": summary["noise_variance"]}}
     for row in content if isinstance(content, list | tuple) else ():
         if not isinstance(row, Mapping):
             continue
         if "p_value" in row and "test" in row:
             told = row["p_value"] is not None
             yield {**row, "p-value": {"value": 1.0, "half": row["noise_share"]} if told else {"not_estimable": row["note"]}}
-        elif "component" in row and "noise_variance" in summary:
-            yield {**row, "variance": {"value": row["variance"], "half": summary["noise_variance"]}}
         else:
             yield row
 
@@ -221,7 +222,7 @@ def _labels(row: Mapping[str, Any]) -> tuple[str, ...]:
     for key, value in row.items():
         if isinstance(value, str) and value and key not in NOT_LABELS:
             found.append(value if key in OWN_NAMES else f"{key} {value}")
-        elif key in ("time", "quantile", "component") and isinstance(value, int | float):
+        elif key in ("time", "quantile") and isinstance(value, int | float):
             found.append(f"{key} {value:g}")
     return tuple(found)
 
@@ -243,7 +244,7 @@ def _of_figure(
         rank = _RANKS.index("total")
     if "test" in row:
         part, rank = f"tests of {question}", _RANKS.index("test") if key == "p-value" else NEVER
-    if (table == question == "" or "measure" in row) and kind not in OF_PREDICTIONS:
+    if (table == question == "" or "measure" in row) and kind not in ASKED_FOR:
         rank = NEVER
     if table in SIDE_TABLES or table.endswith(BESIDE) or row.get("level") or row.get("term") == "constant":
         rank = NEVER
@@ -282,8 +283,8 @@ def _figures(
         value = exact.value if exact.value is not None else float(np.median(values)) if values else 0.0
         size = _size(exact, abs(value), halves, rehearsal.sites * rehearsal.records)
         half = float(np.median([seen.half for seen in own])) if own else math.inf
-        if size <= 0.0 or (half > NOTHING_THERE * size and math.isfinite(half)):
-            continue
+        if size <= 0.0:
+            continue  # nobody is expected there
         main = exact.main and exact.value is not None
         found.append(Forecast(exact.part, exact.quantity, size, half, len(own) / max(len(runs), 1), exact.unit, main))
     return found
