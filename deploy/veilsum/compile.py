@@ -46,6 +46,9 @@ __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "dra
 MOST_NOISE = 1000.0
 """Noise multiplier of one release beyond which epsilon hardly falls any more by RDP, at orders up to 1024."""
 
+MOST_TRIES, MOST_CHANGE = 24, 8.0
+"""Rehearsals of a search for an epsilon, and by what factor noise changes from one to the next at most."""
+
 _FINE = 2**40  # a grid so fine that nothing is rounded
 
 
@@ -83,7 +86,9 @@ class StudyDraft:
     def rehearsal(self) -> Rehearsal:
         """Of its studies, if all participants take part."""
         width = None if self.request.encoder is None else self.request.encoder.width  # type: ignore[union-attr]  # it is read
-        return Rehearsal(self.method, self.schema, width, self.request.expected, len(self.members), self.records)
+        return Rehearsal(
+            self.method, self.schema, width, self.request.expected, len(self.members), self.records, self.releases
+        )
 
     def forecast(self, study: Study) -> tuple[Forecast, ...]:
         """How well the quantities of a study compiled from this draft will be known; none where it is not rehearsed."""
@@ -166,8 +171,9 @@ class StudyDraft:
     def compile_for(self, error: float) -> Study | None:
         """The study of the smallest epsilon whose main quantities are known to within ``error`` of their expected size.
 
-        The error is that of a rehearsal whose draws are the same at any noise. From the noise of epsilon 1 on, it is doubled
-        or halved until the error is met and no longer met; the factor of two between is searched to within 2%.
+        The error is that of a rehearsal whose draws are the same at any noise. It is about in proportion to the noise, or
+        levels off where sampling outweighs it. The noise found is within 2% of the most that meets the error, where that is in reach
+        of :data:`MOST_TRIES` rehearsals.
 
         Returns:
             None where no epsilon up to 1e4 reaches it, where nothing is forecast, or where the study has no noise to choose.
@@ -178,32 +184,33 @@ class StudyDraft:
         if self.request.privacy.noise == "none":
             return None
         least, most = self._multiplier(LARGEST_EPSILON), MOST_NOISE * math.sqrt(self.releases)
-        if (met := self._meets(least, error)) is None:
-            return None
-        low, high = least, min(self._multiplier(1.0), most)
-        while (found := self._meets(high, error)) is not None:
-            met, low, high = found, high, 2.0 * high
-            if low == most:
-                return met
-            high = min(high, most)
-        while high > 2.0 * low:
-            low, high, met = self._halved(low, high, high / 2.0, met, error)
-        while high > 1.02 * low:
-            low, high, met = self._halved(low, high, math.sqrt(low * high), met, error)
+        low, high, noise = 0.0, math.inf, self._multiplier(1.0)  # met at low, missed at high
+        met: Study | None = None
+        for _ in range(MOST_TRIES):
+            study, found = self._tried(noise)
+            if study is not None and found <= error:
+                met, low = study, noise
+            else:
+                high = noise
+            if low >= most or high <= least or high <= 1.02 * low:
+                break
+            change = 0.995 * error / found if found > 0.0 else MOST_CHANGE
+            wanted = noise * min(max(change, 1.0 / MOST_CHANGE), MOST_CHANGE)
+            wanted = min(max(wanted, 1.01 * low), high / 1.01) if low and high < math.inf else wanted
+            if low and high < math.inf and not low < wanted < high:
+                wanted = math.sqrt(low * high)
+            noise = min(max(wanted, least), most)
+            if noise in (low, high):
+                noise = math.sqrt(max(low, least) * min(high, most))
         return met
 
-    def _halved(self, low: float, high: float, middle: float, met: Study, error: float) -> tuple[float, float, Study]:
-        """A narrower interval of noise, of which the lower end meets the error, and the study there."""
-        found = self._meets(middle, error)
-        return (low, middle, met) if found is None else (middle, high, found)
-
-    def _meets(self, multiplier: float, error: float) -> Study | None:
-        """The study with this noise if a grid takes it and the error is met."""
+    def _tried(self, multiplier: float) -> tuple[Study | None, float]:
+        """The study with this noise, if a grid takes it, and its error."""
         try:
             study = self.compile_with(multiplier)
         except NoGridError:
-            return None
-        return study if main_error(forecast(self.rehearsal, study, SEARCH_RUNS)) <= error else None
+            return None, math.inf
+        return study, main_error(forecast(self.rehearsal, study, SEARCH_RUNS))
 
     def _bounded(self, error: float, most: float | None) -> Study:
         study = self.compile_for(error)

@@ -47,7 +47,9 @@ SIDE = frozenset({"count", "share", "standard_deviation", "r_squared", "share wi
 DIRECTION = "variance along a direction, on average"
 """Of principal components: what they are found by, against the variance that noise alone shows along some direction."""
 
-ASKED_FOR = frozenset({"area under the ROC curve", "concordance", "R squared", "observed over expected", "accuracy", DIRECTION})
+ASKED_FOR = frozenset(
+    {"area under the ROC curve", "concordance", "R squared", "observed over expected", "accuracy", DIRECTION}
+)
 """What evaluations and components are run for."""
 
 OWN_NAMES = frozenset(
@@ -352,7 +354,8 @@ def _scores(result: Result, rehearsal: Rehearsal) -> _Scores | None:
 
 
 def _of_model(exact: _Scores, results: Sequence[Result], rehearsal: Rehearsal) -> Forecast:
-    found = [own.values for result in results if (own := _scores(result, rehearsal)) is not None]
+    scores = [own.values for result in results if (own := _scores(result, rehearsal)) is not None]
+    found = [values for values in scores if values.shape == exact.values.shape]  # with all classes
     half = _error(exact.values, found)
     return Forecast("model", exact.what, max(exact.size, 1e-12), half, len(found) / len(results), main=True)
 

@@ -34,6 +34,8 @@ from veilsum_privacy.tasks.tables import Tables, TablesParameters
 
 Floats = NDArray[np.float64]
 
+MANY_RELEASES, SMALL_POOL = 8, 250
+
 MOST_OF_SITE = 4000
 """Records on which a task computes that gives one vector a site."""
 
@@ -55,16 +57,26 @@ class Rehearsal:
         expected: checked guesses.
         sites: how many take part.
         records: that each of them is expected to have.
+        releases: of the study; of many, the pool is smaller.
     """
 
     def __init__(
-        self, method: Method, schema: DatasetSchema, width: int | None, expected: Mapping[str, Guess], sites: int, records: int
+        self,
+        method: Method,
+        schema: DatasetSchema,
+        width: int | None,
+        expected: Mapping[str, Guess],
+        sites: int,
+        records: int,
+        releases: int = 1,
     ) -> None:
         self.method, self.sites, self.records = method, sites, records
         self._width, self._rows = width, dict[str, csr_array]()
         self._exact: Result | None = None
         self.schema = schema if width is None else _of_features(schema, width)
-        self.pool = typical_records(self.schema, expected, wide=width is None)
+        self.pool = typical_records(
+            self.schema, expected, POOL if releases <= MANY_RELEASES else SMALL_POOL, made=width is not None
+        )
 
     def runs(self, study: Study) -> int:
         """How many runs a plan makes at first; 0 where the study is not rehearsed, as what sites train is not."""
@@ -83,13 +95,13 @@ class Rehearsal:
     def run(self, study: Study, number: int) -> Result:
         """The result of one run, with noise if the study has any."""
         rng = np.random.default_rng((3, number))
-        counts = rng.multinomial(self.records, np.full(POOL, 1.0 / POOL), self.sites).astype(np.float64)
+        counts = rng.multinomial(self.records, np.full(len(self.pool), 1.0 / len(self.pool)), self.sites).astype(np.float64)
         return self._result(study, counts, rng)
 
     @property
     def _typical(self) -> Floats:
-        """How often each record of the pool occurs at each site on average (sites, :data:`POOL`)."""
-        return np.full((self.sites, POOL), self.records / POOL)
+        """How often each record of the pool occurs at each site on average (sites, records of the pool)."""
+        return np.full((self.sites, len(self.pool)), self.records / len(self.pool))
 
     def _result(self, study: Study, counts: Floats, rng: np.random.Generator | None) -> Result:
         with np.errstate(all="ignore"):
@@ -129,7 +141,7 @@ class _Rehearsed:
     Args:
         study: compiled.
         pool: typical records.
-        counts: (sites, :data:`POOL`) how often each occurs.
+        counts: (sites, records of the pool) how often each occurs.
         rng: where noise and samples come from; None without noise.
         rows: vectors of the pool by label, of tasks that are broadcast nothing; further runs take them.
     """
@@ -193,7 +205,7 @@ class _Rehearsed:
         if not isinstance(task, SiteTask):
             raise Misuse(f"The task {task.name} trains at the sites, which is not rehearsed.")
         some = min(round(counts.sum()), MOST_OF_SITE)
-        chosen = np.sort(np.random.default_rng((4, place)).choice(POOL, some, p=counts / counts.sum()))
+        chosen = np.sort(np.random.default_rng((4, place)).choice(len(counts), some, p=counts / counts.sum()))
         found = task.vector(replace(self._mapped(agreed, chosen, arrays, place), subjects=None), arrays)
         return found * (counts.sum() / some) if task.additive else found
 
@@ -228,7 +240,7 @@ class _Rehearsed:
         if isinstance(task, ModelTables):
             p = task.parameters
             schema = scored_schema(task.schema, p.low, p.high)
-            scores = typical_records(schema, {}).features[:, -1:]
+            scores = typical_records(schema, {}, len(pool)).features[:, -1:]
             records = Records(
                 np.hstack([pool.features, scores]), np.column_stack([pool.present, scores == scores]), pool.labels
             )

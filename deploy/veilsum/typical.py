@@ -31,7 +31,7 @@ Guess = Real | tuple[Real, Real] | tuple[Real, Real, Real] | dict[str, Real]
 the quartiles of a number; or the shares of some levels, of which the others have equal parts of the rest."""
 
 POOL = 1000
-"""How many typical records there are; they stand for however many are expected."""
+"""Typical records that stand for however many are expected."""
 
 CORRELATION, OF_CLASSES = 0.2, 0.8
 """Part of the shared factor in the variance of a column, and of a label."""
@@ -76,20 +76,23 @@ def check_guesses(expected: Mapping[str, Guess], schema: DatasetSchema, source: 
             raise ConfigurationError(f"{where}: {error}", "Correct the guess, or leave it out.") from error
 
 
-def typical_records(schema: DatasetSchema, expected: Mapping[str, Guess], wide: bool = True) -> Records:
-    """:data:`POOL` records, the same for the same schema and guesses; no value is missing.
+def typical_records(
+    schema: DatasetSchema, expected: Mapping[str, Guess], number: int = POOL, *, made: bool = False
+) -> Records:
+    """So many records, the same for the same schema and guesses; no value is missing.
 
     Margins are as guessed to within half a record: values are quantiles at evenly spaced ranks.
 
     Args:
         schema: of the dataset.
         expected: checked guesses.
-        wide: False where columns are features that an encoder makes: normal about 0 in place of what bounds suggest.
+        number: of records.
+        made: whether columns are features that an encoder makes: normal about 0 in place of what bounds suggest.
     """
     features = []
     for column in schema.columns:
-        ranks = _ranks(column.name)
-        if not wide:
+        ranks = _ranks(column.name, number)
+        if made:
             features.append(np.clip(SPREAD * ndtri(ranks), -1.0, 1.0)[:, None])
         elif isinstance(column, NumberColumn):
             features.append(_scaled(column, expected.get(column.name), ranks)[:, None])
@@ -98,16 +101,16 @@ def typical_records(schema: DatasetSchema, expected: Mapping[str, Guess], wide: 
     table = np.hstack(features)
     labels = None
     if schema.label is not None:
-        labels = _levels(schema.classes, expected.get(schema.label.column), _ranks(schema.label.column, OF_CLASSES))
-    return Records(table, np.ones(table.shape, dtype=np.bool_), labels, np.arange(POOL))
+        labels = _levels(schema.classes, expected.get(schema.label.column), _ranks(schema.label.column, number, OF_CLASSES))
+    return Records(table, np.ones(table.shape, dtype=np.bool_), labels, np.arange(number))
 
 
-def _ranks(name: str, shared: float = CORRELATION) -> Floats:
+def _ranks(name: str, number: int, shared: float = CORRELATION) -> Floats:
     """Of the records in a column, within 0 and 1; a column's do not depend on which others there are."""
-    common = np.random.default_rng(1).standard_normal(POOL)
-    own = np.random.default_rng((2, zlib.crc32(name.encode()))).standard_normal(POOL)
+    common = np.random.default_rng(1).standard_normal(number)
+    own = np.random.default_rng((2, zlib.crc32(name.encode()))).standard_normal(number)
     z = math.sqrt(shared) * common + math.sqrt(1.0 - shared) * own
-    ranks: Floats = (rankdata(z) - 0.5) / POOL
+    ranks: Floats = (rankdata(z) - 0.5) / number
     return ranks
 
 

@@ -232,7 +232,7 @@ def test_a_plan_foretells_how_much_wider_intervals_are_where_sites_are_alike(fam
     told = []
     for errors in ("clustered", "model"):
         draft = drafted(request_of(family, 8.0, errors=errors), SITES[:4])
-        told.append([item.half_width for item in draft.expectations(draft.compile())])
+        told.append([item.half_width for item in draft.forecast(draft.compile()) if item.main])
     planned = np.divide(*told)
     assert np.all(planned > 1.4)  # Student's t with 3 degrees alone is 1.6 times a normal, and the fit has less of the budget
     assert np.median(wider) == pytest.approx(np.median(planned), rel=0.35)

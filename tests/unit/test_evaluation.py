@@ -29,7 +29,6 @@ from support.studies import agreed, complete
 from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
 from veilsum_aggregation.classification import auc_interval
-from veilsum_aggregation.moments import Estimate
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.networks import network_head
@@ -499,22 +498,6 @@ def test_sites_can_be_told_apart_where_they_agree_to_it(tmp_path: Path) -> None:
         assert row["accuracy"]["value"] == pytest.approx(share, abs=5 * row["accuracy"]["std_error"])
     whole, one = found["records"]["std_error"], found["sites"][0]["records"]["std_error"]
     assert whole == pytest.approx(math.sqrt(3) * one)
-
-
-def test_expectations_are_the_methods_own_formulas(tmp_path: Path) -> None:
-    study, _ = asked(tmp_path, "linear", 2.0)
-    first, second = FederatedEvaluation().expectations(study, 3, 900)
-    assert first.main
-    assert 0 < first.half_width < second.half_width < 0.5
-    inner = federation(study, {name: records(300) for name in SITES}, find_released(tmp_path, study))
-    release = inner.sum("evaluation")
-    counts = np.full((3, 3), 900 / 3 * 0.1)
-    np.fill_diagonal(counts, 900 / 3 * 0.8)
-    from veilsum_aggregation.classification import noised_share
-
-    expected = noised_share(720.0, 180.0, (3, 6), release.noise_std["confusion"])
-    assert isinstance(expected, Estimate)
-    assert first.half_width == pytest.approx(1.96 * expected.std_error, rel=1e-4)
 
 
 # -- at a site -------------------------------------------------------------------------------------------------------------

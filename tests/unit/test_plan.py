@@ -421,7 +421,9 @@ def test_a_delta_of_no_guarantee_is_said_with_the_verdict(study_file: Path, caps
 def test_a_hopeless_study_is_told_and_what_it_would_take(study_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study_file.write_text(STUDY.replace("epsilon = 1.0", "epsilon = 0.01"))
     _, text, _ = show(capsys, study_file, "--participants", 4)
-    assert "Verdict: not worth its epsilon. What keeps it from being worth it: mean of overview (told in" in " ".join(text.split())
+    assert "Verdict: not worth its epsilon. What keeps it from being worth it: mean of overview (told in" in " ".join(
+        text.split()
+    )
     body = json.loads(show(capsys, study_file, "--participants", 4, "--json", "--error", 0.04)[1])
     assert body["wanted"]["error"] == 0.04
     study_file.write_text(STUDY.replace("epsilon = 1.0", "error = 0.04"))

@@ -84,7 +84,7 @@ class GBDT(Method):
 
     name = "gbdt"
     Parameters: ClassVar[type[Frozen]] = GBDTParameters
-    rehearsals = 8
+    rehearsals = 2
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, GBDTParameters):

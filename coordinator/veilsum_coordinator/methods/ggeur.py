@@ -117,7 +117,7 @@ class GGEUR(Method):
 
     name = "ggeur"
     Parameters: ClassVar[type[Frozen]] = GGEURParameters
-    rehearsals = 4
+    rehearsals = 2
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, GGEURParameters):
