@@ -172,8 +172,8 @@ class StudyDraft:
         """The study of the smallest epsilon whose main quantities are known to within ``error`` of their expected size.
 
         The error is that of a rehearsal whose draws are the same at any noise. It is about in proportion to the noise, or
-        levels off where sampling outweighs it. The noise found is within 2% of the most that meets the error, where that is in reach
-        of :data:`MOST_TRIES` rehearsals.
+        levels off where sampling outweighs it. The noise found is within 2% of the most that meets the error, where
+        :data:`MOST_TRIES` rehearsals are enough for that.
 
         Returns:
             None where no epsilon up to 1e4 reaches it, where nothing is forecast, or where the study has no noise to choose.
