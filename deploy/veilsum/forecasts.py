@@ -361,21 +361,22 @@ def _of_model(exact: _Scores, results: Sequence[Result], rehearsal: Rehearsal) -
 
 
 def _of_arrays(exact: Result, results: Sequence[Result], known: Sequence[Forecast]) -> Iterator[Forecast]:
-    """Arrays of which no figure tells: of a result without figures, and of synthetic records the released tables."""
-    for name, values in exact.arrays.items():
-        synthetic = name.endswith(".pairs")
-        if (
-            not np.issubdtype(values.dtype, np.floating)
-            or not values.size
-            or (any(item.main for item in known) and not synthetic)
-        ):
-            continue
-        found = [own for result in results if (own := result.arrays.get(name)) is not None and own.shape == values.shape]
-        if (size := math.sqrt(float(np.mean(values**2)))) < 1e-9:
-            continue
-        part = name.removesuffix(".pairs") if synthetic else "arrays"
-        what = "number of records in a cell of two columns" if synthetic else name
-        yield Forecast(part, what, size, _error(values, found), len(found) / len(results), main=True)
+    """Arrays of which no figure tells: those of a result without figures, and the tables that synthetic records are of."""
+    made = [name for name in exact.arrays if name.endswith(".pairs")]
+    groups = [(name.removesuffix(".pairs"), "number of records in a cell of two columns", [name]) for name in made]
+    if not groups and not any(item.main for item in known):
+        real = [name for name, values in exact.arrays.items() if np.issubdtype(values.dtype, np.floating)]
+        groups = [("arrays", "value of an array", real)]
+    for part, what, names in groups:
+        whole = _joined(exact, names)
+        found = [own for result in results if (own := _joined(result, names)).shape == whole.shape]
+        if whole.size and (size := math.sqrt(float(np.mean(whole**2)))) > 0.0:
+            yield Forecast(part, what, size, _error(whole, found), len(found) / len(results), main=True)
+
+
+def _joined(result: Result, names: Sequence[str]) -> Floats:
+    """Arrays of a result, one after another."""
+    return np.concatenate([np.zeros(0), *(result.arrays[name].ravel() for name in names if name in result.arrays)])
 
 
 def _error(exact: Floats, found: Sequence[Floats]) -> float:
