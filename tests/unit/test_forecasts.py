@@ -299,7 +299,7 @@ def test_every_method_says_what_matters_most_and_gets_there_by_an_error(method: 
     found = asked.forecast(asked.compile())
     assert any(item.main for item in found)
     assert all(item.size > 0 and item.half_width > 0 for item in found)
-    if not parameters:
+    if not parameters and method != "slot-align":  # whose choice of a reference is another one without noise
         by_error = draft(method, error=0.8, expected=400)
         study = by_error.compile()
         assert main_error(forecast(by_error.rehearsal, study, SEARCH_RUNS)) <= 0.8
