@@ -72,7 +72,7 @@ class Rehearsal:
     ) -> None:
         self.method, self.sites, self.records = method, sites, records
         self._width, self._rows = width, dict[str, csr_array]()
-        self._exact: Result | None = None
+        self._exact = dict[str, Result]()
         self.schema = schema if width is None else _of_features(schema, width)
         self.pool = typical_records(
             self.schema, expected, POOL if releases <= MANY_RELEASES else SMALL_POOL, made=width is not None
@@ -83,10 +83,11 @@ class Rehearsal:
         return 0 if any(task.local_steps or task.resolution for task in study.tasks) else self.method.rehearsals
 
     def exact(self, study: Study) -> Result:
-        """The result without noise, on what sums are expected to be; the first study stands for those of any noise."""
-        if self._exact is None:
-            self._exact = self._result(study, self._typical, None)
-        return self._exact
+        """The result without noise, on what sums are expected to be; the same for studies that differ by their noise."""
+        asked = str(study.parameters)
+        if asked not in self._exact:
+            self._exact[asked] = self._result(study, self._typical, None)
+        return self._exact[asked]
 
     def same_records(self, study: Study, number: int) -> Result:
         """The result of one run on the records of :meth:`exact`, of which it differs by its noise alone."""
@@ -216,8 +217,9 @@ class _Rehearsed:
         rate = agreed.declaration.sampling_rate
         if rate < 1.0:
             counts = counts * rate
-        if agreed.label in self._rows:
-            return np.asarray((self._rows[agreed.label].T @ counts.T).T)
+        asked = f"{agreed.label} {agreed.declaration.parameters}"
+        if asked in self._rows:
+            return np.asarray((self._rows[asked].T @ counts.T).T)
         total, kept = np.zeros((len(counts), task.layout().size)), list[csr_array]()
         at, values = 0, 0
         for batch in self._vectors(agreed, task, arrays, place):
@@ -229,7 +231,7 @@ class _Rehearsed:
                 kept.append(csr_array(rows))
                 values += kept[-1].nnz
         if kept and values <= MOST_VALUES:
-            self._rows[agreed.label] = vstack(kept, format="csr")
+            self._rows[asked] = vstack(kept, format="csr")
         return total
 
     def _vectors(

@@ -196,7 +196,8 @@ def test_noise_is_in_the_errors_and_planned(fits: Path, family: str) -> None:
             widths[name].append((value["high"] - value["low"]) / 2)
     for name, ratios in apart.items():
         assert np.sqrt(np.mean(np.square(ratios))) < 1.9, name  # of 8 standard normals
-        assert np.median(widths[name]) == pytest.approx(told[name].half_width, rel=2.0), name
+        if told[name].main:
+            assert np.median(widths[name]) == pytest.approx(told[name].half_width, rel=2.0), name
 
 
 def test_with_few_records_nothing_is_told(fits: Path) -> None:
