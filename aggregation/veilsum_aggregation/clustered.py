@@ -153,21 +153,13 @@ class ClusteredFit(Fit):
         sites, direction = len(self.scores), self.influence.T @ weights
         hidden = sites * self.std**2 * float(direction @ direction)
         noise, sampling = (float(weights @ matrix @ weights) for matrix in self.fit.covariances)
-        middle = self._middle(direction, sampling + hidden)
+        middle = self._middle(direction)
         return SiteErrors(middle, hidden, noise, sampling, sites).figure(float(weights @ self.coefficients))
 
-    def _middle(self, direction: Floats, expected: float) -> float:
-        """q of the scores' changes in a direction (q,), which is ``expected`` if sites do not differ."""
+    def _middle(self, direction: Floats) -> float:
+        """q of the scores' changes in a direction (q,)."""
         changes = self.scores @ direction
         return len(changes) / (len(changes) - 1) * float(np.sum((changes - changes.mean()) ** 2))
 
     def all_slopes(self) -> Test | Drowned:
         return self.fit.all_slopes()
-
-
-@dataclass(frozen=True)
-class ExpectedClusteredFit(ClusteredFit):
-    """The fit that is expected if sites do not differ; its scores are of no meaning but for their number."""
-
-    def _middle(self, direction: Floats, expected: float) -> float:
-        return expected

@@ -90,37 +90,3 @@ def within_covariance(counts: Floats, sums: Floats, second: Floats, sums_std: fl
     between = (sums / counts[:, None]).T @ sums
     excess = sums_std**2 * float(np.sum(1.0 / counts))
     return (second - between + excess * np.eye(len(second))) / float(counts.sum())
-
-
-def within_covariance_error(
-    number: float,
-    classes: int,
-    second_std: float,
-    sums_std: float,
-    counts_std: float,
-    means: tuple[float, float],
-    covariance: float,
-    *,
-    diagonal: bool,
-) -> float:
-    """Standard error that noise gives one entry of :func:`within_covariance`, for classes of one size and one mean.
-
-    Delta method: the entry W = (S2 - sum_c s_ci s_cj / n_c) / n has dW/dS2 = 1 / n, dW/ds_ci = -m_j / n (-2 m_i / n on the
-    diagonal) and dW/dn_c = (m_i m_j - W) / n. The noise of the two sums also enters as a product, e_ci e_cj / (n_c n), which
-    matters where the means are near zero: its variance is sums_std^4 / (n_c n)^2, twice that on the diagonal.
-
-    Args:
-        number: records n, all classes together.
-        classes: K, each of n / K records.
-        second_std, sums_std, counts_std: noise of an entry of S2, of a class sum and of a class count.
-        means: (m_i, m_j), of the two features.
-        covariance: the entry's value W.
-        diagonal: whether i = j.
-    """
-    mi, mj = means
-    product = sums_std**2 * classes / number
-    if diagonal:
-        sums = math.hypot(2.0 * mi * sums_std, math.sqrt(2.0) * product)
-    else:
-        sums = math.hypot(mi * sums_std, mj * sums_std, product)
-    return math.hypot(second_std, math.sqrt(classes) * math.hypot(sums, (mi * mj - covariance) * counts_std)) / number

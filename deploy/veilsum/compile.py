@@ -10,13 +10,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
+from veilsum.forecasts import SEARCH_RUNS, Forecast, forecast, main_error
 from veilsum.quantisation import NoGridError, derived_grid, plan_grid, training_resolution
+from veilsum.rehearsal import Rehearsal
 from veilsum.request import LARGEST_EPSILON, PrivacyRequest, ReleasedProjection, StudyRequest, load_study_request
+from veilsum.typical import check_guesses
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.expectations import Expectation, main_error
 from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, Misuse
@@ -42,6 +45,9 @@ __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "dra
 
 MOST_NOISE = 1000.0
 """Noise multiplier of one release beyond which epsilon hardly falls any more by RDP, at orders up to 1024."""
+
+MOST_TRIES, MOST_CHANGE = 24, 8.0
+"""Rehearsals of a search for an epsilon, and by what factor noise changes from one to the next at most."""
 
 _FINE = 2**40  # a grid so fine that nothing is rounded
 
@@ -76,9 +82,17 @@ class StudyDraft:
         """Noised steps of all releases that cost privacy."""
         return sum(plan.steps for plan in self.plans if not plan.derived)
 
-    def expectations(self, study: Study) -> Sequence[Expectation]:
-        """How well the quantities of a study compiled from this draft will be known, if all its participants take part."""
-        return self.method.expectations(study, len(self.members), len(self.members) * self.records)
+    @cached_property
+    def rehearsal(self) -> Rehearsal:
+        """Of its studies, if all participants take part."""
+        width = None if self.request.encoder is None else self.request.encoder.width  # type: ignore[union-attr]  # it is read
+        return Rehearsal(
+            self.method, self.schema, width, self.request.expected, len(self.members), self.records, self.releases
+        )
+
+    def forecast(self, study: Study) -> tuple[Forecast, ...]:
+        """How well the quantities of a study compiled from this draft will be known; none where it is not rehearsed."""
+        return forecast(self.rehearsal, study)
 
     def compile(self) -> Study:
         """The study, with the noise that was asked for.
@@ -157,38 +171,46 @@ class StudyDraft:
     def compile_for(self, error: float) -> Study | None:
         """The study of the smallest epsilon whose main quantities are known to within ``error`` of their expected size.
 
-        From the most noise downwards, halves are tried until one meets the error, and the last factor of two is searched: the
-        study reached is within 0.01% of the most noise that meets it.
+        The error is that of a rehearsal whose draws are the same at any noise. It is about in proportion to the noise, or
+        levels off where sampling outweighs it. The noise found is within 2% of the most that meets the error, where
+        :data:`MOST_TRIES` rehearsals are enough for that.
 
         Returns:
-            None where no epsilon up to 1e4 reaches it, or the study has no noise to choose.
+            None where no epsilon up to 1e4 reaches it, where nothing is forecast, or where the study has no noise to choose.
 
         Raises:
             ConfigurationError: as :meth:`compile_with`, whatever the noise.
         """
         if self.request.privacy.noise == "none":
             return None
-        least = self._multiplier(LARGEST_EPSILON)
-        low = high = MOST_NOISE * math.sqrt(self.releases)
-        while (met := self._meets(low, error)) is None:
-            low, high = low / 2.0, low
-            if low < least:
-                return None
-        while high - low > 1e-4 * low:
-            middle = (low + high) / 2.0
-            if (found := self._meets(middle, error)) is None:
-                high = middle
+        least, most = self._multiplier(LARGEST_EPSILON), MOST_NOISE * math.sqrt(self.releases)
+        low, high, noise = 0.0, math.inf, self._multiplier(1.0)  # met at low, missed at high
+        met: Study | None = None
+        for _ in range(MOST_TRIES):
+            study, found = self._tried(noise)
+            if study is not None and found <= error:
+                met, low = study, noise
             else:
-                met, low = found, middle
+                high = noise
+            if low >= most or high <= least or high <= 1.02 * low:
+                break
+            change = 0.995 * error / found if found > 0.0 else MOST_CHANGE
+            wanted = noise * min(max(change, 1.0 / MOST_CHANGE), MOST_CHANGE)
+            wanted = min(max(wanted, 1.01 * low), high / 1.01) if low and high < math.inf else wanted
+            if low and high < math.inf and not low < wanted < high:
+                wanted = math.sqrt(low * high)
+            noise = min(max(wanted, least), most)
+            if noise in (low, high):
+                noise = math.sqrt(max(low, least) * min(high, most))
         return met
 
-    def _meets(self, multiplier: float, error: float) -> Study | None:
-        """The study with this noise if a grid takes it and the error is met."""
+    def _tried(self, multiplier: float) -> tuple[Study | None, float]:
+        """The study with this noise, if a grid takes it, and its error."""
         try:
             study = self.compile_with(multiplier)
         except NoGridError:
-            return None
-        return study if main_error(self.expectations(study)) <= error else None
+            return None, math.inf
+        return study, main_error(forecast(self.rehearsal, study, SEARCH_RUNS))
 
     def _bounded(self, error: float, most: float | None) -> Study:
         study = self.compile_for(error)
@@ -278,6 +300,7 @@ def draft_study(
             f"study {request.name!r}, expected_records: {request.expected_records} exceeds the schema's max_records.",
             f"Records beyond {schema.max_records} are not used; raise max_records in the schema.",
         )
+    check_guesses(request.expected, schema, f"study {request.name!r}")
     members = _members(request, participants)
     method = get_method(request.method)
     source = f"study {request.name!r}, [parameters]"

@@ -1,14 +1,15 @@
 """What a study would bring and cost, before anything is signed: a verdict that a scientist can act on.
 
-The rule, applied to each part of a result (its counts, its means, ...). A quantity's interval is the 95% half-width that the
-noise alone causes, as a share of the size that the quantity is expected to have.
+Its figures are those of a rehearsal on typical records (:mod:`veilsum.rehearsal`). The rule, applied to each part of a result,
+which is one question or one term of a model. A quantity's interval is its 95% half-width as a share of the size that the
+quantity is expected to have; a quantity that is not estimable in more than half of the runs has none.
 
-- A part tells nothing if the interval of more than half of its quantities exceeds their size: whatever noise comes out, it
-  looks alike.
-- It is weak if the interval of more than half of them exceeds a quarter of their size, and good otherwise.
-- A study is judged by its main part, which its method names: one that tells nothing is not worth its epsilon.
-- Where all that is known in advance is the noise of one step of training, nothing is forecast of the model: neither a verdict
-  nor the epsilon for an error.
+- A part tells nothing if the interval of more than half of its quantities exceeds their size, or they have none.
+- It is weak if the interval of more than half of them exceeds a quarter of their size, or if more than half of them are not
+  told in nine of ten runs, and good otherwise.
+- A study is judged by its main parts, what it is run for. It is worth its epsilon if all of them are good, and not if
+  more than half of them tell nothing. So a part that is known well makes up for no other.
+- Of training at the sites, or in many steps, nothing is forecast: neither a verdict nor the epsilon for an error.
 
 Everything comes from public values. Whether a site will agree, and how much of its budget is left, only the site knows.
 """
@@ -23,10 +24,10 @@ from typing import Any
 
 from veilsum.compile import StudyDraft
 from veilsum.costs import StudyCost, study_cost
-from veilsum.privacy_loss import ParticipantLoss, epsilon_alone, participant_losses
+from veilsum.forecasts import OFTEN, Forecast
+from veilsum.privacy_loss import ParticipantLoss, affordable, epsilon_alone, finite, participant_losses
 from veilsum.quantisation import ROUNDING
-from veilsum_coordinator.parts.expectations import Expectation, finite
-from veilsum_coordinator.parts.expected_moments import DIRECTIONS
+from veilsum.typical import guess_levels
 from veilsum_coordinator.parts.moment_alignment import LABEL as POWER_MOMENTS
 from veilsum_coordinator.parts.moment_alignment import records_to_align
 from veilsum_privacy.accounting.accountant import epsilon_of
@@ -43,6 +44,9 @@ NOTHING_SHARE = 1.0
 WEAK_SHARE = 0.25
 """The same beyond which it is known roughly only."""
 
+USUAL_BUDGET, MOST_STUDIES = 10.0, 1000
+"""Epsilon of the budget in the example of a site's configuration, what a site has being private; studies that are counted."""
+
 WANTED_ERROR = 0.1
 """Error that a plan prices unless it is told another."""
 
@@ -50,11 +54,9 @@ WANTED_ERROR = 0.1
 class Outlook(StrEnum):
     """What a part of a result will tell."""
 
-    EXACT = "exact"
     GOOD = "good"
     WEAK = "weak"
     NOTHING = "tells nothing"
-    NOT_FORECAST = "not forecast"
 
 
 class Verdict(StrEnum):
@@ -67,44 +69,49 @@ class Verdict(StrEnum):
     NOT_FORECAST = "not forecast"
 
 
-_VERDICTS = {
-    Outlook.EXACT: Verdict.EXACT,
-    Outlook.GOOD: Verdict.WORTH,
-    Outlook.WEAK: Verdict.WEAK,
-    Outlook.NOTHING: Verdict.NOT_WORTH,
-    Outlook.NOT_FORECAST: Verdict.NOT_FORECAST,
-}
-
-
 @dataclass(frozen=True)
 class PlannedPart:
     """One part of a result.
 
     Attributes:
-        name: the expectations' block.
-        number: quantities in it.
+        name: of the part.
         typical: share that half of its quantities keep within (their median, the lower one of two).
         widest: the largest share.
+        told: chance of being told that half of its quantities have (the lower one of two).
         outlook: by the rule.
-        main: whether it decides the study's verdict; several main parts count as one.
-        expectations: what it is made of.
+        main: whether it counts for the study's verdict.
+        forecasts: what it is made of.
     """
 
     name: str
-    number: int
     typical: float
     widest: float
+    told: float
     outlook: Outlook
     main: bool
-    expectations: tuple[Expectation, ...]
+    forecasts: tuple[Forecast, ...]
+
+    @staticmethod
+    def of(name: str, forecasts: Sequence[Forecast]) -> PlannedPart:
+        """The part of these quantities."""
+        shares, told = (sorted(values) for values in ([f.share for f in forecasts], [f.told for f in forecasts]))
+        middle = (len(forecasts) - 1) // 2
+        typical, main = shares[middle], any(item.main for item in forecasts)
+        outlook = Outlook.GOOD
+        if typical > NOTHING_SHARE:
+            outlook = Outlook.NOTHING
+        elif typical > WEAK_SHARE or told[middle] < OFTEN:
+            outlook = Outlook.WEAK
+        return PlannedPart(name, typical, shares[-1], told[middle], outlook, main, tuple(forecasts))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
             "part": self.name,
-            "quantities": self.number,
+            "quantities": len(self.forecasts),
             "typical_share": finite(self.typical),
             "widest_share": finite(self.widest),
+            "told": self.told,
             "outlook": self.outlook.value,
             "main": self.main,
         }
@@ -125,6 +132,9 @@ class StudyPlan:
         error: that was asked about.
         error_epsilon: smallest epsilon of the whole study that reaches it; None where none does, or nothing is forecast.
         losses: of each participant, by this coordinator's studies of the dataset; None where that is not known.
+        assumed: names of columns of which nothing was guessed, which lie as :mod:`veilsum.typical` says.
+        weights: by query, where several are asked, its part of what one record adds.
+        affordable: how many such studies a budget of :data:`USUAL_BUDGET` bears from its start; None without noise.
         notes: what else must be known before it is signed, in sentences.
     """
 
@@ -138,7 +148,21 @@ class StudyPlan:
     error: float
     error_epsilon: float | None
     losses: tuple[ParticipantLoss, ...] | None
-    notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...]
+    weights: Mapping[str, float]
+    affordable: int | None
+    notes: tuple[str, ...]
+
+    @property
+    def blame(self) -> tuple[PlannedPart, ...]:
+        """The main parts that keep the study from being worth its epsilon, the worst first."""
+        found = [part for part in self.parts if part.main and part.outlook is not Outlook.GOOD]
+        return tuple(sorted(found, key=lambda part: (part.told if part.told < OFTEN else 1.0, -part.typical)))
+
+    @property
+    def costliest(self) -> str | None:
+        """The query for which more than half of what a record adds is."""
+        return next((name for name, share in self.weights.items() if 0.5 < share < 1.0), None)
 
     @property
     def colluder_cost(self) -> float | None:
@@ -171,9 +195,12 @@ class StudyPlan:
             "participants": None if self.losses is None else [loss.to_json() for loss in self.losses],
             "records_per_site": {"expected": self.records, "stated": self.records_stated},
             "parts": [part.to_json() for part in self.parts],
-            "quantities": [item.to_json() for part in self.parts for item in part.expectations],
+            "quantities": [item.to_json() for part in self.parts for item in part.forecasts],
             "verdict": self.verdict.value,
             "rule": {"tells_nothing_above": NOTHING_SHARE, "weak_above": WEAK_SHARE},
+            "blame": [part.name for part in self.blame],
+            "assumed": list(self.assumed),
+            "affordable": {"budget": USUAL_BUDGET, "studies": self.affordable},
             "wanted": {"error": self.error, "epsilon": self.error_epsilon},
             "notes": list(self.notes),
         }
@@ -200,13 +227,9 @@ def plan_study(
     """
     draft.method.check_federation(study)
     wanted = error or draft.request.privacy.error or WANTED_ERROR
-    expectations = draft.expectations(study)
-    parts = divide(expectations)
-    verdict = _VERDICTS[outlook([item for item in expectations if item.main])] if study.privacy.epsilon else Verdict.EXACT
-    reached: Study | None = None
-    if wanted == draft.request.privacy.error:
-        reached = study
-    elif all(item.forecast for item in expectations if item.main):
+    parts = divide(draft.forecast(study))
+    reached: Study | None = study if wanted == draft.request.privacy.error else None
+    if reached is None and parts:
         reached = draft.compile_for(wanted)
     return StudyPlan(
         study=study,
@@ -215,17 +238,19 @@ def plan_study(
         cost=study_cost(study, draft.records),
         alone=epsilon_alone(study),
         parts=parts,
-        verdict=verdict,
+        verdict=verdict(study, parts),
         error=wanted,
         error_epsilon=None if reached is None else reached.privacy.epsilon,
         losses=None if spent is None else participant_losses(study, spent),
-        notes=tuple(notes(study, parts, draft.records)),
+        assumed=tuple(name for name in guess_levels(draft.schema) if name not in draft.request.expected),
+        weights=draft.rehearsal.weights(study) if parts and len(draft.request.query) > 1 else {},
+        affordable=None if study.privacy.epsilon is None else affordable(study, USUAL_BUDGET, MOST_STUDIES),
+        notes=tuple(notes(study, draft.records)),
     )
 
 
-def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[str]:
-    """Sentences on a delta that guarantees too little, on what a study shows of single sites, on covariances that drown in
-    the noise, and on alignment in vain.
+def notes(study: Study, records: int) -> Iterator[str]:
+    """Sentences on a delta that guarantees too little, on what a study shows of single sites, and on alignment in vain.
 
     Args:
         records: expected of each site.
@@ -237,9 +262,6 @@ def notes(study: Study, parts: Sequence[PlannedPart], records: int) -> Iterator[
     yield from _secure_steps(study)
     if study.privacy.noise != "none" and any(task.label == POWER_MOMENTS for task in study.tasks):
         yield from _vain_alignment(records, records_to_align(study))
-    for part in parts:
-        if part.name == DIRECTIONS and part.outlook in (Outlook.NOTHING, Outlook.WEAK):
-            yield _drowned_covariances(study, part)
 
 
 def _disclosures(study: Study) -> Iterator[str]:
@@ -297,18 +319,6 @@ def _vain_alignment(records: int, needed: int | None) -> Iterator[str]:
         )
 
 
-def _drowned_covariances(study: Study, part: PlannedPart) -> str:
-    drowned = "drown in the noise" if part.outlook is Outlook.NOTHING else "stand little above the noise"
-    advice = "Use fewer columns"
-    if study.method != "pca":
-        advice = "Use fewer features (an encoder of smaller width, as a study of method pca releases one)"
-    return (
-        f"Covariances {drowned}: along the worst direction noise shows {part.widest:.2g} times the variance that features are"
-        f" expected to have. {advice}, more records a site, or a larger epsilon; without that, what is made of covariances is"
-        " shrunk towards one common variance."
-    )
-
-
 def twofold_epsilon(study: Study) -> float | None:
     """Epsilon of a study with noise for someone who is a unit at two of its sites; None where records are sampled.
 
@@ -329,43 +339,19 @@ def twofold_epsilon(study: Study) -> float | None:
     return epsilon_of(events, study.privacy.delta, study_rule(study))
 
 
-def divide(expectations: Sequence[Expectation]) -> tuple[PlannedPart, ...]:
-    """Expectations by block, in the order in which the blocks come first."""
-    parts = []
-    for name in dict.fromkeys(item.block for item in expectations):
-        items = tuple(item for item in expectations if item.block == name)
-        parts.append(
-            PlannedPart(
-                name=name,
-                number=sum(item.number for item in items),
-                typical=typical_share(items),
-                widest=max(item.share for item in items),
-                outlook=outlook(items),
-                main=any(item.main for item in items),
-                expectations=items,
-            )
-        )
-    return tuple(parts)
+def divide(forecasts: Sequence[Forecast]) -> tuple[PlannedPart, ...]:
+    """Forecasts by part, in the order in which the parts come first."""
+    names = dict.fromkeys(item.part for item in forecasts)
+    return tuple(PlannedPart.of(name, [item for item in forecasts if item.part == name]) for name in names)
 
 
-def outlook(expectations: Sequence[Expectation]) -> Outlook:
-    """What these quantities will tell together, by the module's rule."""
-    if all(item.half_width == 0 for item in expectations):
-        return Outlook.EXACT
-    if not all(item.forecast for item in expectations):
-        return Outlook.NOT_FORECAST
-    share = typical_share(expectations)
-    if share > NOTHING_SHARE:
-        return Outlook.NOTHING
-    return Outlook.WEAK if share > WEAK_SHARE else Outlook.GOOD
-
-
-def typical_share(expectations: Sequence[Expectation]) -> float:
-    """The smallest share that at least half of the quantities keep within, each counted as often as it stands for one."""
-    ordered = sorted(expectations, key=lambda item: item.share)
-    half, seen = sum(item.number for item in ordered) / 2.0, 0
-    for item in ordered:
-        seen += item.number
-        if seen >= half:
-            break
-    return item.share
+def verdict(study: Study, parts: Sequence[PlannedPart]) -> Verdict:
+    """What becomes of the study's epsilon, by the module's rule."""
+    main = [part.outlook for part in parts if part.main]
+    if study.privacy.epsilon is None:
+        return Verdict.EXACT
+    if not main:
+        return Verdict.NOT_FORECAST
+    if all(outlook is Outlook.GOOD for outlook in main):
+        return Verdict.WORTH
+    return Verdict.NOT_WORTH if main.count(Outlook.NOTHING) > len(main) / 2 else Verdict.WEAK

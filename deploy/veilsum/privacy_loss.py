@@ -5,12 +5,13 @@ A mirror knows its own coordinator's studies only, and no budget. Every particip
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from veilsum_coordinator.parts.expectations import finite
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.prices import study_rule
@@ -31,6 +32,11 @@ class ParticipantLoss:
     def to_json(self) -> dict[str, Any]:
         """Plain values; None where there is no bound."""
         return {"participant": self.participant, "epsilon_so_far": finite(self.before), "epsilon_after": finite(self.after)}
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is infinite."""
+    return value if math.isfinite(value) else None
 
 
 def read_spending(events: bytes) -> Counter[Mechanism]:
@@ -72,6 +78,22 @@ def participant_losses(study: Study, spent: Mapping[str, Mapping[Mechanism, int]
     added, budget = study_mechanisms(study), _budget(study)
     before = {name: _sum(spent.get(name, {})) for name in study.participants}
     return tuple(ParticipantLoss(name, total.epsilon(budget), total.epsilon(budget, added)) for name, total in before.items())
+
+
+def affordable(study: Study, epsilon: float, most: int) -> int:
+    """How many such studies a budget of so much epsilon bears from its start, at the study's delta and rule.
+
+    Args:
+        study: with noise.
+        epsilon: of the budget.
+        most: that are counted.
+    """
+    added, budget = study_mechanisms(study), _budget(study)
+
+    def beyond(studies: int) -> bool:
+        return Sum().epsilon(budget, {mechanism: studies * count for mechanism, count in added.items()}) > epsilon
+
+    return bisect_left(range(1, most + 1), True, key=beyond)
 
 
 def _sum(mechanisms: Mapping[Mechanism, int]) -> Sum:

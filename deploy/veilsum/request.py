@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
+from veilsum.typical import Guess
 from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor
 from veilsum_node.config import load_toml
@@ -31,8 +32,8 @@ class PrivacyRequest(Frozen):
 
     Attributes:
         epsilon: what the study may cost.
-        error: in its place, the largest 95% half-width of the method's main quantities that noise may cause, as a share of
-            their expected size at ``expected_records``; epsilon is then the smallest that reaches it.
+        error: in its place, the largest 95% half-width of the method's main quantities, as a share of their expected size, by
+            a rehearsal at ``expected_records``; epsilon is then the smallest that reaches it.
         max_epsilon: with an error, the largest epsilon that it may cost.
         accounting: the rule by which the study is priced: ``gaussian``, or ``rdp`` for sites that do not know the other yet.
         slack: by the rule ``gaussian``, the share of delta with which sampled steps may be taken to reveal a record, for all
@@ -101,6 +102,8 @@ class StudyRequest(Frozen):
         expires_hours: how long the study may run, in hours.
         expected_records: records that a site is expected to have, for planning and for ``privacy.error``; by default, and at
             most, the schema's ``max_records``.
+        expected: what is publicly guessed of columns, for the plan and for ``privacy.error`` alone (:mod:`veilsum.typical`).
+            It is not in the study that is signed.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -126,6 +129,7 @@ class StudyRequest(Frozen):
     derive: dict[str, dict[str, Any]] = Field(default_factory=dict)
     expires_hours: int = Field(default=24, ge=1, le=24 * 366)
     expected_records: int | None = Field(default=None, ge=1)
+    expected: dict[str, Guess] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:

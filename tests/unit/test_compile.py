@@ -159,7 +159,7 @@ def test_where_a_person_may_have_several_rows_the_unit_is_the_person(tmp_path: P
     study = compiled(plain.model_copy(update=told))
     assert study.privacy.unit == "subject"
     assert parse_study(study.to_bytes()).data.joined
-    assert any("the unit is a person with all of them" in note for note in notes(study, [], 100))
+    assert any("the unit is a person with all of them" in note for note in notes(study, 100))
     assert compiled(request(tmp_path, 'epsilon = 1.0\nunit = "subject"').model_copy(update=told)).privacy.unit == "subject"
     rows = request(tmp_path, 'epsilon = 1.0\nunit = "record"')
     assert compiled(rows).privacy.unit == "record"

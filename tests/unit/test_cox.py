@@ -131,7 +131,7 @@ def test_without_noise_it_is_a_poisson_regression_of_periods() -> None:
 def test_planned_intervals_widen_with_the_noise() -> None:
     draft = drafted(request_of(COX, 3.0), SITES)
     studies = [draft.compile_with(multiplier) for multiplier in (0.1, 1.0, 10.0, 100.0, 20_000.0)]
-    widths = np.array([[item.half_width for item in draft.expectations(study)] for study in studies])
+    widths = np.array([[item.half_width for item in draft.forecast(study) if item.main] for study in studies])
     assert np.isfinite(widths[0]).all()
     assert not np.isfinite(widths[-1]).any()
     assert (widths[1:] >= widths[:-1]).all()
@@ -147,7 +147,7 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned() -> None:
         assert rows[0]["log"]["noise_error"] > 0
     assert np.mean(covered) >= 0.86  # of 36, each 95% likely
     plan = plan_study(drafted(request_of(COX, 3.0), SITES), study)
-    told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
+    told = {item.quantity: item.half_width for part in plan.parts for item in part.forecasts if item.main}
     assert set(told) == {f"log hazard ratio of {term}" for term in ("age", "size", "arm b")}
     assert np.median(widths) == pytest.approx(told["log hazard ratio of age"], rel=0.5)
 
@@ -157,7 +157,7 @@ def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
         assert "not_estimable" in row["hazard_ratio"]
         assert math.isfinite(row["without_interval"])
     draft = drafted(request_of(COX, 1.0).model_copy(update={"expected_records": 171}), SITES)
-    assert all(math.isinf(item.half_width) for item in draft.expectations(draft.compile()))
+    assert all(math.isinf(item.share) for item in draft.forecast(draft.compile()) if item.main)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.studies import agreed, complete, demand, drafted, federation, split_records
+from support.studies import agreed, complete, demand, federation, split_records
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.figures import Drowned, Figure
 from veilsum_aggregation.weighted_means import WeightedSums, difference, ratio
@@ -135,13 +135,3 @@ def test_what_noise_drowns_and_what_cannot_be_asked_say_so() -> None:
     assert difference(drowned, figure) is difference(figure, drowned) is drowned
     assert ratio(drowned, figure) is ratio(figure, drowned) is drowned
     assert isinstance(ratio(figure, Figure(-0.1, 0.1, 0.1, -0.3, 0.1)), Drowned)
-
-
-def test_a_plan_tells_the_width() -> None:
-    records, *_ = ward(5000)
-    request = request_of(2.0, STAY)
-    draft = drafted(request, SITES)
-    told = {item.quantity: item.half_width for item in draft.expectations(draft.compile())}
-    for row in answers(records, request)["stay"]:
-        quantity, figure = row["effect"], row["value"]
-        assert (figure["high"] - figure["low"]) / 2 == pytest.approx(told[quantity], rel=0.5)

@@ -30,8 +30,6 @@ from support.studies import agreed, complete
 from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
 from veilsum_aggregation.classification import auc_interval
-from veilsum_aggregation.figures import Figure
-from veilsum_aggregation.tables import share_in
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.networks import network_head
@@ -608,18 +606,6 @@ def test_sites_can_be_told_apart_where_they_agree_to_it(tmp_path: Path) -> None:
         assert row["accuracy"]["value"] == pytest.approx(share, abs=5 * row["accuracy"]["noise_error"])
     whole, one = found["records"]["noise_error"], found["sites"][0]["records"]["noise_error"]
     assert whole == pytest.approx(math.sqrt(3) * one)
-
-
-def test_expectations_are_the_methods_own_formulas(tmp_path: Path) -> None:
-    study, _ = asked(tmp_path, "linear", 2.0)
-    first, second = FederatedEvaluation().expectations(study, 3, 900)
-    assert first.main
-    assert 0 < first.half_width < second.half_width < 0.5
-    inner = federation(study, {name: records(300) for name in SITES}, find_released(tmp_path, study))
-    release = inner.sum("predictions")
-    expected = share_in(720.0, 900.0, (3, 6), release.noise_std["confusion/table"])
-    assert isinstance(expected, Figure)
-    assert first.half_width == pytest.approx((expected.high - expected.low) / 2, rel=1e-4)
 
 
 # -- at a site -------------------------------------------------------------------------------------------------------------

@@ -256,25 +256,6 @@ def test_budget_is_split_as_asked() -> None:
     assert one / two == pytest.approx(4.0, rel=1e-3)  # variance is inverse to the share
 
 
-def test_expectations_are_the_noise_that_comes() -> None:
-    """The half-width of a mean is what repeated releases show, for a class of the expected size."""
-    schema = schema_of(4, 3, max_records=600)
-    study = compiled(schema, 3.0)
-    expected = {item.block: item for item in METHODS["fedpft"].expectations(study, 3, 3 * 600)}
-    counts, spread = [], []
-    for seed in range(40):
-        found = components_of(study, skewed(0), seed)
-        counts.append(found.counts[0, 0, 0])
-        spread.append(found.sums[0, 0, 0])
-    width = expected["mixtures: counts"].half_width
-    assert np.std(counts) == pytest.approx(width / 1.96, rel=0.3)
-    assert expected["mixtures: counts"].size == pytest.approx(200.0)
-    noise = np.sqrt(np.mean(np.var(spread, axis=0))) / 200.0
-    size = expected["mixtures: means"].size
-    assert expected["mixtures: means"].half_width / 1.96 == pytest.approx(np.hypot(noise, size * width / 1.96 / 200), rel=0.3)
-    assert expected["mixtures: means"].main
-
-
 def test_a_plan_says_when_covariances_drown() -> None:
     few = METHODS["fedpft"].expectations(compiled(schema_of(40, 3), 1.0, alignment={}), 3, 300)
     many = METHODS["fedpft"].expectations(compiled(schema_of(40, 3), 1.0, alignment={}), 3, 3_000_000)

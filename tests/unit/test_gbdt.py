@@ -373,73 +373,11 @@ def evenly(classes: int, n: int = 200) -> dict[str, Records]:
     return {name: replace(some_records(index, n), labels=rng.integers(0, classes, n)) for index, name in enumerate(SITES)}
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("schema", "epsilon", "parameters"),
-    [
-        (SCHEMA, 4.0, {"rounds": 10}),
-        (SCHEMA, 1.0, {"rounds": 10, "trees": 40, "depth": 3}),
-        (SCHEMA, 4.0, {"rounds": 1}),
-        (CLASSES, 4.0, {"rounds": 6, "learning_rate": 0.5}),
-    ],
-)
-def test_the_plan_prices_the_noise_that_models_have(
-    schema: DatasetSchema, epsilon: float, parameters: dict[str, float]
-) -> None:
-    """Models of the same records that differ by their noise alone: the deviation of a log odds between two classes."""
-    agreed = schema.model_copy(update={"max_records": 200})
-    records, asked = evenly(len(schema.classes)), some_records(9, 300)
-    margins = []
-    for seed in range(6):
-        model = Model.from_result(run("gbdt", parameters, records, seed, schema=agreed, epsilon=epsilon))
-        scores = model.scores(asked)
-        margins.append(scores[:, 1] - scores[:, 0])
-    simulated = float(np.sqrt(np.var(margins, axis=0, ddof=1).mean()))
-    wanted = draft("gbdt", parameters, schema=agreed, epsilon=epsilon)
-    (stated,) = wanted.expectations(wanted.compile())
-    assert stated.half_width / 1.96 == pytest.approx(simulated, rel=0.25)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("loss", "epsilon", "parameters"),
-    [
-        ("squared", 4.0, {"rounds": 10}),
-        ("squared", 1.0, {"rounds": 10, "ridge": 1.0, "trees": 40, "depth": 3}),
-        ("squared", 8.0, {"rounds": 1}),
-        ("poisson", 8.0, {"rounds": 10}),
-        ("poisson", 2.0, {"rounds": 6, "ridge": 1.0, "most": 3.0}),
-    ],
-)
-def test_the_plan_prices_the_noise_that_predictions_have(loss: str, epsilon: float, parameters: dict[str, float]) -> None:
-    """As of classes: models that differ by their noise alone, of outcomes that the features do not tell."""
-    rng, schema = np.random.default_rng(3), NUMBERS.model_copy(update={"max_records": 300})
-    mean = float(parameters.get("most", 4.0)) / 2.0
-    records = {}
-    for index, name in enumerate(SITES):
-        own = of_counts(index, 300)
-        count = np.minimum(rng.poisson(mean, 300), 8) / 4.0 - 1.0
-        own.features[:, 2] = rng.uniform(-0.5, 0.5, 300) if loss == "squared" else count
-        records[name] = replace(own, present=np.ones(own.present.shape, dtype=np.bool_))
-    asked: dict[str, Any] = {"outcome": {"column": "n", "loss": loss}, **parameters}
-    given = some_records(9, 300)
-    scores = []
-    for seed in range(6):
-        model = Model.from_result(run("gbdt", asked, records, seed, schema=schema, epsilon=epsilon))
-        scores.append(model.scores(given)[:, 0])
-    simulated = float(np.sqrt(np.var(scores, axis=0, ddof=1).mean()))
-    wanted = draft("gbdt", asked, schema=schema, expected=300, epsilon=epsilon)
-    (stated,) = wanted.expectations(wanted.compile())
-    unit = 4.0 if loss == "squared" else 1.0
-    assert stated.half_width / 1.96 / unit == pytest.approx(simulated, rel=0.25)
-    assert stated.unit == ("visits" if loss == "squared" else "")
-
-
 def test_noise_is_priced() -> None:
     study = compiled("gbdt", schema=SCHEMA, epsilon=3.0)
     assert study.tasks[0].releases == 30
     wide, near = (draft("gbdt", schema=SCHEMA, expected=n, epsilon=3.0) for n in (50, 400))
-    assert wide.expectations(wide.compile())[0].share > near.expectations(near.compile())[0].share
+    assert wide.forecast(wide.compile())[0].share > near.forecast(near.compile())[0].share
 
 
 def test_xgboost_reads_the_model_and_adds_up_the_same_float32() -> None:

@@ -150,7 +150,7 @@ def test_with_noise_intervals_cover_and_are_planned(which: str, tmp_path: Path) 
     request = evaluation(which, tmp_path, 3.0)
     study = agreed(request, SITES)
     plan = plan_study(drafted(request, SITES), study)
-    told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
+    told = {item.quantity: item.half_width for part in plan.parts for item in part.forecasts}
     inside, widths = dict.fromkeys(wanted, 0), {name: list[float]() for name in wanted}
     for seed in range(6):
         for row in evaluated(study, records, tmp_path, seed).summary["measures"]:

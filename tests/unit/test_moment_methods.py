@@ -23,7 +23,7 @@ from support.studies import (
 )
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.fedavg import FedAvg, FedAvgParameters
-from veilsum_coordinator.methods.fedsgd import FedSGD, FedSGDParameters
+from veilsum_coordinator.methods.fedsgd import FedSGDParameters
 from veilsum_coordinator.parts.base import Inputs
 from veilsum_coordinator.parts.moment_alignment import LABEL, WITHIN_LABEL, MomentAlignment, training_records
 from veilsum_deploy.simulation.plain import PlainFederation
@@ -286,17 +286,6 @@ def test_the_mean_of_aligned_features_costs_nothing_more() -> None:
     scale, bias = architecture.scale, architecture.layers()[0].constant
     expected = scale * x @ result.arrays["model.head.weight"].T + bias * result.arrays["model.head.bias"]
     np.testing.assert_allclose(model.scores(own, "a", running.kept_blocks("a", LABEL)), expected, atol=1e-9)
-
-
-@pytest.mark.parametrize("method", [FedSGD(), FedAvg()], ids=["fedsgd", "fedavg"])
-def test_what_to_expect_is_of_the_records_that_are_trained_on(method: Any) -> None:
-    asked = {**SHORT[method.name], "moments": {"records": 0.75, "share": 1e-6}}
-    split, whole = (
-        compiled(method.name, parameters, **NOISED[method.name])
-        for parameters in (asked, {**asked, "moments": {"records": 1.0, "share": 1e-6}})
-    )
-    widths = [method.expectations(study, 4, 4000)[0].half_width for study in (split, whole)]
-    assert widths[0] / widths[1] == pytest.approx(4.0, rel=1e-3)
 
 
 def test_a_site_that_is_away_at_first_is_asked_no_more() -> None:

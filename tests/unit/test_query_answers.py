@@ -189,10 +189,10 @@ def test_intervals_cover_and_plans_keep_their_word() -> None:
         widths["count"].append((count["high"] - count["low"]) / 2)
     assert np.mean(hits) >= 0.85
     plan = plan_study(drafted(request_of(1.0), SITES), study)
-    parts = [part for part in plan.parts if part.name in ("means of compare", "counts of old")]
-    told = {item.quantity: item.half_width for part in parts for item in part.expectations}
-    assert np.median(widths["mean"]) == pytest.approx(told["mean of age"], rel=0.15)
-    assert np.median(widths["count"]) == pytest.approx(told["count of each sex"], rel=0.15)
+    parts = [part for part in plan.parts if part.name in ("mean of compare", "count of old")]
+    told = {item.quantity: item.half_width for part in parts for item in part.forecasts}
+    assert np.median(widths["mean"]) == pytest.approx(told["mean of sex f, age"], rel=0.15)
+    assert np.median(widths["count"]) == pytest.approx(told["count of age_group 65 to 90, sex f"], rel=0.15)
     assert plan.cost.rounding == 0.0
 
 

@@ -142,7 +142,7 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned(
     assert min(noises) > 0
     assert np.mean(covered) >= 0.88  # of 100, each 95% likely
     plan = plan_study(drafted(request_of(parameters, 4.0), SITES), study)
-    told = {item.quantity: item.half_width for part in plan.parts for item in part.expectations}
+    told = {item.quantity: item.half_width for part in plan.parts for item in part.forecasts if item.main}
     assert set(told) == {f"log {name} ratio of {term}" for term in TERMS[1:]}
     assert np.median(widths) == pytest.approx(told[f"log {name} ratio of age"], rel=0.4)
 
@@ -213,7 +213,7 @@ def test_the_score_is_the_prediction_as_a_derived_number(parameters: dict[str, A
 def test_planned_intervals_widen_with_the_noise(parameters: dict[str, Any]) -> None:
     draft = drafted(request_of(parameters, 4.0), SITES)
     studies = [draft.compile_with(multiplier) for multiplier in (0.1, 1.0, 10.0, 100.0, 20_000.0)]
-    widths = np.array([[item.half_width for item in draft.expectations(study)] for study in studies])
+    widths = np.array([[item.half_width for item in draft.forecast(study) if item.main] for study in studies])
     assert np.isfinite(widths[0]).all()
     assert not np.isfinite(widths[-1]).any()
     assert (widths[1:] >= widths[:-1]).all()

@@ -9,7 +9,7 @@ FedProto, FedSR, FedIIR; FedOPT and FedNova; FedAVOT.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
@@ -19,7 +19,6 @@ from pydantic import Field
 from veilsum_coordinator.parts.application import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.class_weights import stated_weights
-from veilsum_coordinator.parts.expectations import Z95, Expectation
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.local_rounds import (
     LOCAL,
@@ -95,6 +94,7 @@ class FedAvg(Method):
 
     name = "fedavg"
     Parameters: ClassVar[type[Frozen]] = FedAvgParameters
+    rehearsals = 0
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FedAvgParameters):
@@ -177,11 +177,6 @@ class FedAvg(Method):
                 f" {study.privacy.min_cohort}.",
                 f"Set privacy.min_cohort = {max(2, smallest)} if the sites' policies allow it, or ask for larger cohorts.",
             )
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """The noise of a step's mean gradient over all sites, along one direction, against the clip norm."""
-        parameters = FedAvgParameters.model_validate(study.parameters)
-        return local_expectations(study, cohort, training_records(parameters.moments, records))
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study
@@ -275,15 +270,3 @@ def outcome_rates(
         "learning_rate": parameters.learning_rate or stable_rate(architecture, 1.0, spread, 1.0) * (1.0 - parameters.momentum),
         "travel": OUTCOME_TRAVEL if own and not pulling else parameters.travel,
     }
-
-
-def local_expectations(study: Study, cohort: int, records: int, label: str = LOCAL) -> Sequence[Expectation]:
-    """The noise of a step of local training, in the mean over the sites of a cohort."""
-    declaration = study.task(label)
-    clip = float.fromhex(declaration.parameters["gradient_clip"])
-    std = clip * math.sqrt(declaration.variance) / declaration.grid
-    number = max(1.0, declaration.sampling_rate * records)
-    what = "mean clipped gradient of a step over all sites, along any one direction"
-    basis = "the clip norm, reached if all records' gradients agree"
-    width = Z95 * std * math.sqrt(cohort) / number
-    return [Expectation(label, what, clip, width, basis=basis, main=True, forecast=False)]

@@ -7,7 +7,6 @@ for affine maps turn released moments into moments. Generation in front replaces
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +18,6 @@ from veilsum_aggregation import moments
 from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
 from veilsum_coordinator.parts.alignment import (
-    LABEL,
     Aligned,
     AlignmentParameters,
     align,
@@ -31,13 +29,10 @@ from veilsum_coordinator.parts.alignment import (
 from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
 from veilsum_coordinator.parts.class_tables import COLUMNS, class_tables, columns_plan, released_means
-from veilsum_coordinator.parts.expectations import Expectation
-from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations
 from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generated import NO_CLASS, NO_HEAD
-from veilsum_coordinator.parts.generation import GEOMETRY, FeatureUse, GenerationParameters, generation_plans, run_generation
-from veilsum_coordinator.parts.generation import class_expectations as generation_expectations
+from veilsum_coordinator.parts.generation import FeatureUse, GenerationParameters, generation_plans, run_generation
 from veilsum_coordinator.parts.iteration import ROOM
 from veilsum_coordinator.parts.joint_moments import joined, mapped_at_sites
 from veilsum_coordinator.parts.moment_plans import (
@@ -46,7 +41,6 @@ from veilsum_coordinator.parts.moment_plans import (
     Split,
     centred_clip,
     class_moments,
-    default_clip,
     need_label,
     resolved_clip,
     task_parameters,
@@ -110,6 +104,7 @@ class FedCGS(Method):
 
     name = "fedcgs"
     Parameters: ClassVar[type[Frozen]] = FedCGSParameters
+    rehearsals = 12
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FedCGSParameters):
@@ -181,23 +176,6 @@ class FedCGS(Method):
                 "fedcgs describes records; a person's records are shortened together, and no mean would be right.",
                 'Leave `describe` out, and ask the method statistics with person = "first".',
             )
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """Class counts, class means and the pooled within-class covariances that the discriminant is made of.
-
-        The class means are the main ones: they say where the classes lie. Variances and covariances are in scaled units (half
-        a number's range; an indicator as it is); those within their noise are shrunk away before the discriminant is computed.
-        """
-        parameters = FedCGSParameters.model_validate(study.parameters)
-        clip = parameters.clip or default_clip(study.data)
-        if parameters.generation is not None:
-            return generation_expectations(study, GEOMETRY, cohort, records / len(study.data.classes))
-        label = MOMENTS if parameters.alignment is None else LABEL
-        together = Noised.together(study, label, clip, cohort, records)
-        found = list(class_expectations(together))
-        if parameters.alignment is not None:
-            found += direction_expectations(Noised.of_site(study, label, clip, cohort, records))
-        return found
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study

@@ -9,17 +9,15 @@ predicted classes (:mod:`..parts.classifications`), of any other prediction the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.classifications import ClassifierRequest, classifier_plan, classifier_tables, expected_shares
-from veilsum_coordinator.parts.expectations import Expectation
+from veilsum_coordinator.parts.classifications import ClassifierRequest, classifier_plan, classifier_tables
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_plans import need_label
-from veilsum_coordinator.parts.predictions import LABEL, Prediction, expected_measures, prediction_plan, prediction_tables
+from veilsum_coordinator.parts.predictions import LABEL, Prediction, prediction_plan, prediction_tables
 from veilsum_coordinator.parts.query_requests import check_persons
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
@@ -57,6 +55,7 @@ class FederatedEvaluation(Method):
 
     name = "federated-evaluation"
     Parameters: ClassVar[type[Frozen]] = FederatedEvaluationParameters
+    rehearsals = 8
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FederatedEvaluationParameters):
@@ -95,11 +94,6 @@ class FederatedEvaluation(Method):
         parameters = FederatedEvaluationParameters.model_validate(study.parameters)
         if parameters.prediction is not None or parameters.person is not None or parameters.at_most:
             check_persons(parameters.person, parameters.at_most, study)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """Of a classifier accuracy and recalls, of a prediction its measures, by the formulas of :meth:`run`."""
-        expected = expected_measures if "prediction" in study.parameters else expected_shares
-        return expected(study, cohort, records)
 
     def compute(self, federation: Federation) -> Result:
         study, release = federation.study, federation.sum(LABEL)

@@ -12,7 +12,7 @@ not where sites keep their maps to themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,6 @@ from pydantic import Field
 
 from veilsum_aggregation.mixtures import Mixture, sample
 from veilsum_coordinator.parts.alignment import (
-    LABEL,
     NOTHING_ALIGNED,
     AlignmentParameters,
     align,
@@ -30,15 +29,11 @@ from veilsum_coordinator.parts.alignment import (
 )
 from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.expectations import Expectation
-from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.generated import NO_CLASS
 from veilsum_coordinator.parts.generation import (
-    GEOMETRY,
     FeatureUse,
     GenerationParameters,
-    class_expectations,
     generation_plans,
     run_generation,
 )
@@ -48,7 +43,7 @@ from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.study import Disclosure, Study
+from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 
 Floats = NDArray[np.float64]
@@ -93,6 +88,7 @@ class FedPFT(Method):
 
     name = "fedpft"
     Parameters: ClassVar[type[Frozen]] = FedPFTParameters
+    rehearsals = 8
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FedPFTParameters):
@@ -114,19 +110,6 @@ class FedPFT(Method):
                 )
             return *before, *generation_plans(parameters.generation, use, share=left)
         return *before, *_mixture_plans(parameters, use, left)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """Class counts, means and variances of what the head is trained on, per site where they are released per site."""
-        found: list[Expectation] = []
-        for task in study.tasks:
-            if task.label in (START, MIXTURES, GEOMETRY):
-                groups = len(study.data.classes) * int(task.parameters.get("components", 1))
-                each = records / groups / (cohort if task.disclosure == "per-site" else 1)
-                found += class_expectations(study, task.label, cohort, each)
-        parameters = FedPFTParameters.model_validate(study.parameters)
-        if parameters.alignment is not None:
-            found += direction_expectations(Noised.of_site(study, LABEL, parameters.clip or 1.0, cohort, records))
-        return found
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study

@@ -21,9 +21,8 @@ from veilsum_coordinator.parts.application import outcome_application, study_res
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.class_weights import RARITY, resolved_class_weights, weights_of_classes
-from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.long_arrays import LongArrays, cut
 from veilsum_coordinator.parts.moment_alignment import (
     LABEL,
@@ -126,6 +125,7 @@ class FedSGD(Method):
 
     name = "fedsgd"
     Parameters: ClassVar[type[Frozen]] = FedSGDParameters
+    rehearsals = 0
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, FedSGDParameters):
@@ -194,16 +194,6 @@ class FedSGD(Method):
             return (steps,)
         counted = isinstance(parameters.class_weights, str) and parameters.class_weights in RARITY
         return centre_plan(inputs, parameters.missing, parameters.clip, share, classes=counted), steps
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """The noise of a step's mean gradient, along one direction, against the norm that a record's is clipped to."""
-        parameters = FedSGDParameters.model_validate(study.parameters)
-        noise = max(released_noise(study, GRADIENT, cohort).values())
-        trained = training_records(parameters.moments, records)
-        clip, number = float(parameters.gradient_clip or 1.0), max(1.0, float(parameters.sampling_rate) * trained)
-        what = "mean clipped gradient of a step, along any one direction"
-        basis = "the clip norm, reached if all records' gradients agree"
-        return [Expectation(GRADIENT, what, clip, Z95 * noise / number, basis=basis, main=True, forecast=False)]
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study

@@ -8,7 +8,7 @@ whole budget is spent on leaves.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,8 +18,6 @@ from pydantic import Field
 from veilsum_aggregation.boosting import LeafSums, SplitColumn, first_base, newton_leaves, random_trees, split_gains
 from veilsum_coordinator.parts.application import outcome_application, study_application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.expectations import SPREAD, Z95, Expectation, released_noise
-from veilsum_coordinator.parts.expected_trees import noise_of_scores
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head
@@ -28,7 +26,6 @@ from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
-from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.tree_gradients import GRADIENTS, HESSIANS, Loss, TreeGradientsParameters
@@ -87,6 +84,7 @@ class GBDT(Method):
 
     name = "gbdt"
     Parameters: ClassVar[type[Frozen]] = GBDTParameters
+    rehearsals = 2
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, GBDTParameters):
@@ -133,40 +131,6 @@ class GBDT(Method):
         except HostileInput as error:
             raise ConfigurationError(error.message, error.advice) from error
         return (TaskPlan(TREES, "tree-gradients", task, releases=parameters.rounds, share=1.0 / parameters.rounds),)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """The noise of a record's log odds between two classes, of its number, or of its mean count's logarithm.
-
-        Records lie evenly between their bounds and predict nothing: all classes are equally frequent, a number is in the
-        middle of its bounds, the mean of a count half of what it may be.
-        """
-        p, noise = GBDTParameters.model_validate(study.parameters), released_noise(study, TREES, cohort)
-        outcome, data = p.outcome, study.data if p.outcome is None else p.outcome.features(study.data)
-        std = noise_of_scores(
-            split_columns(data),
-            loss_of(p, study.data),
-            records=records,
-            classes=len(study.data.classes) if outcome is None else 0,
-            most=1.0 if outcome is None else start_of(outcome, study.data, p.most)[1],
-            trees=p.trees or FEWEST_TREES,
-            rounds=p.rounds,
-            depth=p.depth,
-            bins=p.bins,
-            rate=float(p.learning_rate),
-            ridge=ridge_of(p, study.data),
-            stds=(noise[GRADIENTS], noise[HESSIANS]),
-            seed=p.seed,
-        )
-        if outcome is not None and outcome.loss == "squared":
-            number = outcome.number(study.data)
-            half = number.high / 2.0 - number.low / 2.0
-            what, basis = f"prediction of {outcome.column} for one record", "a third of half its range"
-            return [Expectation(TREES, what, SPREAD * half, Z95 * std * half, unit=number.unit, basis=basis, main=True)]
-        if outcome is not None:
-            what, basis = f"log of the mean of {outcome.column} for one record", "a mean 2.7 times as large"
-            return [Expectation(TREES, what, 1.0, Z95 * std, basis=basis, main=True)]
-        basis = "odds of 7 to 1, about what a good model tells of a record"
-        return [Expectation(TREES, "log odds of one record", 2.0, Z95 * std, basis=basis, main=True)]
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study

@@ -23,7 +23,6 @@ from pydantic import Field
 from veilsum_aggregation.geometry import directions
 from veilsum_coordinator.parts.application import study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.expectations import Expectation, block_expectations
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generated import GeneratedFeatures, released_geometry
 from veilsum_coordinator.parts.generation import (
@@ -32,7 +31,6 @@ from veilsum_coordinator.parts.generation import (
     FeatureUse,
     GenerationParameters,
     centres_plan,
-    class_expectations,
     generation_plans,
     run_centres,
     run_generation,
@@ -45,7 +43,6 @@ from veilsum_coordinator.parts.server_optimisers import OptimiserParameters
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import generation as made
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec
@@ -120,6 +117,7 @@ class GGEUR(Method):
 
     name = "ggeur"
     Parameters: ClassVar[type[Frozen]] = GGEURParameters
+    rehearsals = 2
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, GGEURParameters):
@@ -159,16 +157,6 @@ class GGEUR(Method):
         training, clip, missing = parameters.training, parameters.clip, parameters.missing
         rounds = training_plan(training, inputs, model, clip, missing, generation=generation)
         return *(plan for plan in plans if wanted[plan.label]), rounds
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """Class counts, means and second moments that features are generated from."""
-        labels = [task.label for task in study.tasks if task.label in (GEOMETRY, PROTOTYPES)]
-        each = records / max(len(study.data.classes), 1)
-        found: list[Expectation] = []
-        for label in labels:
-            sites = cohort if study.task(label).disclosure == "per-site" else 1
-            found += class_expectations(study, label, cohort, each / sites)
-        return found or block_expectations(study, cohort, records)
 
     def compute(self, federation: Federation) -> Result:
         parameters = GGEURParameters.model_validate(federation.study.parameters)

@@ -20,11 +20,9 @@ from pydantic import Field
 from veilsum_aggregation.filters import convolutions
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regmean import Merged, merge_stations
-from veilsum_coordinator.methods.fedavg import local_expectations
 from veilsum_coordinator.parts.application import study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.checkpoints import checkpoint_due
-from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.local_rounds import LOCAL, TrainingParameters, resolved_training, training_plan
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
@@ -112,6 +110,7 @@ class HFedATM(Method):
 
     name = "hfedatm"
     Parameters: ClassVar[type[Frozen]] = HFedATMParameters
+    rehearsals = 0
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, HFedATMParameters):
@@ -166,22 +165,6 @@ class HFedATM(Method):
     def check(self, study: Study) -> None:
         """Stations hold the study's participants, and each may form a cohort."""
         check_study(HFedATMParameters.model_validate(study.parameters).stations, study)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """At the smallest station: the noise of a step of training, and of a Gram, as means over its records."""
-        p = HFedATMParameters.model_validate(study.parameters)
-        members = min(len(own) for own in p.stations.values())
-        own = max(1, records * members // max(cohort, 1))
-        found = list(local_expectations(study, members, own))
-        if p.merge.regmean:
-            for block, std in released_noise(study, GRAMS, members).items():
-                if block.startswith(DIAGONAL):
-                    layer = block.removeprefix(DIAGONAL)
-                    what, basis = f"mean square of an input of {layer}", "inputs that use the whole of gram_clip evenly"
-                    architecture = build_architecture(p.model, study.width, len(study.data.classes))
-                    size = float(p.gram_clip) ** 2 / checked_sizes(architecture, [layer])[layer]
-                    found.append(Expectation(GRAMS, what, size, Z95 * std / own, basis=basis))
-        return found
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study

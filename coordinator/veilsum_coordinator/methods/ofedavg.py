@@ -8,7 +8,6 @@ those votes out, did worse, and equal votes need no private count.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +16,6 @@ from pydantic import Field
 
 from veilsum_aggregation.heads import LinearHead, average_heads
 from veilsum_coordinator.parts.alignment import (
-    LABEL,
     Aligned,
     AlignmentParameters,
     align,
@@ -27,14 +25,10 @@ from veilsum_coordinator.parts.alignment import (
 )
 from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
-from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generation import (
-    GEOMETRY,
     FeatureUse,
     GenerationParameters,
-    class_expectations,
     generation_plans,
     run_generation,
 )
@@ -43,7 +37,7 @@ from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.study import Disclosure, Study
+from veilsum_privacy.study.study import Disclosure
 
 Floats = NDArray[np.float64]
 
@@ -104,6 +98,7 @@ class OFedAvg(Method):
 
     name = "o-fedavg"
     Parameters: ClassVar[type[Frozen]] = OFedAvgParameters
+    rehearsals = 8
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         if not isinstance(parameters, OFedAvgParameters):
@@ -158,34 +153,6 @@ class OFedAvg(Method):
         )
         plan = TaskPlan(HEADS, "local-head", task, disclosure=parameters.disclosure, source=source, share=left)
         return *before, plan
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """How far noise moves the difference of two classes' scores of a record, against what the ridge lets it be.
-
-        A site of n records of norm r tells a class of n / K records from another by about n r^2 / (K Lambda), while that is
-        small, and no head needs more than a difference of 4. Noise of std s on a weight moves it by sqrt(2 (r^2 + b^2)) s.
-        """
-        parameters = OFedAvgParameters.model_validate(study.parameters)
-        clip = parameters.clip or 1.0
-        found: list[Expectation] = []
-        if parameters.generation is not None:
-            return class_expectations(study, GEOMETRY, cohort, records / len(study.data.classes))
-        norm = Noised(study, clip, {}, records).norm
-        ridge = parameters.ridge or 1.0
-        size = min(records / cohort / len(study.data.classes) * norm**2 / ridge, CLEAR)
-        std, one = released_noise(study, HEADS, cohort), study.task(HEADS).disclosure == "per-site"
-        # The mean of S heads: of a joint sum, its noise over S; of S heads shown alone, each with the whole of it.
-        many = math.sqrt(cohort) if one else cohort
-        width = Z95 * math.sqrt(2.0) * math.hypot(norm * std["weights"], std["bias"]) / many
-        what, basis = "difference of two classes' scores of a record", "the largest that the ridge permits"
-        pairs = len(study.data.classes) * (len(study.data.classes) - 1) // 2
-        found.append(Expectation("scores of the averaged head", what, size, width, basis=basis, number=pairs, main=True))
-        if one:
-            width *= math.sqrt(cohort)
-            found.append(Expectation("scores of each site's head", what, size, width, basis=basis, number=pairs * cohort))
-        if parameters.alignment is not None:
-            found += direction_expectations(Noised.of_site(study, LABEL, clip, cohort, records))
-        return found
 
     def compute(self, federation: Federation) -> Result:
         parameters = OFedAvgParameters.model_validate(federation.study.parameters)

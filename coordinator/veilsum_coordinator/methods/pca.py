@@ -7,7 +7,7 @@ study names this result in its ``[encoder]`` table; its features are then centre
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,15 +17,12 @@ from pydantic import Field
 from veilsum_aggregation import moments
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
-from veilsum_coordinator.parts.expectations import Expectation
-from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations, mean_expectations
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import gaussian_moments, resolved_clip
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import projection_digest
-from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
 
 Floats = NDArray[np.float64]
@@ -77,13 +74,6 @@ class PCA(Method):
         if not isinstance(parameters, PCAParameters) or parameters.clip is None:
             raise ConfigurationError("The method pca needs its own parameters, with defaults resolved.")
         return (TaskPlan(MOMENTS, "gaussian-moments", gaussian_moments(inputs, parameters.clip, parameters.missing)),)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """Means, and the covariance as a matrix, which is the main one: noise above a component's variance turns it."""
-        parameters = PCAParameters.model_validate(study.parameters)
-        noised = Noised.together(study, MOMENTS, parameters.clip or 1.0, cohort, records)
-        found = [*mean_expectations(noised, main=noised.width == 1)]
-        return [*found, *direction_expectations(noised, within=parameters.width, main=True)]
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study

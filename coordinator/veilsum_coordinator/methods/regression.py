@@ -21,10 +21,10 @@ from veilsum_aggregation import newton
 from veilsum_aggregation.figures import Drowned
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.newton import NewtonFit
-from veilsum_aggregation.regression import Fit, UntoldFit, too_weak
+from veilsum_aggregation.regression import Fit, UntoldFit
 from veilsum_aggregation.robust import RobustFit, spread_of
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected_cluster, linear_scores, score_release
+from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, linear_scores, score_release
 from veilsum_coordinator.parts.coefficients import (
     coefficients,
     ratio,
@@ -33,21 +33,18 @@ from veilsum_coordinator.parts.coefficients import (
     told_of,
 )
 from veilsum_coordinator.parts.estimable import told_rows, told_tables
-from veilsum_coordinator.parts.expectations import Expectation
-from veilsum_coordinator.parts.expected_answers import expected_answers
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.figure_rows import shown, test_row
 from veilsum_coordinator.parts.first_moments import FirstMoments
-from veilsum_coordinator.parts.newton_rounds import expected_newton, fit_newton
+from veilsum_coordinator.parts.newton_rounds import fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
     ends_request,
     event_condition,
-    expected_hazards,
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_readers import READERS, LinearReader
+from veilsum_coordinator.parts.query_readers import LinearReader
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, check_persons, expand
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_coordinator.parts.robust_errors import PRODUCTS, product_release, robust
@@ -197,39 +194,6 @@ class Regression(Method):
     def check(self, study: Study) -> None:
         parameters = RegressionParameters.model_validate(study.parameters)
         check_persons(parameters.person, parameters.at_most, study)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """How well each coefficient will be known if terms do not depend on one another."""
-        family = study.parameters["family"]
-        if family == "linear":
-            if not _is_clustered(study):
-                return expected_answers(study, cohort, records, MOMENTS)
-
-            def read(encoding: LinearEncoding, release: Release, smallest: int) -> LinearReader:
-                reader = LinearReader(encoding, release, smallest)
-                return replace(reader, told=expected_cluster(study, cohort, reader.fit()))
-
-            return expected_answers(study, cohort, records, MOMENTS, {**READERS, LinearEncoding: read})
-        encoding, most = _model(study)
-        fit: NewtonFit | HazardFit
-        if family == "cox":
-            fit = expected_hazards(study, cohort, records, QUERY, STEPS)
-        else:
-            fit = expected_newton(study, cohort, records, STEPS, encoding, most)
-        # the noise lowers the smallest eigenvalue by about its norm
-        unlikely = too_weak(fit.reach, fit.smallest - fit.reach, newton.WEAKEST)
-        told = expected_cluster(study, cohort, fit, most / 2.0) if _is_clustered(study) else fit
-        found, per = [], _units(study)
-        for each in coefficients(told, encoding, per=per):
-            if each.term == "constant":
-                continue
-            half = math.inf if unlikely or isinstance(each.answer, Drowned) else (each.answer.high - each.answer.low) / 2.0
-            unit = f"per {each.per}" if each.per else ""
-            size = per.get(each.term, 1.0) / _radius(encoding, each.term)
-            basis = "a ratio of e = 2.7 over half its range, or between categories"
-            name = RATIOS[family].replace("_", " ")
-            found.append(Expectation(QUERY, f"log {name} of {each.term}", size, half, unit, basis, main=True))
-        return found
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study

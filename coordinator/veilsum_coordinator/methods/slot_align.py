@@ -6,22 +6,18 @@ training. Other methods put the same in front with ``[parameters.alignment]``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from veilsum_coordinator.parts.alignment import LABEL, AlignmentParameters, align, alignment_plans, resolve_alignment
+from veilsum_coordinator.parts.alignment import AlignmentParameters, align, alignment_plans, resolve_alignment
 from veilsum_coordinator.parts.application import study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.expectations import Expectation
-from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations, mean_expectations
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_plans import resolved_clip
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.study import Study
 
 
 class SlotAlignParameters(Frozen):
@@ -54,18 +50,6 @@ class SlotAlign(Method):
         if not isinstance(parameters, SlotAlignParameters) or parameters.clip is None:
             raise ConfigurationError("The method slot-align needs its own parameters, with defaults resolved.")
         return alignment_plans(parameters.alignment, inputs, parameters.clip, parameters.missing)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """What each site's map is made of: its means, and its covariance as a matrix.
-
-        The main ones are the class means for the references that move site effects whole and covariances in part, and the
-        covariance for the barycenter.
-        """
-        parameters = SlotAlignParameters.model_validate(study.parameters)
-        site = Noised.of_site(study, LABEL, parameters.clip or 1.0, cohort, records)
-        if parameters.alignment.reference != "barycenter":
-            return [*class_expectations(site), *direction_expectations(site)]
-        return [*mean_expectations(site, main=site.width == 1), *direction_expectations(site, main=True)]
 
     def compute(self, federation: Federation) -> Result:
         parameters = SlotAlignParameters.model_validate(federation.study.parameters)

@@ -5,14 +5,11 @@ It is what a federation runs first: without a query it gives a table one of all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.expectations import Expectation
-from veilsum_coordinator.parts.expected_answers import expected_answers
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.query_answers import TABLES, answers
 from veilsum_coordinator.parts.query_requests import DeriveRequest, QueryRequest, check_persons, expand, overview
@@ -81,10 +78,6 @@ class FederatedStatistics(Method):
     def check(self, study: Study) -> None:
         parameters = FederatedStatisticsParameters.model_validate(study.parameters)
         check_persons(parameters.person, parameters.at_most, study)
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """How well each query's figures will be known."""
-        return expected_answers(study, cohort, records)
 
     def compute(self, federation: Federation) -> Result:
         return answers(federation)

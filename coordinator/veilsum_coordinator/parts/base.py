@@ -1,19 +1,17 @@
 """What a method is: it declares its tasks before it runs, then is an ordinary function of a federation.
 
-A method sees released sums only. What it declares is all that will ever be computed for it. What it expects of them it says
-from public values, before a study is run.
+A method sees released sums only. What it declares is all that will ever be computed for it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from veilsum_aggregation.moments import NotEstimable, Statistic
 from veilsum_coordinator.parts.estimable import told_result
-from veilsum_coordinator.parts.expectations import Expectation, block_expectations
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
@@ -153,6 +151,9 @@ class Method(ABC):
 
     name: ClassVar[str]
     Parameters: ClassVar[type[Frozen]]
+    rehearsals: ClassVar[int] = 24
+    """How often a plan runs it on typical records; fewer where a run is dear, 0 where it trains in many steps, of which too
+    much depends on the records."""
 
     def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
         """Fill in the defaults that depend on the inputs; the result leaves nothing open."""
@@ -181,18 +182,6 @@ class Method(ABC):
             ConfigurationError: they would.
         """
         return
-
-    def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-        """How well the released quantities will be known, by what the noise alone does; at least one of them is a main one.
-
-        A method says it in its users' words; unless it does, this tells of each block of its tasks what can be told of any.
-
-        Args:
-            study: compiled for this method.
-            cohort: participants in each sum.
-            records: expected records of all of them together.
-        """
-        return block_expectations(study, cohort, records)
 
     def run(self, federation: Federation) -> Result:
         """Run the study and return its result; the federation's study names this method.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,9 @@ from pydantic import Field
 
 from veilsum_aggregation.classification import ClassCounts, folded, noised_calibration
 from veilsum_aggregation.concordance import area
-from veilsum_aggregation.figures import Answer, Drowned
 from veilsum_aggregation.group_means import NumberSums, mean
-from veilsum_aggregation.tables import count, share_in
+from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
-from veilsum_coordinator.parts.expectations import Expectation, released_noise
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.figure_rows import Row, rescaled, shown
 from veilsum_coordinator.parts.moment_plans import Missing
@@ -59,9 +57,6 @@ IMPORTANCE = {CONFUSION: 40.0, BY_CLASS: 40.0, BY_PREDICTION: 40.0, SCORES: 1.0,
 
 LEAST_TABLE = 64
 """Least integer that stands for a record in a table, so that the parts of the budget are these."""
-
-TYPICAL = 0.8
-"""Accuracy and recall that expectations are for."""
 
 
 class ClassifierRequest(Frozen):
@@ -213,22 +208,3 @@ class _ClassReader:
                 for own, row in zip(self._classes, values[CONFUSION + TABLE].tolist(), strict=True)
             ]
         return found
-
-
-def expected_shares(study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-    """Accuracy and the recalls at an accuracy of :data:`TYPICAL` and equally frequent classes."""
-    reader, k = _ClassReader(study), len(study.data.classes)
-    m, std = len(reader.asked.classes), released_noise(study, LABEL, cohort)
-    name, per = (CONFUSION, m) if CONFUSION + TABLE in std else (BY_CLASS, 2)
-    of_cell = std[name + TABLE] * math.sqrt(cohort if study.tasks[0].disclosure == "per-site" else 1)
-    whole = share_in(TYPICAL * records, records, (k, k * (per - 1)), of_cell)
-    one = share_in(TYPICAL * records / k, records / k, (1, per - 1), of_cell)
-    basis = f"an accuracy of {TYPICAL:.0%}"
-    return [
-        Expectation("accuracies", "share of records predicted rightly", TYPICAL, _half(whole), basis=basis, main=True),
-        Expectation("recalls", "share of a class predicted rightly", TYPICAL, _half(one), basis=basis, number=k),
-    ]
-
-
-def _half(answer: Answer) -> float:
-    return math.inf if isinstance(answer, Drowned) else (answer.high - answer.low) / 2.0

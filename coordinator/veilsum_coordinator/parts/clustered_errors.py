@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation import newton
-from veilsum_aggregation.clustered import FEWEST_SITES, ClusteredFit, ExpectedClusteredFit, score_bound
+from veilsum_aggregation.clustered import FEWEST_SITES, ClusteredFit, score_bound
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.newton import NewtonFit
 from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_coordinator.parts.base import TaskPlan
-from veilsum_coordinator.parts.expectations import released_noise
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.proportional_hazards import broadcast_of
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -89,13 +88,6 @@ def cluster(federation: Federation, first: Release, fit: Fit, rate: float = 0.0)
     release = federation.sum(SCORES, broadcast, members=first.cohort)
     scores = release.values["score"][:, : influence.shape[1]] * bound
     return ClusteredFit(fit, scores, release.noise_std["score"] * bound, influence)
-
-
-def expected_cluster(study: Study, cohort: int, fit: Fit, rate: float = 0.0) -> ClusteredFit:
-    """What is expected if sites do not differ; arguments as of :func:`cluster`."""
-    bound, _, influence = _asked(study, cohort, fit, rate)
-    std = released_noise(study, SCORES, cohort)["score"] * bound
-    return ExpectedClusteredFit(fit, np.zeros((cohort, influence.shape[1])), std, influence)
 
 
 def _asked(study: Study, sites: int, fit: Fit, rate: float) -> tuple[float, dict[str, Floats], Floats]:

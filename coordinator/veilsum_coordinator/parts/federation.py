@@ -5,6 +5,7 @@ Over gRPC and in one process the behaviour is the same; methods, tasks and the m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_coordinator.parts.long_arrays import cut
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.layout import Block, Layout
 
@@ -121,3 +123,14 @@ class Federation(Protocol):
     def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
         """Keep a model as it stands, with the epsilon that the rounds so far cost; a simulation may pass it over."""
         ...
+
+
+def released_noise(study: Study, label: str, cohort: int) -> dict[str, float]:
+    """Standard deviation of the noise on a task's sum over ``cohort`` participants, by block, in the block's units.
+
+    Raises:
+        HostileInput: the study has no such task.
+        Misuse: a noise share would be below 4 grid units.
+    """
+    task = AgreedStudy(study).task(label)
+    return task.block_std(math.sqrt(task.released_variance(cohort)))

@@ -21,8 +21,6 @@ from pydantic import Field
 
 from veilsum_coordinator.parts.alignment import AlignmentParameters, task_alignment
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
-from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
-from veilsum_coordinator.parts.expected_moments import Noised, direction_expectations
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.generated import (
     GeneratedFeatures,
@@ -33,9 +31,9 @@ from veilsum_coordinator.parts.generated import (
 )
 from veilsum_coordinator.parts.moment_plans import IMPORTANCE, Missing, task_parameters
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.study.study import Disclosure, Study
+from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.layout import balanced_weights
-from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters
+from veilsum_privacy.tasks.parameters import Alignment
 
 Floats = NDArray[np.float64]
 
@@ -180,32 +178,3 @@ def run_generation(
         return GeneratedFeatures.around_means(geometry, copies, scale, seed, noise)
     centres, classes, sites = released_prototypes(federation.sum(PROTOTYPES, broadcast), geometry)
     return GeneratedFeatures(geometry, centres, classes, sites, copies, scale, seed, noise)
-
-
-def class_expectations(study: Study, label: str, cohort: int, records: float) -> list[Expectation]:
-    """What noise alone does to class counts, means and second moments of one release, in the units of the features.
-
-    Args:
-        study: compiled.
-        label: of a release of class moments with second moments of each class, of prototypes or of class mixtures.
-        cohort: participants in the sum.
-        records: expected of each class, at one site if the release is per site.
-    """
-    std, task = released_noise(study, label, cohort), study.task(label)
-    clip = FeatureParameters.model_validate({name: task.parameters[name] for name in FeatureParameters.model_fields}).clip
-    per_site = task.disclosure == "per-site"
-    k = len(study.data.classes) * (cohort if per_site else 1)
-    where = " of a class of a site" if per_site else " of a class"
-    noised = Noised(study, clip, std, records, where, k)
-    size, d = noised.spread, noised.width
-    basis = "a record's norm spread evenly"
-    width = Z95 * math.hypot(std["sums"], size * std["counts"]) / records
-    found = [
-        Expectation(f"{label}: counts", f"count{where}", records, Z95 * std["counts"], basis="equal classes", number=k),
-        Expectation(f"{label}: means", f"mean of a feature{where}", size, width, basis=basis, number=k * d, main=True),
-    ]
-    for name, what, number in (("squares", "variance", k * d), ("products", "covariance", k * d * (d - 1) // 2)):
-        if name in std and number:
-            quantity, width = f"{what} of features{where}, before shrinkage", Z95 * std[name] / records
-            found.append(Expectation(f"{label}: {what}s", quantity, size**2, width, basis=basis, number=number))
-    return [*found, *(direction_expectations(noised) if "products" in std else ())]

@@ -21,8 +21,7 @@ from pydantic import Field
 from veilsum_aggregation.feature_moments import FeatureMoments, mean_of_moments, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
-from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, released_noise
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.moment_plans import Missing, task_parameters
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Real
@@ -209,21 +208,25 @@ def training_records(parameters: MomentAlignment | None, records: int) -> int:
     return max(1, round(records * (1.0 - parameters.records)))
 
 
+SPREAD = 1.0 / 3.0
+"""Standard deviation of a feature, and distance of its mean from the middle, that sites are expected to have."""
+
+
 def records_to_align(study: Study) -> int | None:
     """How many records a site needs so that the noise it keeps leaves it a feature's variance; None where none do.
 
     A site whose variances are within their noise leaves its features as they are: the release of moments is in vain. By
-    :func:`.moments_of_sums` of a feature as :data:`.OFFSET` and :data:`.SPREAD` have it, without a draw of the noise.
+    :func:`.moments_of_sums` of a feature as :data:`SPREAD` has it, without a draw of the noise.
     """
     declaration = study.task(LABEL)
     cohort = len(study.participants)
     noise = {name: std / math.sqrt(cohort) for name, std in released_noise(study, LABEL, cohort).items()}
-    square = OFFSET**2 + SPREAD**2
+    square = 2.0 * SPREAD**2
     part = float.fromhex(declaration.parameters["part_share"]) if declaration.parameters["part"] == "statistics" else 1.0
 
     def told(records: int) -> bool:
         number = part * records
-        sums = {"count": [number], "t1": [OFFSET * number], "t2": [(2.0 * square - 1.0) * number]}
+        sums = {"count": [number], "t1": [SPREAD * number], "t2": [(2.0 * square - 1.0) * number]}
         return bool(moments_of_sums({name: np.array(values) for name, values in sums.items()}, noise).order[0] >= 2)
 
     most = 2**40

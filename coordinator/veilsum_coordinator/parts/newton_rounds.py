@@ -11,13 +11,9 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import told_directions
 from veilsum_coordinator.parts.coefficients import term_names
-from veilsum_coordinator.parts.expectations import released_noise
-from veilsum_coordinator.parts.expected_answers import expected_regression
 from veilsum_coordinator.parts.federation import Federation, Floats, Release
 from veilsum_coordinator.parts.first_moments import FirstMoments
-from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 
 def fit_newton(
@@ -41,24 +37,6 @@ def fit_newton(
         fit = NewtonFit(whiten, tuple(released), term_names(first.encoding), untold)
         point = fit.point
     return fit
-
-
-def expected_newton(
-    study: Study, cohort: int, records: int, steps: Sequence[str], encoding: LinearEncoding, most: float
-) -> NewtonFit:
-    """The fit that is expected at half of the largest mean, if terms do not depend on one another."""
-    family = study.parameters["family"]
-    blocks = expected_regression(encoding, float(records))
-    gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
-    whiten = newton.whitening(gram, 0.0)
-    mean = 0.5 if family == "logistic" else most / 2.0
-    variance = mean * (1.0 - mean) if family == "logistic" else mean
-    information = whiten @ gram @ whiten * variance
-    point, released = np.zeros(len(gram)), []
-    for label in steps:
-        noise = released_noise(study, label, cohort)
-        released.append(NewtonRelease(point, point, information, noise["score"], noise["diagonal"]))
-    return NewtonFit(whiten, released)
 
 
 def _read(release: Release, at: Floats) -> NewtonRelease:

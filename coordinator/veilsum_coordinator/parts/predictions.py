@@ -28,7 +28,6 @@ from veilsum_aggregation.prediction_quality import (
 )
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.estimable import told_rows
-from veilsum_coordinator.parts.expectations import SPREAD, Expectation, released_noise
 from veilsum_coordinator.parts.figure_rows import shown
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.proportional_hazards import all_times
@@ -316,61 +315,3 @@ class _PredictionReader:
         found = mean(own)
         observed = found if isinstance(found, Drowned) else found.scaled(outcome.half, outcome.middle)
         return {"records": shown(tables.count(own.count, std)), "observed": shown(observed)}
-
-
-def expected_measures(study: Study, cohort: int, records: int) -> Sequence[Expectation]:
-    """The widths of the measures' intervals for predictions that are calibrated and lie as schemas mostly have it.
-
-    Predictors are normal between their bounds, which are three deviations away. The event has its predicted probability, a
-    number an error of SPREAD of half its range, a count the variance of its mean; half of the times end with the event.
-    """
-    noise = released_noise(study, LABEL, cohort)
-    values = _expected(study, records)
-    reader = _PredictionReader(study, values, noise)
-    found = []
-    for name, answer in reader.measures():
-        half = math.inf if isinstance(answer, Drowned) else (answer.high - answer.low) / 2.0
-        size = 1.0 if isinstance(answer, Drowned) else max(abs(answer.value), 0.5)
-        found.append(Expectation("measures", name, size, half, basis="a calibrated prediction", main=name in MAIN))
-    return found
-
-
-MAIN = ("area under the ROC curve", "concordance", "R squared", "observed over expected")
-"""What a study of this kind is run for."""
-
-
-def _expected(study: Study, records: int) -> Mapping[str, Floats]:
-    """The blocks of so many records."""
-    prediction = Prediction.model_validate(study.parameters["prediction"])
-    task = AgreedStudy(study).task(LABEL).task
-    encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, TableTask) else ()
-    encoding = encodings[0]
-    low, high = float(prediction.low), float(prediction.high)
-    h = low + (high - low) * (np.arange(LEVELS) + 0.5) / LEVELS
-    share = np.exp(-0.5 * ((h - h.mean()) / ((high - low) / 6.0)) ** 2)
-    counts = records * share / share.sum()
-    if isinstance(encoding, DiscriminationEncoding) and encoding.times is None:
-        p = expit(h)
-        return {f"{LABEL}/ends": np.stack([counts * (1.0 - p), counts * p], axis=1)[None]}
-    if isinstance(encoding, DiscriminationEncoding) and encoding.times is not None:
-        bins, kinds = encoding.times.bins, len(encoding.times.causes) + 1
-        hazard = np.exp(h - h.mean()) * math.log(2.0) / bins
-        alive = np.exp(-np.outer(hazard, np.arange(bins + 1)))
-        table = np.zeros((LEVELS, bins, kinds))
-        table[:, :, 1] = alive[:, :-1] - alive[:, 1:]
-        ends = np.concatenate([table.reshape(LEVELS, -1), alive[:, -1:]], axis=1)
-        return {f"{LABEL}/ends": (counts[:, None] * ends)[None]}
-    domain = encoding.columns.number(prediction.outcome, LABEL)
-    half = domain.high / 2.0 - domain.low / 2.0
-    mu = np.exp(h) if prediction.predicts == "rate" else h
-    x = np.clip((mu - domain.low) / half - 1.0, -1.0, 1.0)
-    spread = np.minimum(mu / half**2, 1.0) if prediction.predicts == "rate" else np.full(LEVELS, SPREAD**2)
-    sums, squares = counts * x, counts * (x * x + spread - SHIFT)
-    found = {f"{LABEL}/records": counts, f"{LABEL}/sum": sums[:, None], f"{LABEL}/square": squares[:, None]}
-    if prediction.predicts == "rate":
-        product = encoding.columns.number(PRODUCT, LABEL)
-        width = product.high / 2.0 - product.low / 2.0
-        # to second order, y log y of a mean m and variance m is m log m + 1/2
-        scaled = (mu * np.log(np.maximum(mu, HAIR)) + 0.5 - product.low) / width - 1.0
-        found[f"{PRODUCTS}/sum"] = np.array([[float(counts @ scaled)]])
-    return found

@@ -22,9 +22,7 @@ from veilsum_aggregation.hazards import (
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import padded
 from veilsum_aggregation.regression import UntoldFit
-from veilsum_coordinator.parts.expectations import released_noise
-from veilsum_coordinator.parts.expected_answers import expected_blocks
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -92,10 +90,6 @@ def hazard_step(time: str, query: Query, derived: Sequence[DerivedColumn]) -> Ha
     )
 
 
-EXPECTED_INFORMATION = 0.75
-"""Of an event, about the whitened terms: long ones are shortened, and those at risk vary less (measured: .7 to .9)."""
-
-
 def fit_hazards(
     federation: Federation, first: Release, query: str, steps: Sequence[str], names: tuple[str, ...]
 ) -> HazardFit | UntoldFit:
@@ -121,29 +115,6 @@ def fit_hazards(
         # on the way the shape is the life table's: early releases tell too little of it
         point = HazardFit(held, tuple(released), length, names).point
     return HazardFit(model, tuple(released), length, names)
-
-
-def expected_hazards(study: Study, cohort: int, records: int, query: str, steps: Sequence[str]) -> HazardFit:
-    """The fit that is expected where half of the records have the event, and no term has to do with it."""
-    blocks = {
-        f"{encoding.query.name}/{name}": values
-        for encoding in _encodings(study)
-        for name, values in expected_blocks(encoding, float(records)).items()
-    }
-    noise = [released_noise(study, label, cohort) for label in steps]
-    model = _model(study, blocks, dict.fromkeys(blocks, 0.0), query, noise[-1]["hazards"])
-    p = model.whiten.shape[1]
-    information = np.eye(p) * float(model.baseline.events.sum()) * EXPECTED_INFORMATION
-    many = MOST_PERIODS
-    shapes = {"score": p, "hazards": many, "cross": (many, p), "diagonal": p, "upper": p * (p - 1) // 2}
-    values = {name: np.zeros(shape) for name, shape in shapes.items()}
-    found = []
-    for expected in noise:
-        length = longest_terms(model, expected["score"], expected["diagonal"])
-        read = _read(values, expected, model, np.zeros(model.q + p), length)
-        # without noise: the expected square of a value's noise is taken off where values are read
-        found.append(HazardRelease(**{**vars(read), "information": information, "cross_std": 0.0}))
-    return HazardFit(model, found, length)
 
 
 def _encodings(study: Study) -> Sequence[LinearEncoding | SurvivalEncoding]:

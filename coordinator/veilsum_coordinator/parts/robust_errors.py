@@ -13,8 +13,7 @@ from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_aggregation.robust import RobustFit
 from veilsum_coordinator.parts.base import TaskPlan
 from veilsum_coordinator.parts.clustered_errors import linear_asked, newton_asked
-from veilsum_coordinator.parts.expectations import released_noise
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study

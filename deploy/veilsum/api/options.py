@@ -48,6 +48,8 @@ class Options(TypedDict, total=False):
         study_name: by default what it asks.
         participants: the sites that shall take part; all connected ones by default.
         expected_records: records that a site is expected to have, for plans and ``error``.
+        expected: public guesses for plans and ``error`` alone, such as ``{"died": 0.09, "age": [63, 18]}``
+            (docs/scientist.md, "Plans").
         expires_hours: how long the study may run.
         encoder: features in place of columns: the result of :meth:`~veilsum.Dataset.components`, or the ``[encoder]`` table of
             a study.
@@ -71,6 +73,7 @@ class Options(TypedDict, total=False):
     study_name: str
     participants: Sequence[str]
     expected_records: int
+    expected: Mapping[str, float | Sequence[float] | Mapping[str, float]]
     expires_hours: int
     encoder: Mapping[str, Any] | Stored
 

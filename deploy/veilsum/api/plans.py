@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from veilsum.api.frames import pandas_frame
 from veilsum.api.notebook import fields_html
 from veilsum.exports import table_html
-from veilsum.plan import StudyPlan, Verdict
+from veilsum.plan import USUAL_BUDGET, StudyPlan, Verdict
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Plan:
     def verdict(self) -> str:
         """``worth it``, ``weak``, ``not worth its epsilon``, or that the study is exact and has no guarantee.
 
-        ``not forecast`` where only the noise of one step of training is known in advance.
+        ``not forecast`` where sites train, or in many steps.
         """
         return self.details.verdict.value
 
@@ -54,11 +55,12 @@ class Plan:
         return (*((away,) if self.away else ()), *self.details.notes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a figure of the result: its expected size, and the 95% half-width that the noise alone causes."""
-        return [item.to_json() for part in self.details.parts for item in part.expectations]
+        """One row a figure of the result: what it is measured against, its 95% half-width, and its chance of being told."""
+        return [item.to_json() for part in self.details.parts for item in part.forecasts]
 
     def parts(self) -> list[dict[str, Any]]:
-        """One row a part of the result: the share of its size that the noise of a typical figure is, and the outlook."""
+        """One row a part of the result: the share of its size that a typical half-width is, its chance of being told, and the
+        outlook."""
         return [part.to_json() for part in self.details.parts]
 
     def to_pandas(self) -> Any:
@@ -76,13 +78,14 @@ class Plan:
     def summary(self) -> str:
         """The plan in a few lines."""
         lines = [f"{name}: {value}" for name, value in self._fields().items()]
-        lines += [f"  {part['part']}: {part['outlook']}, noise {_share(part['typical_share'])}" for part in self.parts()]
+        lines += [f"  {part['part']}: {part['outlook']}, within {_known(part)}" for part in self.parts()]
         return "\n".join([*lines, *self.notes])
 
     def _fields(self) -> dict[str, str]:
         cost = self.details.cost
         asked = "none: exact sums, without any guarantee"
         wanted: dict[str, str] = {}
+        blame, studies = self.details.blame, self.details.affordable
         if cost.epsilon is not None and self.details.verdict is not Verdict.NOT_FORECAST:
             wanted["for an error of " + f"{self.details.error:.0%}"] = _wanted(self.details)
         if cost.epsilon is not None:
@@ -92,7 +95,9 @@ class Plan:
             "sites": ", ".join(self.participants),
             "guarantee": asked,
             "verdict": self.verdict,
+            **({"because of": ", ".join(part.name for part in blame[:3])} if blame else {}),
             **wanted,
+            **({} if studies is None else {f"a budget of {USUAL_BUDGET:g} bears": f"{studies} such studies"}),
         }
 
     def __str__(self) -> str:
@@ -106,7 +111,7 @@ class Plan:
             {
                 "part": part["part"],
                 "figures": part["quantities"],
-                "noise, of the expected size": _share(part["typical_share"]),
+                "half of them within": _known(part),
                 "outlook": part["outlook"],
             }
             for part in self.parts()
@@ -119,8 +124,9 @@ def _wanted(plan: StudyPlan) -> str:
     return "out of reach" if plan.error_epsilon is None else f"epsilon {plan.error_epsilon:.3g} would do"
 
 
-def _share(share: float | None) -> str:
-    return "beyond any size" if share is None else f"{share:.2g} of the size"
+def _known(part: Mapping[str, Any]) -> str:
+    share = "no bound" if part["typical_share"] is None else f"{part['typical_share']:.2g} of the size"
+    return share if part["told"] == 1.0 else f"{share}, told in {part['told']:.0%} of cases"
 
 
 def _escaped(text: str) -> str:

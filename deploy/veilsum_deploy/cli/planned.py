@@ -14,13 +14,14 @@ from veilsum_node.phrases import counted, listed
 from veilsum_node.process.console import print_fields, print_line, print_rows
 
 if TYPE_CHECKING:
-    from veilsum.plan import StudyPlan
-    from veilsum_coordinator.parts.expectations import Expectation
+    from veilsum.forecasts import Forecast
+    from veilsum.plan import PlannedPart, StudyPlan
 
 SHOWN = 6
 """Quantities that are shown of a part that is not the main one, unless all are asked for."""
 
-SHOWN_SITES = 12
+SHOWN_MAIN, SHOWN_SITES, MOST_BLAMED = 12, 12, 3
+"""Quantities of a main part, participants, and parts that are blamed."""
 
 LARGEST_ODDS = 10.0
 """Epsilon up to which odds are shown: beyond it they could change by a factor of more than 20,000."""
@@ -121,30 +122,34 @@ def _print_losses(plan: StudyPlan, *, everything: bool) -> None:
 
 
 def _print_parts(plan: StudyPlan, *, everything: bool) -> None:
+    if not plan.parts:
+        return
     many = plan.records * len(plan.cost.participants)
     where = f"{plan.records:,} records at every site" if plan.records_stated else f"if every site had {plan.records:,} records"
-    what = "sampling and noise" if any(task.task == "tables" for task in plan.study.tasks) else "the noise alone"
-    title = f"95% intervals from {what}, {where}"
     rows = []
     for part in plan.parts:
-        whole = everything or part.main or len(part.expectations) <= SHOWN + 2
-        shown = part.expectations if whole else part.expectations[:SHOWN]
-        rows += [_row(item) for item in shown]
-        if (left := len(part.expectations) - len(shown)) > 0:
+        most = SHOWN_MAIN if part.main else SHOWN
+        whole = everything or len(part.forecasts) <= most + 2
+        rows += [_row(item) for item in (part.forecasts if whole else part.forecasts[:most])]
+        if not whole:
             empty: dict[str, object] = dict.fromkeys(rows[0], "")
-            rows.append(empty | {"quantity": f"... and {left} more {part.name}: --all"})
-    print_rows(rows, title=title, as_json=False)
-    if not plan.records_stated:
+            rows.append(empty | {"quantity": f"... and {len(part.forecasts) - most} more of {part.name}: --all"})
+    print_rows(rows, title=f"95% intervals of a rehearsal on typical records, {where}", as_json=False)
+    if plan.assumed:
+        named = listed(plan.assumed[:SHOWN_SITES]) + (" and others" if len(plan.assumed) > SHOWN_SITES else "")
         _say(
-            f"study.toml states no expected_records, so the schema's max_records is taken, {many:,} in all. "
-            "Half the records double every share.\n"
+            f"Assumed of {named}: levels are equally frequent; numbers have their mean a sixth of their range below the middle"
+            " and as large a standard deviation. State public guesses as `expected` in the study; they stay in this plan.\n"
         )
+    if not plan.records_stated:
+        _say(f"study.toml states no expected_records, so the schema's max_records is taken, {many:,} in all.\n")
     rows = [
         {
             "part of the result": f"{part.name} (main)" if part.main else part.name,
-            "quantities": part.number,
+            "quantities": len(part.forecasts),
             "half of them within": _percent(part.typical),
             "all within": _percent(part.widest),
+            "told": _percent(part.told),
             "verdict": part.outlook.value,
         }
         for part in plan.parts
@@ -152,13 +157,14 @@ def _print_parts(plan: StudyPlan, *, everything: bool) -> None:
     print_rows(rows, title="As a share of the expected size", as_json=False)
 
 
-def _row(item: Expectation) -> dict[str, object]:
+def _row(item: Forecast) -> dict[str, object]:
     unit = f" {item.unit}" if item.unit else ""
     return {
-        "quantity": f"{item.quantity} ({item.number})" if item.number > 1 else item.quantity,
+        "quantity": item.quantity,
         "known to": f"± {figure(item.half_width)}{unit}" if math.isfinite(item.half_width) else "lost in the noise",
-        "expected size": f"{figure(item.size, 3)} ({item.basis})" if item.basis else figure(item.size, 3),
+        "against": figure(item.size, 3),
         "share": _percent(item.share),
+        "told": _percent(item.told),
     }
 
 
@@ -168,27 +174,59 @@ def _conclusions(plan: StudyPlan) -> list[str]:
 
     if plan.verdict is Verdict.EXACT:
         return [f"Verdict: {plan.verdict.value}. Nothing bounds what the exact sums tell about one {plan.cost.unit}."]
-    main = listed([part.name for part in plan.parts if part.main])
     if plan.verdict is Verdict.NOT_FORECAST:
         return [
-            f"Verdict: {plan.verdict.value}. The figures of {main} are the noise of one step; what many steps leave of it in"
-            " the model depends on the records. Try it on public or made records of the same size: veilsum simulate.",
+            f"Verdict: {plan.verdict.value}. What noise leaves of a model that is trained in many steps depends on the"
+            " records. Try it on public or made records of the same size: veilsum simulate.",
+            *_budget(plan),
             *_coarse(plan),
         ]
+    lines = [f"Verdict: {plan.verdict.value}{'' if plan.records_stated else f', if every site has {plan.records:,} records'}."]
+    if delta_warning(plan.study, plan.records):
+        lines[0] += " But its delta guarantees too little, as is said above."
+    if plan.blame:
+        worst = [f"{part.name} ({_why(part)})" for part in plan.blame[:MOST_BLAMED]]
+        more = len(plan.blame) - len(worst)
+        lines.append(f"What keeps it from being worth it: {listed(worst)}{f', and {more} more' if more else ''}.")
+    if plan.costliest is not None:
+        share = plan.weights[plan.costliest]
+        lines.append(
+            f"Of what one {plan.cost.unit} adds, {_percent(share)} is for {plan.costliest}: without that question the noise of"
+            f" all others would be about {_percent(1.0 - math.sqrt(1.0 - share))} smaller."
+        )
     lost = [part.name for part in plan.parts if part.outlook is Outlook.NOTHING and not part.main]
-    guarantee = " But its delta guarantees too little, as is said above." if delta_warning(plan.study, plan.records) else ""
-    verdict = f"Verdict: {plan.verdict.value}{'' if plan.records_stated else f', if every site has {plan.records:,} records'}."
-    if plan.verdict is Verdict.NOT_WORTH:
-        verdict += f" The noise hides the {main}, for which the study is run: any outcome would look alike."
-    elif lost:
-        verdict += f" But the {listed(lost)} will tell nothing: noise exceeds their expected size."
-    lines = [
-        verdict + guarantee,
-        f"The rule: a part tells nothing if more than half of its quantities have an interval of more than "
-        f"{_percent(NOTHING_SHARE)} of their expected size, and is weak above {_percent(WEAK_SHARE)}; what decides: {main}.",
-        _wanted(plan, main),
-    ]
-    return [*lines, *_coarse(plan)]
+    if lost:
+        lines.append(f"The {listed(lost[:SHOWN])} will tell nothing.")
+    rule = (
+        f"The rule: a part tells nothing if more than half of its quantities have an interval of more than"
+        f" {_percent(NOTHING_SHARE)} of their expected size, or are mostly not estimable, and is weak above"
+        f" {_percent(WEAK_SHARE)}, or where told less often than in nine of ten cases. A study is worth it if all main parts"
+        " are good, and not worth it if more than half of them tell nothing."
+    )
+    return [*lines, rule, _wanted(plan), *_budget(plan), *_coarse(plan)]
+
+
+def _why(part: PlannedPart) -> str:
+    from veilsum.forecasts import OFTEN
+
+    if part.told < OFTEN:
+        return f"told in {_percent(part.told)} of cases"
+    return f"known to {_percent(part.typical)} of its size"
+
+
+def _budget(plan: StudyPlan) -> list[str]:
+    from veilsum.plan import MOST_STUDIES, USUAL_BUDGET
+
+    number, delta = plan.affordable, plan.cost.delta
+    if number is None:
+        return []
+    of = f"A budget of epsilon {USUAL_BUDGET:g} at delta {delta:g}"
+    if not number:
+        return [f"{of} does not bear this study. Each site's budget is its own, and private."]
+    shown = (
+        f"more than {MOST_STUDIES:,} such studies" if number >= MOST_STUDIES else counted(number, "such study", "such studies")
+    )
+    return [f"{of} would bear {shown}. Each site's budget is its own, and private."]
 
 
 def _coarse(plan: StudyPlan) -> list[str]:
@@ -198,8 +236,8 @@ def _coarse(plan: StudyPlan) -> list[str]:
     return []
 
 
-def _wanted(plan: StudyPlan, main: str) -> str:
-    aim = f"all {main} to within {_percent(plan.error)} of their expected size"
+def _wanted(plan: StudyPlan) -> str:
+    aim = f"all main quantities to within {_percent(plan.error)} of their expected size"
     if plan.error_epsilon is None:
         return f"No epsilon up to 10,000 would tell {aim}; that takes more records."
     if plan.cost.epsilon is not None and plan.error_epsilon < plan.cost.epsilon * 0.999:

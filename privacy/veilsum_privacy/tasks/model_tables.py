@@ -208,8 +208,14 @@ class ModelTables(TableTask[ModelTablesParameters]):
         used = usable(p, records, every, len(self.schema.classes))
         with np.errstate(over="ignore", invalid="ignore"):
             z = scores(self.architecture, arrays, clipped(p, records, every, used))
+        return self.of_scores(z, used, records.labels)
+
+    def of_scores(self, z: Floats, used: NDArray[np.bool_], labels: Integers) -> Records:
+        """What a classifier's scores (n, M) say of records of these classes (n,), as :func:`classified_schema` has it; nothing
+        of those that are not ``used`` or whose scores are not finite."""
+        p = self.parameters
         known = used & np.logical_and.reduce(np.isfinite(z), axis=1)
-        z, label = np.where(known[:, None], z, 0.0), np.where(known, records.labels, 0)
+        z, label = np.where(known[:, None], z, 0.0), np.where(known, labels, 0)
         own, predicted = looked_up(self._own, label), np.argmax(z, axis=1)
         shifted = np.ascontiguousarray(z - z.max(axis=1, keepdims=True))
         exponents = np.exp(shifted)
