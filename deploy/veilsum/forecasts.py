@@ -131,7 +131,8 @@ def forecast(rehearsal: Rehearsal, study: Study, most: int = MANY_RUNS) -> tuple
     if any(0.0 < item.told < 1.0 for item in found if item.main):
         results += [rehearsal.run(study, number) for number in range(few, most)]
         found = _figures(rehearsal, study, first, results)
-    return *found, *_of_arrays(exact, results, found)
+    nothing = Forecast(study.method, "result", 1.0, math.inf, 0.0, main=True)
+    return (*found, *_of_arrays(exact, results, found)) or (nothing,)
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------------

@@ -202,7 +202,8 @@ def test_every_question_has_a_plan_at_any_schema(name: str, change: str, monkeyp
     for method in METHODS.values():
         if type(method).rehearsals:
             monkeypatch.setattr(type(method), "rehearsals", 2)
-    asked = drafted(StudyRequest.model_validate({**hostile(QUESTIONS[name], change), "privacy": demand(2.0)}), edges.SITES)
+    privacy = demand(2.0).model_copy(update={"min_cohort": QUESTIONS[name].cohort})
+    asked = drafted(StudyRequest.model_validate({**hostile(QUESTIONS[name], change), "privacy": privacy}), edges.SITES)
     study = asked.compile()
     found = forecast(asked.rehearsal, study, 2)
     assert bool(found) == (METHODS[study.method].rehearsals > 0)
