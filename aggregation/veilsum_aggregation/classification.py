@@ -1,8 +1,6 @@
 """How well a classifier does, with closed-form 95% intervals: from counts, from scores, and from noised counts.
 
-Intervals of this module are of the records as a sample. The standard errors of an
-:class:`~veilsum_aggregation.moments.Estimate` are of the noise alone; :func:`widened` puts both together. All arithmetic is in
-float64.
+Figures of counts and scores without noise have the records as a sample; all arithmetic is in float64.
 """
 
 from __future__ import annotations
@@ -13,33 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic, within_noise
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, normal_figure, project
+from veilsum_aggregation.moments import within_noise
+from veilsum_aggregation.tables import share
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-Z95 = 1.959963984540054
-"""Standard normal quantile of 97.5%."""
-
-
-class Interval(NamedTuple):
-    """A 95% interval."""
-
-    low: float
-    high: float
-
-
-def wilson(part: float, whole: float) -> Interval:
-    """Score interval of the proportion ``part / whole`` (Wilson 1927); all of [0, 1] where ``whole`` is 0.
-
-    Its limits are the proportions p at which (part / whole - p)^2 = z^2 p (1 - p) / whole.
-    """
-    if whole <= 0:
-        return Interval(0.0, 1.0)
-    p, z2 = part / whole, Z95**2
-    centre = (p + z2 / (2.0 * whole)) / (1.0 + z2 / whole)
-    half = Z95 * math.sqrt(max(p * (1.0 - p), 0.0) / whole + z2 / (4.0 * whole**2)) / (1.0 + z2 / whole)
-    return Interval(max(min(centre - half, p), 0.0), min(max(centre + half, p), 1.0))
 
 
 def f1_of_overlap(overlap: float) -> float:
@@ -47,29 +24,35 @@ def f1_of_overlap(overlap: float) -> float:
     return 2.0 * overlap / (1.0 + overlap)
 
 
-def f1_interval(true_positive: float, others: float) -> Interval:
-    """Interval of F1, for ``others`` = FP + FN: Wilson's limits of the proportion J, by :func:`f1_of_overlap`."""
-    low, high = wilson(true_positive, true_positive + others)
-    return Interval(f1_of_overlap(low), f1_of_overlap(high))
+def f1(true_positive: float, others: float, cells: int = 1, std: float = 0.0) -> Answer:
+    """F1 from TP and from ``others`` = FP + FN, a sum of so many cells of noise ``std``: the share J, its limits by
+    :func:`f1_of_overlap`, its errors by dF1/dJ = 2 / (1 + J)^2."""
+    overlap = share(true_positive, true_positive + others, (1, cells), std)
+    if isinstance(overlap, NotEstimable):
+        return overlap
+    slope = 2.0 / (1.0 + overlap.value) ** 2
+    value, low, high = map(f1_of_overlap, (overlap.value, overlap.low, overlap.high))
+    return Figure(value, slope * overlap.noise_error, slope * overlap.sampling_error, low, high)
 
 
-def mean_recall_interval(right: Floats, numbers: Floats) -> Interval:
-    """Interval of the mean of independent proportions ``right / numbers`` (K,): the distances to each one's Wilson limits are
-    added as standard errors are (Zou and Donner 2008)."""
-    limits = [wilson(float(r), float(n)) for r, n in zip(right, numbers, strict=True)]
-    rates = right / numbers
-    mean, k = float(rates.mean()), len(rates)
-    low = math.sqrt(sum((float(p) - limit.low) ** 2 for p, limit in zip(rates, limits, strict=True))) / k
-    high = math.sqrt(sum((limit.high - float(p)) ** 2 for p, limit in zip(rates, limits, strict=True))) / k
-    return Interval(max(mean - low, 0.0), min(mean + high, 1.0))
+def mean_recall(right: Floats, numbers: Floats) -> Answer:
+    """The mean of independent proportions ``right / numbers`` (K,): the distances to each one's Wilson limits are added as
+    standard errors are (Zou and Donner 2008)."""
+    rates = [each for r, n in zip(right, numbers, strict=True) if isinstance(each := share(float(r), float(n)), Figure)]
+    if not rates:
+        return NotEstimable("there is no record of any class")
+    mean, k = math.fsum(rate.value for rate in rates) / len(rates), len(rates)
+    error = math.hypot(*(rate.sampling_error for rate in rates)) / k
+    low = math.hypot(*(rate.value - rate.low for rate in rates)) / k
+    high = math.hypot(*(rate.high - rate.value for rate in rates)) / k
+    return Figure(mean, 0.0, error, mean - low, mean + high).within(0.0, 1.0)
 
 
-def mean_interval(values: Floats, low: float, high: float) -> Interval:
-    """Normal interval of the mean of values (n,) that lie in [low, high]; all of that for fewer than two."""
+def mean_of(values: Floats, low: float, high: float) -> Figure:
+    """The mean of values (n,) that lie in [low, high], with its normal interval; all of that for a single one."""
     if len(values) < 2:
-        return Interval(low, high)
-    mean, half = float(values.mean()), Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Interval(max(mean - half, low), min(mean + half, high))
+        return Figure(float(values.mean()), 0.0, (high - low) / 2.0, low, high)
+    return normal_figure(float(values.mean()), 0.0, float(values.var(ddof=1)) / len(values)).within(low, high)
 
 
 def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
@@ -84,24 +67,26 @@ def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
     return float(below.sum()) / (2.0 * len(above) * len(negative))
 
 
-def auc_interval(area: float, positive: int, negative: int) -> Interval:
-    """Interval of the area by Newcombe (2006, method 5): the areas a at which (area - a)^2 = z^2 V(a), with V by Hanley and
-    McNeil (1982), V(a) = a (1 - a) (1 + h (1 - a) / (2 - a) + h a / (1 + a)) / (m n), h = (m + n) / 2 - 1.
+def auc_figure(area: float, positive: int, negative: int) -> Figure:
+    """The area with its interval by Newcombe (2006, method 5): the areas a at which (area - a)^2 = z^2 V(a), with V by Hanley
+    and McNeil (1982), V(a) = a (1 - a) (1 + h (1 - a) / (2 - a) + h a / (1 + a)) / (m n), h = (m + n) / 2 - 1.
 
     It has no zero width where the classes are apart altogether.
     """
     h = (positive + negative) / 2.0 - 1.0
 
+    def variance(a: float) -> float:
+        return a * (1 - a) * (1 + h * (1 - a) / (2 - a) + h * a / (1 + a)) / (positive * negative)
+
     def excess(a: float) -> float:
-        variance = a * (1 - a) * (1 + h * (1 - a) / (2 - a) + h * a / (1 + a)) / (positive * negative)
-        return (area - a) ** 2 - Z95**2 * variance
+        return (area - a) ** 2 - Z95**2 * variance(a)
 
     near = 1e-9  # at the ends themselves V is 0
     from scipy.optimize import brentq  # a third of a process's start, where nobody asks for an interval
 
     low = 0.0 if area <= 0.0 else float(brentq(excess, 0.0, min(area, 1.0 - near), xtol=1e-12))
     high = 1.0 if area >= 1.0 else float(brentq(excess, max(area, near), 1.0, xtol=1e-12))
-    return Interval(low, high)
+    return Figure(area, 0.0, math.sqrt(variance(area)), low, high)
 
 
 class Reliability(NamedTuple):
@@ -110,16 +95,15 @@ class Reliability(NamedTuple):
     Attributes:
         numbers: (B,) records.
         confidence, accuracy: (B,) mean of the records; NaN in empty bins.
-        error: expected calibration error, the mean over records of |accuracy - confidence| of their bins (Guo et al. 2017).
-        interval: of the error, as if the bins' signs were known; where calibration is good, the error itself is too large by
+        error: expected calibration error, the mean over records of |accuracy - confidence| of their bins (Guo et al. 2017);
+            its interval is as if the bins' signs were known; where calibration is good, the error itself is too large by
             about what chance does in each bin.
     """
 
     numbers: Integers
     confidence: Floats
     accuracy: Floats
-    error: float
-    interval: Interval
+    error: Figure
 
 
 def bin_of(values: Floats, bins: int, low: float) -> Integers:
@@ -144,46 +128,7 @@ def reliability(confidence: Floats, right: NDArray[np.bool_], bins: int, low: fl
         share = np.bincount(place, right.astype(np.float64), bins) / numbers
     signs = np.sign(np.where(numbers > 0, share - mean, 0.0))
     gaps = signs[place] * (right.astype(np.float64) - confidence)
-    return Reliability(numbers, mean, share, float(gaps.mean()), mean_interval(gaps, 0.0, 1.0))
-
-
-def noised_share(part: float, rest: float, cells: tuple[int, int], std: float) -> Statistic:
-    """The proportion ``part / (part + rest)`` of sums of so many ``cells`` each, every cell with independent noise ``std``.
-
-    Delta method, for p and q cells and N = part + rest: Var = std^2 (p (1 - r)^2 + q r^2) / N^2.
-    """
-    whole = part + rest
-    if within_noise(whole, std * math.sqrt(sum(cells))):
-        return NotEstimable("the released count is within its noise")
-    share = part / whole
-    error = std * math.sqrt(cells[0] * (1.0 - share) ** 2 + cells[1] * share**2) / whole
-    return Estimate(min(max(share, 0.0), 1.0), error)
-
-
-def noised_f1(true_positive: float, others: float, cells: int, std: float) -> Statistic:
-    """F1 from TP and from FP + FN, which is a sum of so many cells; dF1/dJ = 2 / (1 + J)^2."""
-    overlap = noised_share(true_positive, others, (1, cells), std)
-    if isinstance(overlap, NotEstimable):
-        return overlap
-    slope = 2.0 / (1.0 + overlap.value) ** 2
-    return Estimate(f1_of_overlap(overlap.value), slope * overlap.std_error)
-
-
-def noised_auc(histogram: Floats, std: float) -> Statistic:
-    """Area under the ROC curve from counts (2, B) of negative and positive records by score, a bin's records as ties.
-
-    Delta method: the area's slope in a negative count is the share of positive records above it less the area, over the
-    number of negative records; in a positive count the same with the shares below.
-    """
-    totals = histogram.sum(axis=1)
-    if any(within_noise(float(total), std * math.sqrt(histogram.shape[1])) for total in totals):
-        return NotEstimable("the released number of records of a class is within its noise")
-    negative, positive = histogram / totals[:, None]
-    below = np.cumsum(negative) - negative / 2.0
-    above = 1.0 - np.cumsum(positive) + positive / 2.0
-    area = float(positive @ below)
-    slopes = np.concatenate([(above - area) / totals[0], (below - area) / totals[1]])
-    return Estimate(min(max(area, 0.0), 1.0), std * float(np.linalg.norm(slopes)))
+    return Reliability(numbers, mean, share, mean_of(gaps, 0.0, 1.0))
 
 
 class NoisedCalibration(NamedTuple):
@@ -194,15 +139,16 @@ class NoisedCalibration(NamedTuple):
         by_noise: what the noise alone would give on average if calibration were perfect; an error near it tells nothing.
     """
 
-    error: Statistic
+    error: Answer
     by_noise: float
 
 
 def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> NoisedCalibration:
     """Expected calibration error from counts (B,) of wrong and right predictions by confidence, in equal bins of [low, 1].
 
-    With middles c and gaps g = (1 - c) right - c wrong it is E = sum |g| / N. Delta method: its slopes are
-    (sign g (1 - c) - E) / N and (-sign g c - E) / N. A gap of noise of standard deviation s has the mean size s sqrt(2 / pi).
+    With middles c and gaps g = (1 - c) right - c wrong it is E = sum |g| / N. Delta method, for the noise and for the sampling
+    of the cells: its slopes are (sign g (1 - c) - E) / N and (-sign g c - E) / N. A gap of noise of standard deviation s has
+    the mean size s sqrt(2 / pi).
     """
     bins = len(wrong)
     middles = low + (1.0 - low) * (np.arange(bins) + 0.5) / bins
@@ -214,7 +160,10 @@ def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> 
     signs = np.sign(gaps)
     slopes = np.concatenate([signs * (1.0 - middles) - error, -signs * middles - error]) / whole
     floor = math.sqrt(2.0 / math.pi) * std * float(np.hypot(1.0 - middles, middles).sum()) / whole
-    return NoisedCalibration(Estimate(min(error, 1.0), std * float(np.linalg.norm(slopes))), floor)
+    counts = project(np.concatenate([right, wrong]))
+    sampling = float(slopes**2 @ counts) - float(slopes @ counts) ** 2 / whole
+    told = normal_figure(error, std**2 * float(slopes @ slopes), sampling)
+    return NoisedCalibration(told.within(0.0, 1.0), floor)
 
 
 def folded(histogram: Floats) -> tuple[Floats, Floats]:
@@ -223,11 +172,3 @@ def folded(histogram: Floats) -> tuple[Floats, Floats]:
     half = histogram.shape[1] // 2
     upper, lower = histogram[:, half:], histogram[:, :half][:, ::-1]
     return upper[0] + lower[1], upper[1] + lower[0]
-
-
-def widened(estimate: Estimate, number: float) -> Interval:
-    """Interval of a proportion of ``number`` records known with noise: Wilson's limits, the noise added as errors are."""
-    sample, noise = wilson(estimate.value * max(number, 0.0), max(number, 0.0)), Z95 * estimate.std_error
-    low = estimate.value - math.hypot(estimate.value - sample.low, noise)
-    high = estimate.value + math.hypot(sample.high - estimate.value, noise)
-    return Interval(max(low, 0.0), min(high, 1.0))

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.baselines import Baseline, LifeTable, first_baseline
-from veilsum_aggregation.figures import FLAT, Drowned
+from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.newton import (
     FLOOR,
     LONGEST_STEP,
@@ -318,7 +318,7 @@ class HazardFit(Fit):
         return float(self._spectrum[0][0])
 
     @property
-    def drowned(self) -> Drowned | None:
+    def drowned(self) -> NotEstimable | None:
         whiten = self.model.whiten
         weakest = np.concatenate([[0.0], whiten @ self._spectrum[1][:, 0]])
         step = without(self.step[self.model.q :], whiten, self.apart[1:])

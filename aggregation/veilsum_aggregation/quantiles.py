@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ def quantiles(
     prefix = weights @ sums
     total, total_std = float(prefix[-1]), noise_std * float(np.linalg.norm(weights[-1]))
     if not total > max(NOISE_FLOOR * total_std, 0.0):
-        return [Drowned("the released count is within its noise", "more records, or more epsilon") for _ in at]
+        return [NotEstimable("the released count is within its noise", "more records, or more epsilon") for _ in at]
     whole, ends = np.concatenate([[0.0], np.clip(isotonic(prefix), 0.0, None)]), np.asarray(edges, dtype=np.float64)
     rows, counts = np.vstack([np.zeros(len(weights)), weights]), np.concatenate([[0.0], prefix])
     found: list[Answer] = []

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure, Test, project
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, Test, project
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.tables import shares
 
@@ -91,7 +91,7 @@ def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
         std: of the noise in each cell.
     """
     kept = _strata(tables, std)
-    if isinstance(kept, Drowned):
+    if isinstance(kept, NotEstimable):
         return kept
     top, bottom = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std)
     if drowned := _too_small(top, bottom, std):
@@ -109,7 +109,7 @@ def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
 def pooled_risk_ratio(tables: Floats, std: float) -> Answer:
     """The risk ratio that strata have in common, with the variance of Greenland and Robins (1985). Arguments as above."""
     kept = _strata(tables, std)
-    if isinstance(kept, Drowned):
+    if isinstance(kept, NotEstimable):
         return kept
     top, bottom = _Pooled(_EXPOSED, kept, std), _Pooled(_OTHERS, kept, std)
     if drowned := _too_small(top, bottom, std):
@@ -124,12 +124,12 @@ def pooled_risk_difference(tables: Floats, std: float) -> Answer:
     """The risk difference that strata have in common, with the variance of Sato (1989), which holds for few large strata and
     for many small ones. Arguments as above."""
     kept = _strata(tables, std)
-    if isinstance(kept, Drowned):
+    if isinstance(kept, NotEstimable):
         return kept
     top, other, bottom = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std), _Pooled(_SIZES, kept, std)
     if bottom.value <= 0.0 or bottom.value < NOISE_FLOOR * bottom.error(std):
         beyond = " in numbers beyond the noise" if std else ""
-        return Drowned(f"no stratum has both groups{beyond}", ADVICE)
+        return NotEstimable(f"no stratum has both groups{beyond}", ADVICE)
     value = (top.value - other.value) / bottom.value
     a, b, c, d = kept.T
     n, exposed, others = kept.sum(axis=1), a + b, c + d
@@ -142,13 +142,13 @@ def pooled_risk_difference(tables: Floats, std: float) -> Answer:
     return Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half)
 
 
-def no_association(tables: Floats, std: float) -> Test | Drowned:
+def no_association(tables: Floats, std: float) -> Test | NotEstimable:
     """The test that exposure and event are independent in every stratum (Cochran 1954, Mantel and Haenszel 1959), without
     correction for continuity. Arguments as above."""
     from scipy.stats import chi2
 
     kept = _strata(tables, std)
-    if isinstance(kept, Drowned):
+    if isinstance(kept, NotEstimable):
         return kept
     top, other = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std)
     a, b, c, d = kept.T
@@ -157,7 +157,7 @@ def no_association(tables: Floats, std: float) -> Test | Drowned:
     noise = std**2 * float(np.sum((top.gradient - other.gradient) ** 2))
     variance = max(sampling, 0.0) + noise
     if variance <= 0.0:
-        return Drowned("in every stratum all have one exposure, or all or none the event", ADVICE)
+        return NotEstimable("in every stratum all have one exposure, or all or none the event", ADVICE)
     statistic = (top.value - other.value) ** 2 / variance
     return Test(statistic, 1, float(chi2.sf(statistic, 1)), noise / variance, tuple(_left_out(tables, std)))
 
@@ -184,19 +184,19 @@ def _ratio(top: _Pooled, bottom: _Pooled, std: float, sampling: float) -> Figure
     return _exponential(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling)
 
 
-def _too_small(top: _Pooled, bottom: _Pooled, std: float) -> Drowned | None:
+def _too_small(top: _Pooled, bottom: _Pooled, std: float) -> NotEstimable | None:
     for part, who in ((top, "the exposed"), (bottom, "those that they are compared with")):
         if part.value <= 0.0 or part.value < NOISE_FLOOR * part.error(std):
             reason = f"over all strata, too few of {who} have what is counted"
-            return Drowned(f"{reason} beyond the noise" if std else f"{reason}: the sum is 0", ADVICE)
+            return NotEstimable(f"{reason} beyond the noise" if std else f"{reason}: the sum is 0", ADVICE)
     return None
 
 
-def _strata(tables: Floats, std: float) -> Floats | Drowned:
+def _strata(tables: Floats, std: float) -> Floats | NotEstimable:
     """Strata with records beyond the noise, (k, 4)."""
     left_out = _left_out(tables, std)
     kept = np.delete(tables.reshape(-1, 4), left_out, axis=0)
-    return kept if len(kept) else Drowned("the number of records of every stratum is within its noise", ADVICE)
+    return kept if len(kept) else NotEstimable("the number of records of every stratum is within its noise", ADVICE)
 
 
 def _left_out(tables: Floats, std: float) -> list[int]:
@@ -204,24 +204,24 @@ def _left_out(tables: Floats, std: float) -> list[int]:
     return [place for place, n in enumerate(totals.tolist()) if n <= 0.0 or n < NOISE_FLOOR * 2.0 * std]
 
 
-def _empty(counts: Floats, std: float, names: Sequence[str]) -> Drowned | None:
+def _empty(counts: Floats, std: float, names: Sequence[str]) -> NotEstimable | None:
     """Why a ratio has no value: a cell is empty, or could be."""
     for count, name in zip(counts.tolist(), names, strict=True):
         if count <= 0.0 and std == 0.0:
-            return Drowned(
+            return NotEstimable(
                 f"there is no record of {name}", "The risk difference has an interval all the same; or wider groups."
             )
         if count < NOISE_FLOOR * std or count <= 0.0:
-            return Drowned(f"the number of records of {name} is within its noise", ADVICE)
+            return NotEstimable(f"the number of records of {name} is within its noise", ADVICE)
     return None
 
 
-def _groups(table: Floats, std: float, cells: Sequence[str]) -> Drowned | None:
+def _groups(table: Floats, std: float, cells: Sequence[str]) -> NotEstimable | None:
     for row, (one, other) in zip(table, (cells[:2], cells[2:]), strict=True):
         total = float(row.sum())
         if total <= 0.0 or total < NOISE_FLOOR * std * math.sqrt(2.0):
             found = "there is no record of" if std == 0.0 else "within its noise is the number of records of"
-            return Drowned(f"{found} {one}, or {other}", ADVICE)
+            return NotEstimable(f"{found} {one}, or {other}", ADVICE)
     return None
 
 

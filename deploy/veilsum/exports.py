@@ -31,7 +31,7 @@ FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost", "onnx")
 MODELS = ("tree", "graph")
 """Of synthetic records: the result's own, of a tree of pairs; or new ones of a Markov random field, veilsum[synthetic]."""
 
-PARTS = ("value", "noise_error", "sampling_error", "low", "high", "std_error")
+PARTS = ("value", "noise_error", "sampling_error", "low", "high")
 
 SUMMARY = "summary"
 """The table of what a result tells outside of its tables."""
@@ -197,8 +197,6 @@ def cell(value: Any) -> str:
     if "low" in value and "value" in value:
         low, high = ("…" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
         return f"{value['value']:.4g} ({low} to {high})"
-    if "std_error" in value:
-        return f"{value['value']:.4g} ± {value['std_error']:.2g}"
     if "below" in value:
         return f"< {value['below']}"
     return f"not estimable: {value['not_estimable']}" if "not_estimable" in value else str(dict(value))

@@ -107,7 +107,7 @@ def test_with_noise_it_costs_one_release(bed: TestBed, tmp_path: Path) -> None:
     noise, std = task.blocks(drawn)["confusion"], task.block_std(np.sqrt(float(plan.noise.total_variance(len(SITES)))))
     assert np.abs(noise).max() > 1.0
     np.testing.assert_allclose(found.arrays["confusion"] - counts, noise, rtol=0, atol=1e-3)
-    assert row["predicted c0"]["std_error"] == pytest.approx(std["confusion"], rel=1e-6)
+    assert row["predicted c0"]["noise_error"] == pytest.approx(std["confusion"], rel=1e-6)
     for site in bed.sites.values():
         assert [entry.study for entry in site.ledger.entries(kind=Kind.CHARGE)].count(_digest(study)) == 1
     assert study_epsilon(study, 1e-5) == study.privacy.epsilon

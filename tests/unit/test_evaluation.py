@@ -28,8 +28,8 @@ from support.randomness import SeededRandom
 from support.studies import agreed, complete
 from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
-from veilsum_aggregation.classification import auc_interval
-from veilsum_aggregation.moments import Estimate
+from veilsum_aggregation.classification import auc_figure
+from veilsum_aggregation.figures import Figure
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.networks import network_head
@@ -446,7 +446,7 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
     z = Model.from_result(result).scores(complete(x, y))
     said, p = z.argmax(axis=1), softmax(z, axis=1)
     precision, recall, f1, support = precision_recall_fscore_support(y, said, zero_division=0)
-    assert summary["records"] == {"value": pytest.approx(len(y), abs=1e-3), "std_error": 0.0}
+    assert (summary["records"]["value"], summary["records"]["noise_error"]) == (pytest.approx(len(y), abs=1e-3), 0.0)
     assert summary["accuracy"]["value"] == pytest.approx(accuracy_score(y, said))
     guess = DummyClassifier(strategy="most_frequent").fit(y[:, None], y)
     assert summary["accuracy_of_constant_guess"]["value"] == pytest.approx(guess.score(y[:, None], y))
@@ -462,10 +462,10 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
     if classes == 2:
         assert summary["auc"]["value"] == pytest.approx(roc_auc_score(y, p[:, 1]), abs=2e-3)
         area = summary["auc"]["value"]
-        assert summary["auc_95"]["low"] < area < summary["auc_95"]["high"]
+        assert summary["auc"]["low"] < area < summary["auc"]["high"]
         positives = y.mean() * len(y)
-        closed = auc_interval(area, round(positives), round(len(y) - positives))  # of the sample, in closed form
-        assert summary["auc_95"]["high"] - summary["auc_95"]["low"] == pytest.approx(closed.high - closed.low, rel=0.25)
+        closed = auc_figure(area, round(positives), round(len(y) - positives))  # of the sample, in closed form
+        assert summary["auc"]["high"] - summary["auc"]["low"] == pytest.approx(closed.high - closed.low, rel=0.25)
     assert "calibration_error_of_noise" not in summary
 
 
@@ -480,7 +480,7 @@ def test_with_noise_the_figures_are_within_their_errors(tmp_path: Path) -> None:
         sites = {name: PlainSite(own, SeededRandom(f"{name} {draw}".encode())) for name, own in data.items()}
         inner = PlainFederation(study, sites, find_released(tmp_path, study))
         found = FederatedEvaluation().run(inner).summary["accuracy"]
-        offs.append((found["value"] - truth) / found["std_error"])
+        offs.append((found["value"] - truth) / found["noise_error"])
     assert np.std(offs) == pytest.approx(1.0, abs=0.3)
     assert abs(np.mean(offs)) < 0.5
 
@@ -494,10 +494,10 @@ def test_sites_can_be_told_apart_where_they_agree_to_it(tmp_path: Path) -> None:
     assert [row["site"] for row in found["sites"]] == SITES
     for row in found["sites"]:
         own = data[row["site"]]
-        assert row["records"]["value"] == pytest.approx(300, abs=5 * row["records"]["std_error"])
+        assert row["records"]["value"] == pytest.approx(300, abs=5 * row["records"]["noise_error"])
         share = float(np.mean(model.predict(own) == own.labels))
-        assert row["accuracy"]["value"] == pytest.approx(share, abs=5 * row["accuracy"]["std_error"])
-    whole, one = found["records"]["std_error"], found["sites"][0]["records"]["std_error"]
+        assert row["accuracy"]["value"] == pytest.approx(share, abs=5 * row["accuracy"]["noise_error"])
+    whole, one = found["records"]["noise_error"], found["sites"][0]["records"]["noise_error"]
     assert whole == pytest.approx(math.sqrt(3) * one)
 
 
@@ -510,11 +510,11 @@ def test_expectations_are_the_methods_own_formulas(tmp_path: Path) -> None:
     release = inner.sum("evaluation")
     counts = np.full((3, 3), 900 / 3 * 0.1)
     np.fill_diagonal(counts, 900 / 3 * 0.8)
-    from veilsum_aggregation.classification import noised_share
+    from veilsum_aggregation.tables import share
 
-    expected = noised_share(720.0, 180.0, (3, 6), release.noise_std["confusion"])
-    assert isinstance(expected, Estimate)
-    assert first.half_width == pytest.approx(1.96 * expected.std_error, rel=1e-4)
+    expected = share(720.0, 900.0, (3, 6), release.noise_std["confusion"])
+    assert isinstance(expected, Figure)
+    assert first.half_width == pytest.approx(1.96 * expected.noise_error, rel=1e-4)
 
 
 # -- at a site -------------------------------------------------------------------------------------------------------------

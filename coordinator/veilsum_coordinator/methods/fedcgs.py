@@ -18,6 +18,7 @@ from pydantic import Field
 from veilsum_aggregation import moments
 from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
+from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.alignment import (
     LABEL,
     Aligned,
@@ -29,7 +30,7 @@ from veilsum_coordinator.parts.alignment import (
     task_alignment,
 )
 from veilsum_coordinator.parts.application import linear_result
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.class_tables import COLUMNS, class_tables, columns_plan, released_means
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_moments import Noised, class_expectations, direction_expectations
@@ -213,7 +214,7 @@ class FedCGS(Method):
         summary = {
             "cohort": len(release.cohort),
             "classes": [
-                {"class": name, "count": plain(moments.count(float(number), std)), "in_head": index in known}
+                {"class": name, "count": count(float(number), std).to_json(), "in_head": index in known}
                 for index, (name, number) in enumerate(zip(study.data.classes, counts, strict=True))
             ],
             **summary,

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from veilsum_aggregation import classification, moments
+from veilsum_aggregation import classification
 from veilsum_aggregation.concordance import area
-from veilsum_aggregation.figures import Figure
-from veilsum_aggregation.moments import Estimate, NotEstimable
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
-from veilsum_coordinator.parts.expectations import Z95, Expectation, released_noise
+from veilsum_aggregation.figures import NotEstimable, bounded_mean
+from veilsum_aggregation.tables import count, share
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.expectations import Expectation, half_width, released_noise
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.predictions import LABEL as PREDICTIONS
@@ -170,12 +170,14 @@ class FederatedEvaluation(Method):
         columns = len(FederatedEvaluationParameters.model_validate(study.parameters).classes)
         right = TYPICAL * records
         counts = noise[CONFUSION] * math.sqrt(cohort if study.tasks[0].disclosure == "per-site" else 1)
-        whole = classification.noised_share(right, records - right, (k, k * columns - k), counts)
-        one = classification.noised_share(right / k, (records - right) / k, (1, columns - 1), counts)
+        whole = share(right, records, (k, k * columns - k), counts)
+        one = share(right / k, records / k, (1, columns - 1), counts)
         basis = f"an accuracy of {TYPICAL:.0%}"
         return [
-            Expectation("accuracies", "share of records predicted rightly", TYPICAL, _half(whole), basis=basis, main=True),
-            Expectation("recalls", "share of a class predicted rightly", TYPICAL, _half(one), basis=basis, number=k),
+            Expectation(
+                "accuracies", "share of records predicted rightly", TYPICAL, half_width(whole), basis=basis, main=True
+            ),
+            Expectation("recalls", "share of a class predicted rightly", TYPICAL, half_width(one), basis=basis, number=k),
         ]
 
     def compute(self, federation: Federation) -> Result:
@@ -222,36 +224,28 @@ class Reader:
         """
         counts, std = values[CONFUSION], noise[CONFUSION]
         number, cells = float(counts.sum()), (int(self._right.sum()), int((~self._right).sum()))
-        accuracy = classification.noised_share(float(counts[self._right].sum()), float(counts[~self._right].sum()), cells, std)
+        accuracy = share(float(counts[self._right].sum()), number, cells, std)
         whole_std = std * math.sqrt(counts.size)
-        found: dict[str, Any] = {"records": plain(moments.count(number, whole_std))}
+        found: dict[str, Any] = {"records": count(number, whole_std).to_json()}
         if SCORES in values:
             found |= self._of_scores(values[SCORES], noise[SCORES])
-        found["accuracy"] = plain(accuracy)
-        own = counts.sum(axis=1)
-        guess, columns = float(own.max()), counts.shape[1]
-        cells = (columns, counts.size - columns)
-        found["accuracy_of_constant_guess"] = plain(classification.noised_share(guess, number - guess, cells, std))
-        if isinstance(accuracy, Estimate):
-            low, high = classification.widened(accuracy, number)
-            found["accuracy_95"] = {"low": low, "high": high}  # the chance of the sample is in it as well
+        found["accuracy"] = accuracy.to_json()
+        columns = counts.shape[1]
+        guess = share(float(counts.sum(axis=1).max()), number, (columns, counts.size - columns), std)
+        found["accuracy_of_constant_guess"] = guess.to_json()
         if LOSS in values:
             most = float(self._parameters.largest_loss or 0.0)
-            loss = moments.mean(float(values[LOSS][0]), number, noise[LOSS], whole_std, low=0.0, high=most)
-            found["log_loss"] = plain(loss)
+            found["log_loss"] = bounded_mean(float(values[LOSS][0]), number, noise[LOSS], whole_std, 0.0, most).to_json()
         return found
 
     def _of_scores(self, histogram: Floats, std: float) -> dict[str, Any]:
         found: dict[str, Any] = {}
         low, wrong, right = 1.0 / len(self._named), histogram[0], histogram[1]
         if len(self._classes) == len(self._named) == 2:
-            found["auc"] = plain(classification.noised_auc(histogram, std))
-            told = area(histogram[0], histogram[1], std)
-            if isinstance(told, Figure):
-                found["auc_95"] = {"low": told.low, "high": told.high}  # as of the accuracy
+            found["auc"] = area(histogram[0], histogram[1], std).to_json()
             low, (wrong, right), std = 0.5, classification.folded(histogram), math.sqrt(2.0) * std
         calibration = classification.noised_calibration(wrong, right, low, std)
-        found["calibration_error"] = plain(calibration.error)
+        found["calibration_error"] = calibration.error.to_json()
         if std > 0 and math.isfinite(calibration.by_noise):
             found["calibration_error_of_noise"] = calibration.by_noise
         return found
@@ -263,7 +257,7 @@ class Reader:
             {
                 "class": own,
                 **{
-                    f"predicted {said}": plain(moments.count(float(counts[row, column]), std))
+                    f"predicted {said}": count(float(counts[row, column]), std).to_json()
                     for column, said in enumerate(self._named)
                 },
             }
@@ -274,22 +268,16 @@ class Reader:
     def _by_class(self, counts: Floats, std: float) -> Iterator[dict[str, Any]]:
         rows, columns = counts.shape
         for row, own in enumerate(self._classes):
-            number = moments.count(float(counts[row].sum()), std * math.sqrt(columns))
+            number = float(counts[row].sum())
+            known = {"class": own, "records": count(number, std * math.sqrt(columns)).to_json()}
             if own not in self._named:
-                unknown = plain(NotEstimable("the model does not know the class"))
-                yield {"class": own, "records": plain(number), "recall": unknown, "precision": unknown, "f1": unknown}
+                unknown = NotEstimable("the model does not know the class").to_json()
+                yield known | {"recall": unknown, "precision": unknown, "f1": unknown}
                 continue
             column = self._named.index(own)
-            hit = float(counts[row, column])
-            missed, other = float(counts[row].sum()) - hit, float(counts[:, column].sum()) - hit
-            yield {
-                "class": own,
-                "records": plain(number),
-                "recall": plain(classification.noised_share(hit, missed, (1, columns - 1), std)),
-                "precision": plain(classification.noised_share(hit, other, (1, rows - 1), std)),
-                "f1": plain(classification.noised_f1(hit, missed + other, rows + columns - 2, std)),
+            hit, said = float(counts[row, column]), float(counts[:, column].sum())
+            yield known | {
+                "recall": share(hit, number, (1, columns - 1), std).to_json(),
+                "precision": share(hit, said, (1, rows - 1), std).to_json(),
+                "f1": classification.f1(hit, number + said - 2.0 * hit, rows + columns - 2, std).to_json(),
             }
-
-
-def _half(statistic: moments.Statistic) -> float:
-    return math.inf if isinstance(statistic, NotEstimable) else Z95 * statistic.std_error

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import newton
-from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.figures import NotEstimable, test_row
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.newton import NewtonFit
 from veilsum_aggregation.regression import Fit, UntoldFit, too_weak
@@ -36,7 +36,6 @@ from veilsum_coordinator.parts.estimable import told_rows, told_tables
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_answers import expected_answers
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.figure_rows import shown, test_row
 from veilsum_coordinator.parts.first_moments import FirstMoments
 from veilsum_coordinator.parts.newton_rounds import expected_newton, fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
@@ -221,7 +220,9 @@ class Regression(Method):
         for each in coefficients(told, encoding, per=per):
             if each.term == "constant":
                 continue
-            half = math.inf if unlikely or isinstance(each.answer, Drowned) else (each.answer.high - each.answer.low) / 2.0
+            half = (
+                math.inf if unlikely or isinstance(each.answer, NotEstimable) else (each.answer.high - each.answer.low) / 2.0
+            )
             unit = f"per {each.per}" if each.per else ""
             size = per.get(each.term, 1.0) / _radius(encoding, each.term)
             basis = "a ratio of e = 2.7 over half its range, or between categories"
@@ -369,13 +370,13 @@ def _grain(study: Study, first: Release) -> float:
 
 
 def _rows(
-    fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float], infinite: Mapping[str, Drowned]
+    fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float], infinite: Mapping[str, NotEstimable]
 ) -> Iterator[Row]:
     for found in coefficients(fit, encoding, per=per, infinite=infinite):
         if name == RATIOS["cox"] and found.term == "constant":
             continue
-        row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}
-        yield row | {"log": shown(found.answer)} | told_of(found)
+        row: Row = {"term": found.term, "per": found.per, name: ratio(found.answer).to_json()}
+        yield row | {"log": found.answer.to_json()} | told_of(found)
 
 
 def _radius(encoding: LinearEncoding, term: str) -> float:

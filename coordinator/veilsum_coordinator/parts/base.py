@@ -9,9 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from veilsum_aggregation.moments import NotEstimable, Statistic
 from veilsum_coordinator.parts.estimable import told_result
 from veilsum_coordinator.parts.expectations import Expectation, block_expectations
 from veilsum_coordinator.parts.federation import Federation
@@ -190,10 +189,3 @@ class Method(ABC):
     @abstractmethod
     def compute(self, federation: Federation) -> Result:
         """The result, for :meth:`run`."""
-
-
-def plain(statistic: Statistic) -> dict[str, Any]:
-    """A statistic as JSON: ``value`` and ``std_error``, or ``not_estimable`` with the reason."""
-    if isinstance(statistic, NotEstimable):
-        return {"not_estimable": statistic.reason}
-    return {"value": statistic.value, "std_error": statistic.std_error}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Drowned, Figure
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.regression import Fit
 from veilsum_privacy.tasks.queries.cells import NumberDomain
@@ -43,7 +43,7 @@ class Coefficient(NamedTuple):
     @property
     def p_value(self) -> float | None:
         """That it is 0; None of the constant."""
-        return None if isinstance(self.answer, Drowned) or self.term == "constant" else self.answer.p_value
+        return None if self.term == "constant" else self.answer.p_value
 
 
 def coefficients(
@@ -52,7 +52,7 @@ def coefficients(
     factor: float = 1.0,
     shift: float = 0.0,
     per: Mapping[str, float] = MappingProxyType({}),
-    infinite: Mapping[str, Drowned] = MappingProxyType({}),
+    infinite: Mapping[str, NotEstimable] = MappingProxyType({}),
 ) -> Iterator[Coefficient]:
     """The constant, where numbers are 0 and categories at their first level, and the change with each term.
 
@@ -80,7 +80,7 @@ def coefficients(
         moved = 0.0 if place else shift
         answer = infinite[name] if name in infinite and fit.drowned is None else fit.combination(combined)
         estimate = float(combined @ fit.coefficients) + moved
-        yield Coefficient(name, unit, answer if isinstance(answer, Drowned) else answer.scaled(1.0, moved), estimate)
+        yield Coefficient(name, unit, answer.scaled(1.0, moved), estimate)
 
 
 class TermSums(NamedTuple):
@@ -104,7 +104,7 @@ class TermSums(NamedTuple):
         return self._replace(events=self.records - self.events)
 
 
-def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, what: str) -> dict[str, Drowned]:
+def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, what: str) -> dict[str, NotEstimable]:
     """Levels among which nobody has the outcome: estimates of their ratios grow without end, and the reason names them.
 
     Without noise the first release tells it. With noise such a level is one whose sum of outcomes is within its noise, and of
@@ -115,7 +115,7 @@ def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, wha
         fitted: what the fit expects of its events, (p,).
         what: is said of them, such as "nobody has the event".
     """
-    found: dict[str, Drowned] = {}
+    found: dict[str, NotEstimable] = {}
     places: dict[str, list[int]] = {}
     for place, (name, level) in enumerate(encoding.terms, 1):
         if level:
@@ -132,7 +132,7 @@ def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, wha
                 continue  # nobody has the level, which is another reason
             if events > max(none, NOISE_FLOOR * noise) or (sums.std > 0.0 and expected > RULE_OF_THREE):
                 continue
-            reason = Drowned(f"{what} among those with {column} {level}", f"merge {level!r} with another level")
+            reason = NotEstimable(f"{what} among those with {column} {level}", f"merge {level!r} with another level")
             of_first = ("constant", *(names[each] for each in own))
             found |= dict.fromkeys(of_first if place == 0 else (names[own[place - 1]],), reason)
     return found
@@ -170,7 +170,7 @@ def score_row(
 
 def ratio(answer: Answer) -> Answer:
     """exp of a figure, such as an odds ratio; errors by the delta method, its interval by the ends."""
-    if isinstance(answer, Drowned):
+    if isinstance(answer, NotEstimable):
         return answer
     value, low, high = (_exp(end) for end in (answer.value, answer.low, answer.high))
     return Figure(value, value * answer.noise_error, value * answer.sampling_error, low, high)
@@ -182,6 +182,6 @@ def _exp(value: float) -> float:
 
 def told_of(found: Coefficient) -> dict[str, Any]:
     """What a row says of a coefficient beside its figure."""
-    if isinstance(found.answer, Drowned):
+    if isinstance(found.answer, NotEstimable):
         return {"p_value": None, "noise_share": None, "without_interval": found.estimate}
     return {"p_value": found.p_value, "noise_share": found.answer.noise_share}

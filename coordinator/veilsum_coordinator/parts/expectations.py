@@ -12,12 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from veilsum_aggregation.moments import NotEstimable, Statistic
+from veilsum_aggregation.figures import Z95 as Z95
+from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-
-Z95 = 1.959963984540054
-"""Standard normal quantile of 97.5%: the half-width of a 95% interval in standard errors."""
 
 SPREAD = 1.0 / 3.0
 """Expected standard deviation of a number as a share of half its range: three of them reach from the middle to a bound."""
@@ -83,9 +81,9 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def half_width(statistic: Statistic, factor: float = 1.0) -> float:
-    """Half-width of a statistic's 95% interval, times ``factor``; infinite where it is not estimable."""
-    return math.inf if isinstance(statistic, NotEstimable) else Z95 * statistic.std_error * factor
+def half_width(answer: Answer, factor: float = 1.0) -> float:
+    """Half-width of a figure's 95% interval by noise alone, times ``factor``; infinite where it is not estimable."""
+    return math.inf if isinstance(answer, NotEstimable) else Z95 * answer.noise_error * factor
 
 
 def main_error(expectations: Iterable[Expectation]) -> float:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.figures import Row
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.figure_rows import Row
 from veilsum_coordinator.parts.query_answers import TABLES, encodings_of
 from veilsum_coordinator.parts.query_readers import READERS
 from veilsum_privacy.securesum.agreed import AgreedStudy

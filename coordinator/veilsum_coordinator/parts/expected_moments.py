@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from veilsum_aggregation import moments
+from veilsum_aggregation.figures import bounded_mean
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
 from veilsum_coordinator.parts.moment_plans import default_clip
 from veilsum_privacy.study.encoder import Projection
@@ -170,7 +171,7 @@ def _expected_means(noised: Noised, shrink: float, main: bool) -> Iterator[Expec
             name, number, half = f"each {column.name}", column.width, 1.0
             size = centre = 1.0 / number
             unit, basis = "", f"{number} equal categories"
-        mean = moments.mean(centre * shrink * records, records, std["sums"], std["counts"], low=-1.0, high=1.0)
+        mean = bounded_mean(centre * shrink * records, records, std["sums"], std["counts"], -1.0, 1.0)
         width = half_width(mean, half)
         what, copies = f"class mean of {name}{noised.where}", k * number * noised.copies
         yield Expectation("class means", what, size * shrink, width, unit, basis, copies, main=main)

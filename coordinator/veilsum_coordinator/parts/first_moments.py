@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation import newton
-from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
 from veilsum_aggregation.regression import Fit, UntoldFit
 from veilsum_coordinator.parts.coefficients import TermSums, infinite_terms
@@ -85,18 +85,18 @@ class FirstMoments:
         std = math.hypot(cross * self._half, self.std * (self.encoding.outcome.low + self._half))
         return TermSums(self.moments[:-1, 0], self.events, std, self._half * self.grain)
 
-    def no_outcome(self, family: str) -> Drowned | None:
+    def no_outcome(self, family: str) -> NotEstimable | None:
         """What to say where nobody has the event, or everybody; None where some have it."""
         records, events = float(self.sums.records[0]), float(self.sums.events[0])
         floor = max(0.5 + self.sums.grain * records, NOISE_FLOOR * self.sums.std)
         what = "count above 0" if family == "poisson" else "event"
         if events <= floor:
-            return Drowned(f"no record has the {what}, or too few against the noise", "more records, or more epsilon")
+            return NotEstimable(f"no record has the {what}, or too few against the noise", "more records, or more epsilon")
         if family == "logistic" and records - events <= floor:
-            return Drowned("every record has the event, or nearly, against the noise", "more records, or more epsilon")
+            return NotEstimable("every record has the event, or nearly, against the noise", "more records, or more epsilon")
         return None
 
-    def infinite(self, fit: Fit, family: str, most: float) -> dict[str, Drowned]:
+    def infinite(self, fit: Fit, family: str, most: float) -> dict[str, NotEstimable]:
         """Terms without a finite coefficient, and why; what is expected of a level is so at the mean of its other terms.
 
         Args:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from veilsum_aggregation import tables
-from veilsum_aggregation.figures import Answer, Drowned
+from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.group_means import NumberSums, mean
 from veilsum_aggregation.prediction_levels import Levels, event_levels, number_levels, rate_levels
 from veilsum_aggregation.prediction_levels import OutcomeRange as Range
@@ -29,7 +29,6 @@ from veilsum_aggregation.prediction_quality import (
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.estimable import told_rows
 from veilsum_coordinator.parts.expectations import SPREAD, Expectation, released_noise
-from veilsum_coordinator.parts.figure_rows import shown
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.proportional_hazards import all_times
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand
@@ -237,7 +236,7 @@ class _PredictionReader:
     def measure_rows(self) -> Iterator[Row]:
         """Each as a row."""
         for name, answer in self.measures():
-            yield {"measure": name, "value": shown(answer)}
+            yield {"measure": name, "value": answer.to_json()}
 
     def measures(self) -> Iterator[tuple[str, Answer]]:
         """In the order in which people read them."""
@@ -288,9 +287,9 @@ class _PredictionReader:
             row: Row = {"level": name, "predicted": float(predicted[place])}
             if predicts in ("probability", "hazard"):
                 counts, std = self._block("ends")[0, place], self._std("ends")
-                row["records"] = shown(tables.count(float(counts.sum()), std * math.sqrt(len(counts))))
+                row["records"] = tables.count(float(counts.sum()), std * math.sqrt(len(counts))).to_json()
                 if predicts == "probability":
-                    row["observed"] = shown(tables.shares(counts, std)[1])
+                    row["observed"] = tables.shares(counts, std)[1].to_json()
             else:
                 row |= self._observed(place)
             yield row
@@ -308,8 +307,8 @@ class _PredictionReader:
             square_std=self._std("square"),
         )
         found = mean(own)
-        observed = found if isinstance(found, Drowned) else found.scaled(outcome.half, outcome.middle)
-        return {"records": shown(tables.count(own.count, std)), "observed": shown(observed)}
+        observed = found.scaled(outcome.half, outcome.middle)
+        return {"records": tables.count(own.count, std).to_json(), "observed": observed.to_json()}
 
 
 def expected_measures(study: Study, cohort: int, records: int) -> Sequence[Expectation]:
@@ -323,8 +322,8 @@ def expected_measures(study: Study, cohort: int, records: int) -> Sequence[Expec
     reader = _PredictionReader(study, values, noise)
     found = []
     for name, answer in reader.measures():
-        half = math.inf if isinstance(answer, Drowned) else (answer.high - answer.low) / 2.0
-        size = 1.0 if isinstance(answer, Drowned) else max(abs(answer.value), 0.5)
+        half = math.inf if isinstance(answer, NotEstimable) else (answer.high - answer.low) / 2.0
+        size = 1.0 if isinstance(answer, NotEstimable) else max(abs(answer.value), 0.5)
         found.append(Expectation("measures", name, size, half, basis="a calibrated prediction", main=name in MAIN))
     return found
 

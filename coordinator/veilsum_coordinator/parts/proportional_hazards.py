@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.baselines import MOST_PERIODS, LifeTable
-from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.hazards import (
     FirstSums,
     HazardFit,
@@ -111,7 +111,7 @@ def fit_hazards(
     noise = [released_noise(federation.study, label, len(first.cohort)) for label in steps]
     model = _model(federation.study, first.values, first.noise_std, query, noise[-1]["hazards"])
     if not model.whiten.size:
-        return UntoldFit(Drowned("no term varies"), len(names))
+        return UntoldFit(NotEstimable("no term varies"), len(names))
     point, released = model.point, list[HazardRelease]()
     held = replace(model, baseline=model.baseline.held)
     for label, expected in zip(steps, noise, strict=True):

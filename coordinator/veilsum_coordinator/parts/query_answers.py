@@ -11,9 +11,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from veilsum_aggregation.figures import Row
 from veilsum_coordinator.parts.estimable import told_rows
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.figure_rows import Row
 from veilsum_coordinator.parts.query_readers import READERS, SyntheticReader
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import correlations, group_means, quantiles, ratios, survival, tables, weighted_means
 from veilsum_aggregation.concordance import area, concordance
-from veilsum_aggregation.figures import Answer, Drowned
+from veilsum_aggregation.figures import Answer, NotEstimable, Row, test_row
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regression import Fit, LinearFit
@@ -26,7 +26,6 @@ from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_aggregation.weighted_means import WeightedSums, difference
 from veilsum_coordinator.parts.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.figure_rows import Row, rescaled, root, shown, test_row, widened
 from veilsum_privacy.tasks.queries.base import Encoding
 from veilsum_privacy.tasks.queries.cell_encodings import (
     DiscriminationEncoding,
@@ -135,9 +134,9 @@ class _TableReader(QueryReader):
         for group, counts in zip(self.groups(), flat, strict=True):
             parts: list[Answer] = tables.shares(counts, std) if len(cells) > 1 else []
             for place, (cell, value) in enumerate(zip(cells, counts, strict=True)):
-                row: Row = {**group, **cell, "count": self.cell(value, shown(tables.count(float(value), std)))}
+                row: Row = {**group, **cell, "count": self.cell(value, tables.count(float(value), std).to_json())}
                 if parts:
-                    row["share"] = self.cell(value, shown(parts[place]))
+                    row["share"] = self.cell(value, parts[place].to_json())
                 yield row
 
     def tests(self) -> Iterator[Row]:
@@ -181,8 +180,8 @@ class _TableReader(QueryReader):
 
     def _ratio_rows(self, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
         for name, answer in found.items():
-            told = None if isinstance(answer, Drowned) or self.small(records) else answer.p_value
-            yield about | {"figure": name, "value": self.cell(records, shown(answer)), "p_value": told}
+            told = None if self.small(records) else answer.p_value
+            yield about | {"figure": name, "value": self.cell(records, answer.to_json()), "p_value": told}
 
     def _strata_tests(self) -> Iterator[Row]:
         exposure, event = self.encoding.axes
@@ -200,7 +199,7 @@ class _TableReader(QueryReader):
     def _independence(of: str, table: Floats, std: float, group: Mapping[str, str]) -> Row:
         found = tables.independence(table, std)
         rows, columns = (int(np.count_nonzero(table.any(axis=axis))) for axis in (1, 0))
-        effect = None if isinstance(found, Drowned) else tables.cramers_v(found, float(table.sum()), (rows, columns))
+        effect = None if isinstance(found, NotEstimable) else tables.cramers_v(found, float(table.sum()), (rows, columns))
         return test_row("independence (chi-squared)", of, found, detectable_cramers_v=effect, **group)
 
 
@@ -223,10 +222,10 @@ class _MeanReader(QueryReader):
                 half, sums = domain.high / 2.0 - domain.low / 2.0, self._sums(group, place)
                 mean, variance = group_means.mean(sums), group_means.variance(sums)
                 row: Row = {**levels, "column": name, "unit": domain.unit}
-                row["count"] = self.cell(sums.count, shown(tables.count(sums.count, sums.count_std)))
-                row["mean"] = self.cell(sums.count, shown(rescaled(widened(mean, self.grain), half, domain.low + half)))
-                deviation = root(widened(variance, 4.0 * self.grain))
-                row["standard_deviation"] = self.cell(sums.count, shown(rescaled(deviation, half, 0.0)))
+                row["count"] = self.cell(sums.count, tables.count(sums.count, sums.count_std).to_json())
+                row["mean"] = self.cell(sums.count, mean.widened(self.grain).scaled(half, domain.low + half).to_json())
+                deviation = variance.widened(4.0 * self.grain).root()
+                row["standard_deviation"] = self.cell(sums.count, deviation.scaled(half, 0.0).to_json())
                 yield row
 
     def tests(self) -> Iterator[Row]:
@@ -248,7 +247,7 @@ class _QuantileReader(QueryReader):
             count = float((quantiles.prefix_matrix(self.encoding.column()) @ sums)[-1])
             for q, answer in zip(query.at, found, strict=True):
                 about = {"column": query.over[0], "unit": self.encoding.domain.unit, "quantile": q}
-                yield {**levels, **about, "value": self.cell(count, shown(answer))}
+                yield {**levels, **about, "value": self.cell(count, answer.to_json())}
 
 
 class _CorrelationReader(QueryReader):
@@ -260,7 +259,7 @@ class _CorrelationReader(QueryReader):
         for i in range(len(names)):
             for j in range(i + 1, len(names)):
                 found = correlations.correlation(matrix, i, j, self.std("diagonal"), self.std("cross"), self.grain)
-                yield {"column": names[i], "with": names[j], "correlation": self.cell(float(diagonal[0]), shown(found))}
+                yield {"column": names[i], "with": names[j], "correlation": self.cell(float(diagonal[0]), found.to_json())}
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ class LinearReader(QueryReader):
         half = outcome.high / 2.0 - outcome.low / 2.0
         for found in coefficients(self.told or self.fit(), self.encoding, half, outcome.low + half):
             unit = f"{outcome.unit or 1} per {found.per}" if found.per else outcome.unit
-            row: Row = {"term": found.term, "unit": unit, "coefficient": self.cell(count, shown(found.answer))}
+            row: Row = {"term": found.term, "unit": unit, "coefficient": self.cell(count, found.answer.to_json())}
             yield row | told_of(found)
 
     def tests(self) -> Iterator[Row]:
@@ -298,7 +297,7 @@ class LinearReader(QueryReader):
         of, share = self.encoding.query.outcome, min(max(count / records, 0.0), 1.0) if records > 0.0 else None
         note = f"{of} is at a bound in {share:.1%} of the records, which biases the fit" if share and share > 0.02 else ""
         fit = self.fit()
-        told = {"r_squared": shown(fit.r_squared()), "at_bound": share}
+        told = {"r_squared": fit.r_squared().to_json(), "at_bound": share}
         row = test_row("all slopes are 0 (Wald)", of, fit.all_slopes(), **told)
         yield row | {"note": "; ".join(part for part in (row["note"], note) if part)}
 
@@ -312,8 +311,8 @@ class _MissingReader(QueryReader):
             for name, absent in zip(self.encoding.query.over, self.block("absent")[group], strict=True):
                 share = tables.share_of(float(absent), records, std, self.std("records"))
                 row: Row = {**levels, "column": name}
-                row["missing"] = self.cell(absent, shown(tables.count(float(absent), std)))
-                yield row | {"share": self.cell(absent, shown(share))}
+                row["missing"] = self.cell(absent, tables.count(float(absent), std).to_json())
+                yield row | {"share": self.cell(absent, share.to_json())}
 
 
 class _SurvivalReader(QueryReader):
@@ -341,20 +340,20 @@ class _SurvivalReader(QueryReader):
     def _figures(self, counts: SurvivalCounts) -> Iterator[tuple[str, float | None, Mapping[str, Any], float | None]]:
         """Of one group: what is told, at which time, its figure, and how many are at risk."""
         curve = survival.survival_curve(counts)
-        if isinstance(curve, Drowned):
-            yield "survival", None, shown(curve), None
+        if isinstance(curve, NotEstimable):
+            yield "survival", None, curve.to_json(), None
             return
         for q in self.encoding.query.at:
             name = "median survival" if q == 0.5 else f"time by which {q:g} had an event"
-            yield name, None, shown(survival.survival_quantile(curve, counts.edges[0], q)), None
-        yield "restricted mean", counts.edges[-1], shown(survival.restricted_mean(counts)), None
+            yield name, None, survival.survival_quantile(curve, counts.edges[0], q).to_json(), None
+        yield "restricted mean", counts.edges[-1], survival.restricted_mean(counts).to_json(), None
         for time, figure, risk in zip(curve.times, curve.survival, curve.at_risk, strict=True):
-            yield "survival", time, shown(figure), risk
+            yield "survival", time, figure.to_json(), risk
         if len(self.encoding.causes) > 1:
             for cause, name in enumerate(self.encoding.causes, 1):
                 incidence = survival.cumulative_incidence(counts, cause)
                 for time, figure, risk in zip(curve.times, incidence, curve.at_risk, strict=True):
-                    yield f"cumulative incidence of {name}", time, shown(figure), risk
+                    yield f"cumulative incidence of {name}", time, figure.to_json(), risk
 
     def tests(self) -> Iterator[Row]:
         query = self.encoding.query
@@ -373,13 +372,13 @@ class _DiscriminationReader(QueryReader):
             if (times := self.encoding.times) is not None:
                 inside = ends[:, :-1].reshape(len(ends), times.bins, -1)
                 answer = concordance(inside, ends[:, -1], std)
-                yield {**about, "figure": "concordance", "level": "", "value": self.cell(number, shown(answer))}
+                yield {**about, "figure": "concordance", "level": "", "value": self.cell(number, answer.to_json())}
                 continue
             answer = area(ends[:, 0], ends[:, 1], std)
-            yield {**about, "figure": "area under the ROC curve", "level": "", "value": self.cell(number, shown(answer))}
+            yield {**about, "figure": "area under the ROC curve", "level": "", "value": self.cell(number, answer.to_json())}
             for level, counts in zip(score.levels, ends, strict=True):
                 share = tables.shares(counts, std)[1]
-                value = self.cell(float(counts.sum()), shown(share))
+                value = self.cell(float(counts.sum()), share.to_json())
                 yield {**about, "figure": "share with the event", "level": level, "value": value}
 
 
@@ -400,15 +399,15 @@ class _EffectReader(QueryReader):
         levels = [group[name] for group in self.groups()]
         least = min((arm.effective() or 0.0 for arm in arms), default=0.0)
         for level, arm, mean in zip(levels, arms, means, strict=True):
-            value = self.cell(arm.effective() or 0.0, shown(rescaled(mean, half, middle)))
+            value = self.cell(arm.effective() or 0.0, mean.scaled(half, middle).to_json())
             yield {name: level, "effect": "weighted mean", "unit": unit, "value": value, "effective_records": arm.effective()}
         compared = {name: f"{levels[1]} against {levels[0]}", "unit": unit, "effective_records": None}
         apart = difference(means[1], means[0])
-        row = compared | {"effect": "difference", "value": self.cell(least, shown(rescaled(apart, half, 0.0)))}
-        yield row | {"p_value": None if isinstance(apart, Drowned) else apart.p_value}
+        row = compared | {"effect": "difference", "value": self.cell(least, apart.scaled(half, 0.0).to_json())}
+        yield row | {"p_value": apart.p_value}
         if self.encoding.event is not None:
             found = weighted_means.ratio(means[1], means[0])
-            yield compared | {"effect": "risk ratio", "value": self.cell(least, shown(found)), "p_value": None}
+            yield compared | {"effect": "risk ratio", "value": self.cell(least, found.to_json()), "p_value": None}
 
 
 class SyntheticReader(QueryReader):

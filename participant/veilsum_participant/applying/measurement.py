@@ -8,17 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.classification import (
-    Interval,
-    auc,
-    auc_interval,
-    f1_interval,
-    f1_of_overlap,
-    mean_interval,
-    mean_recall_interval,
-    reliability,
-    wilson,
-)
+from veilsum_aggregation.classification import auc, auc_figure, f1, mean_of, mean_recall, reliability
+from veilsum_aggregation.tables import share
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -53,14 +44,13 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
     known = [row for row in table if row["recall"] is not None]
     hits = np.array([row["recall"]["value"] * row["records"] for row in known])
     numbers = np.array([float(row["records"]) for row in known])
-    mean = float((hits / numbers).mean()) if known else 0.0
-    found["balanced_accuracy"] = _with(mean, mean_recall_interval(hits, numbers)) if known else None
+    found["balanced_accuracy"] = mean_recall(hits, numbers).to_json() if known else None
     logs = _log_softmax(scores)
     losses = -logs[np.arange(n), own][own >= 0]
-    found["log_loss"] = _with(float(losses.mean()), mean_interval(losses, 0.0, float("inf"))) if len(losses) > 1 else None
+    found["log_loss"] = mean_of(losses, 0.0, float("inf")).to_json() if len(losses) > 1 else None
     found["auc"] = _area(logs, own) if m == 2 else None
     calibration = reliability(np.exp(logs.max(axis=1)), right, BINS, 1.0 / m) if n else None
-    found["calibration_error"] = None if calibration is None else _with(calibration.error, calibration.interval)
+    found["calibration_error"] = None if calibration is None else calibration.error.to_json()
     found["classes"] = table
     found["confusion"] = {"true": list(names), "predicted": list(classes), "counts": counts.tolist()}
     found["calibration"] = []
@@ -160,13 +150,12 @@ def _by_class(counts: NDArray[np.int64], names: Sequence[str], classes: Sequence
         hit = 0 if column is None else int(counts[row, column])
         said = 0 if column is None else int(counts[:, column].sum())
         others = number + said - 2 * hit
-        overlap = hit / (hit + others) if hit + others else None
         yield {
             "class": name,
             "records": number,
             "recall": _proportion(hit, number),
             "precision": _proportion(hit, said),
-            "f1": None if overlap is None else _with(f1_of_overlap(overlap), f1_interval(hit, others)),
+            "f1": f1(hit, others).to_json() if hit + others else None,
         }
 
 
@@ -177,7 +166,7 @@ def _area(logs: Floats, own: Integers) -> dict[str, float] | None:
     if not 0 < positive.sum() < len(positive):
         return None
     area = auc(logs[used, 1] - logs[used, 0], positive)
-    return _with(area, auc_interval(area, int(positive.sum()), int((~positive).sum())))
+    return auc_figure(area, int(positive.sum()), int((~positive).sum())).to_json()
 
 
 def _log_softmax(scores: Floats) -> Floats:
@@ -187,9 +176,4 @@ def _log_softmax(scores: Floats) -> Floats:
 
 
 def _proportion(part: float, whole: int) -> dict[str, float] | None:
-    return _with(part / whole, wilson(part, whole)) if whole else None
-
-
-def _with(value: float, interval: Interval) -> dict[str, float]:
-    """A figure with its interval; an infinite end, of a loss of too few records, never comes here."""
-    return {"value": float(value), "low": float(interval.low), "high": float(interval.high)}
+    return share(part, float(whole)).to_json() if whole else None
