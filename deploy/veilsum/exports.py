@@ -19,12 +19,11 @@ from veilsum.markov_fields import fit_field
 from veilsum.pictures import Row, plot
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_coordinator.parts.query_answers import RECORDS
-from veilsum_coordinator.parts.query_readers import NOISE, PAIRS, SCALE
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.file_names import file_name, write_files
 from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
 
 FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost", "onnx")
 

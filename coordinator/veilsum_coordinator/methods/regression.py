@@ -25,13 +25,6 @@ from veilsum_aggregation.regression import Fit, UntoldFit, too_weak
 from veilsum_aggregation.robust import RobustFit, spread_of
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected_cluster, linear_scores, score_release
-from veilsum_coordinator.parts.coefficients import (
-    coefficients,
-    ratio,
-    score_row,
-    term_names,
-    told_of,
-)
 from veilsum_coordinator.parts.estimable import told_rows, told_tables
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_answers import expected_answers
@@ -46,7 +39,6 @@ from veilsum_coordinator.parts.proportional_hazards import (
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_readers import READERS, LinearReader
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, check_persons, expand
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_coordinator.parts.robust_errors import PRODUCTS, product_release, robust
@@ -61,8 +53,16 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.persons import Reduction
+from veilsum_privacy.tasks.queries.base import Released
+from veilsum_privacy.tasks.queries.coefficients import (
+    coefficients,
+    ratio,
+    score_row,
+    term_names,
+    told_of,
+)
+from veilsum_privacy.tasks.queries.kinds.regression import Linear
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 from veilsum_privacy.tasks.site_scores import SiteScoresParameters
 from veilsum_privacy.tasks.tables import Tables
 
@@ -160,12 +160,12 @@ class Regression(Method):
             tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
-                (encoding,) = (LinearEncoding(query, columns) for query in tables.queries)
-                scores = linear_scores(tables.queries[0], tuple(derived), encoding.longest).model_copy(update=persons)
+                (question,) = (Linear(query, columns) for query in tables.queries)
+                scores = linear_scores(tables.queries[0], tuple(derived), question.longest).model_copy(update=persons)
                 return start, *_score_releases(parameters, scores, (start,), inputs)
             step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
             name = "hazard-step" if isinstance(step, HazardStepParameters) else "newton-step"
-            _check_units(parameters, LinearEncoding(step.query, columns))
+            _check_units(parameters, Linear(step.query, columns))
             build_task(name, step.model_dump(mode="json"), inputs.schema)
         except ValidationError as error:
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
@@ -180,14 +180,14 @@ class Regression(Method):
     ) -> NewtonStepParameters | HazardStepParameters:
         if parameters.family == "cox":
             return hazard_step(parameters.outcome, query, derived)
-        encoding = LinearEncoding(query, columns)
+        question = Linear(query, columns)
         family: newton.Family = "logistic" if parameters.family == "logistic" else "poisson"
         return NewtonStepParameters(
             query=query.model_copy(update={"scale": 1}),
             derived=tuple(derived),
             family=family,
-            most=1.0 if family == "logistic" else parameters.most or encoding.outcome.high / 2.0,
-            length=newton.REACH * math.sqrt(len(encoding.terms) + 1),
+            most=1.0 if family == "logistic" else parameters.most or question.outcome.high / 2.0,
+            length=newton.REACH * math.sqrt(len(question.terms) + 1),
             information_share=FREE_INFORMATION[family],
         )
 
@@ -202,29 +202,28 @@ class Regression(Method):
             if not _is_clustered(study):
                 return expected_answers(study, cohort, records, MOMENTS)
 
-            def read(encoding: LinearEncoding, release: Release, smallest: int) -> LinearReader:
-                reader = LinearReader(encoding, release, smallest)
-                return replace(reader, told=expected_cluster(study, cohort, reader.fit()))
+            def read(question: Linear, part: Released) -> Iterator[Row]:
+                return question.answer(part, expected_cluster(study, cohort, question.fit(part)))
 
-            return expected_answers(study, cohort, records, MOMENTS, {**READERS, LinearEncoding: read})
-        encoding, most = _model(study)
+            return expected_answers(study, cohort, records, MOMENTS, read)
+        question, most = _model(study)
         fit: NewtonFit | HazardFit
         if family == "cox":
             fit = expected_hazards(study, cohort, records, QUERY, STEPS)
         else:
-            fit = expected_newton(study, cohort, records, STEPS, encoding, most)
+            fit = expected_newton(study, cohort, records, STEPS, question, most)
         # the noise lowers the smallest eigenvalue by about its norm
         unlikely = too_weak(fit.reach, fit.smallest - fit.reach, newton.WEAKEST)
         told = expected_cluster(study, cohort, fit, most / 2.0) if _is_clustered(study) else fit
         found, per = [], _units(study)
-        for each in coefficients(told, encoding, per=per):
+        for each in coefficients(told, question, per=per):
             if each.term == "constant":
                 continue
             half = (
                 math.inf if unlikely or isinstance(each.answer, NotEstimable) else (each.answer.high - each.answer.low) / 2.0
             )
             unit = f"per {each.per}" if each.per else ""
-            size = per.get(each.term, 1.0) / _radius(encoding, each.term)
+            size = per.get(each.term, 1.0) / _radius(question, each.term)
             basis = "a ratio of e = 2.7 over half its range, or between categories"
             name = RATIOS[family].replace("_", " ")
             found.append(Expectation(QUERY, f"log {name} of {each.term}", size, half, unit, basis, main=True))
@@ -234,46 +233,43 @@ class Regression(Method):
         study = federation.study
         family = study.parameters["family"]
         first = federation.sum(MOMENTS)
-        encoding, most = _model(study)
+        question, most = _model(study)
         cohort = {"cohort": len(first.cohort)}
         outcome = study.parameters["outcome"]
-        about = {"query": QUERY, "kind": family, "over": ", ".join(encoding.query.over), "where": encoding.query.where}
+        about = {"query": QUERY, "kind": family, "over": ", ".join(question.query.over), "where": question.query.where}
         clustered = _is_clustered(study)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
-        moments = FirstMoments(first, QUERY, encoding, _grain(study, first))
+        moments = FirstMoments(first, QUERY, question, _grain(study, first))
         if family == "linear":
-            reader = LinearReader(encoding, first, 0)
-            of_model: dict[str, Callable[[], Iterator[Row]]] = {
-                QUERY: reader.rows,
-                f"{QUERY} tests": reader.tests,
-                SCORE: partial(reader.score, moments.gram),
-            }
-            tables = told_tables(self.name, of_model)
-            if clustered and reader.fit().drowned is None:
-                told = replace(reader, told=cluster(federation, first, reader.fit()))
-                tables = _told_twice(tables, told_rows(errors, told.rows))
-            elif _is_robust(study) and reader.fit().drowned is None:
-                robustly = replace(reader, told=_robust(federation, moments, reader.fit()))
-                tables = _told_twice(tables, told_rows(errors, robustly.rows))
+            part = Released(question.query, first)
+            of_model = {f"{QUERY}{suffix}": rows for suffix, rows in question.tables(part).items()}
+            tables = told_tables(self.name, of_model | {SCORE: partial(question.score, part, moments.gram)})
+            told = question.fit(part)
+            if clustered and told.drowned is None:
+                told_apart = cluster(federation, first, told)
+                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, told_apart)))
+            elif _is_robust(study) and told.drowned is None:
+                robustly = _robust(federation, moments, told)
+                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly)))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
         if (none := moments.no_outcome(family)) is not None:
             fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
-            fit = fit_hazards(federation, first, QUERY, STEPS, term_names(encoding))
+            fit = fit_hazards(federation, first, QUERY, STEPS, term_names(question))
         else:
             fit = fit_newton(federation, moments, STEPS, "logistic" if family == "logistic" else "poisson", most)
         infinite = moments.infinite(fit, family, most)
         if isinstance(fit, NewtonFit | HazardFit):
-            fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(encoding)]])
+            fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]])
         if isinstance(fit, HazardFit):
             summary["queries"][0] |= fit.baseline_told
-        rows = partial(_rows, encoding=encoding, name=RATIOS[family], per=_units(study), infinite=infinite)
+        rows = partial(_rows, question=question, name=RATIOS[family], per=_units(study), infinite=infinite)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
             QUERY: partial(rows, fit),
             f"{QUERY} tests": lambda: iter([test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]),
-            SCORE: partial(score_row, fit, encoding, moments.gram),
+            SCORE: partial(score_row, fit, question, moments.gram),
         }
         tables = told_tables(self.name, of_fit)
         if clustered and isinstance(fit, NewtonFit | HazardFit):
@@ -314,8 +310,8 @@ def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequ
     return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends]
 
 
-def _check_units(parameters: RegressionParameters, encoding: LinearEncoding) -> None:
-    numbers = [name for name, level in encoding.terms if not level]
+def _check_units(parameters: RegressionParameters, question: Linear) -> None:
+    numbers = [name for name, level in question.terms if not level]
     for name in parameters.per:
         if name not in numbers:
             raise ConfigurationError(f"per: {name!r} is no numeric term.", f"Numeric terms: {', '.join(numbers) or 'none'}.")
@@ -325,15 +321,15 @@ def _units(study: Study) -> Mapping[str, float]:
     return {name: float(step) for name, step in RegressionParameters.model_validate(study.parameters).per.items()}
 
 
-def _model(study: Study) -> tuple[LinearEncoding, float]:
+def _model(study: Study) -> tuple[Linear, float]:
     """Terms and outcome, and the largest mean of counts."""
     task = AgreedStudy(study).task(MOMENTS if study.parameters["family"] == "linear" else STEPS[-1]).task
     if isinstance(task, NewtonStep):
-        return task.encoding, float(task.parameters.most)
+        return task.question, float(task.parameters.most)
     if isinstance(task, HazardStep):
-        return task.encoding, 1.0
-    (encoding,) = task.encodings  # type: ignore[attr-defined]  # of "tables"
-    return encoding, 1.0
+        return task.question, 1.0
+    (question,) = task.questions  # type: ignore[attr-defined]  # of "tables"
+    return question, 1.0
 
 
 def _is_robust(study: Study) -> bool:
@@ -365,20 +361,20 @@ def _score_releases(
 def _grain(study: Study, first: Release) -> float:
     """What rounding changes an entry of the first release's moments by at most, for each record; 0 where noise hides it."""
     task = AgreedStudy(study).task(MOMENTS).task
-    scales = [each.scale for each in task.encodings if isinstance(each, LinearEncoding)] if isinstance(task, Tables) else []
+    scales = [each.scale for each in task.questions if isinstance(each, Linear)] if isinstance(task, Tables) else []
     return 0.0 if first.noise_std[f"{QUERY}/diagonal"] else 0.5 / min(scales)
 
 
 def _rows(
-    fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float], infinite: Mapping[str, NotEstimable]
+    fit: Fit, question: Linear, name: str, per: Mapping[str, float], infinite: Mapping[str, NotEstimable]
 ) -> Iterator[Row]:
-    for found in coefficients(fit, encoding, per=per, infinite=infinite):
+    for found in coefficients(fit, question, per=per, infinite=infinite):
         if name == RATIOS["cox"] and found.term == "constant":
             continue
         row: Row = {"term": found.term, "per": found.per, name: ratio(found.answer).to_json()}
         yield row | {"log": found.answer.to_json()} | told_of(found)
 
 
-def _radius(encoding: LinearEncoding, term: str) -> float:
-    domain = encoding.columns.domains.get(term)
+def _radius(question: Linear, term: str) -> float:
+    domain = question.columns.domains.get(term)
     return float(getattr(domain, "high", 2.0) / 2.0 - getattr(domain, "low", 0.0) / 2.0)

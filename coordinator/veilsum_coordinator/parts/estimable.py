@@ -42,6 +42,15 @@ def told_rows(what: str, rows: Callable[[], Iterator[Row]]) -> list[Row]:
     return found
 
 
+def told_arrays(what: str, arrays: Callable[[], Mapping[str, NDArray[Any]]]) -> Mapping[str, NDArray[Any]]:
+    """The arrays of a question; none where a formula fails."""
+    try:
+        return arrays()
+    except FORMULA_ERRORS as error:
+        unforeseen(error, what)
+        return {}
+
+
 def told_tables(what: str, tables: Mapping[str, Callable[[], Iterator[Row]]]) -> dict[str, list[Row]]:
     """The same of several tables by name."""
     return {name: told_rows(f"{what}, {name}", rows) for name, rows in tables.items()}

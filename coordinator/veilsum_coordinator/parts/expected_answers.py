@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from veilsum_aggregation.figures import Row
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.query_answers import TABLES, encodings_of
-from veilsum_coordinator.parts.query_readers import READERS
+from veilsum_coordinator.parts.query_answers import TABLES, questions_of
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.base import Encoding
-from veilsum_privacy.tasks.queries.cell_encodings import (
-    DiscriminationEncoding,
-    SurvivalEncoding,
-    SyntheticEncoding,
-    TableEncoding,
-)
+from veilsum_privacy.tasks.queries.base import Question, Released
 from veilsum_privacy.tasks.queries.cells import NumberDomain
+from veilsum_privacy.tasks.queries.kinds.correlations import Correlations
+from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
+from veilsum_privacy.tasks.queries.kinds.effects import Effect
+from veilsum_privacy.tasks.queries.kinds.means import SHIFT, Means
+from veilsum_privacy.tasks.queries.kinds.quantiles import Quantiles
+from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.survival import Survival
+from veilsum_privacy.tasks.queries.kinds.synthetic import Synthetic
+from veilsum_privacy.tasks.queries.kinds.tables import Table
 from veilsum_privacy.tasks.queries.language import Query
-from veilsum_privacy.tasks.queries.number_encodings import SHIFT, CorrelationEncoding, MeanEncoding, QuantileEncoding
-from veilsum_privacy.tasks.queries.outcome_encodings import EffectEncoding, LinearEncoding
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +36,11 @@ UNITS = ("coefficient", "mean", "standard", "quantile", "median", "restricted", 
 
 
 def expected_answers(
-    study: Study, cohort: int, records: int, label: str = TABLES, readers: Mapping[type[Any], Callable[..., Any]] = READERS
+    study: Study,
+    cohort: int,
+    records: int,
+    label: str = TABLES,
+    read: Callable[[Any, Released], Iterator[Row]] = lambda question, part: question.answer(part),
 ) -> Sequence[Expectation]:
     """The same readers on the sums that are expected: every group alike, numbers where schemas mostly have them.
 
@@ -45,19 +49,19 @@ def expected_answers(
     agreed = AgreedStudy(study).task(label)
     noise = agreed.block_std(math.sqrt(agreed.released_variance(cohort)))
     found: list[Expectation] = []
-    main = _main_parts(encodings_of(agreed.task))
-    for encoding in encodings_of(agreed.task):
-        values = expected_blocks(encoding, float(records))
-        names = {f"{encoding.query.name}/{name}": array for name, array in values.items()}
+    main = _main_parts(questions_of(agreed.task))
+    for question in questions_of(agreed.task):
+        values = expected_blocks(question, float(records))
+        names = {f"{question.query.name}/{name}": array for name, array in values.items()}
         release = Release(label, 1, names, {name: noise[name] for name in names}, (), b"")
-        rows = list(readers[type(encoding)](encoding, release, 0).rows())
-        found += _expectations(encoding, rows, noise, records, main)
+        rows = list(read(question, Released(question.query, release)))
+        found += _expectations(question, rows, noise, records, main)
     return found
 
 
-def _main_parts(encodings: Sequence[Encoding]) -> tuple[str, ...]:
+def _main_parts(questions: Sequence[Question]) -> tuple[str, ...]:
     """What a study is run for: shares and counts only where it asks nothing else."""
-    kinds = {encoding.query.kind for encoding in encodings}
+    kinds = {question.query.kind for question in questions}
     if kinds - {"count", "histogram", "independence"}:
         return (
             "means",
@@ -69,38 +73,38 @@ def _main_parts(encodings: Sequence[Encoding]) -> tuple[str, ...]:
             "discrimination",
             "effects",
         )
-    return ("shares",) if any(encoding.query.over for encoding in encodings) else ("counts",)
+    return ("shares",) if any(question.query.over for question in questions) else ("counts",)
 
 
 def _expectations(
-    encoding: Encoding, rows: Sequence[Row], noise: Mapping[str, float], records: int, main: tuple[str, ...]
+    question: Question, rows: Sequence[Row], noise: Mapping[str, float], records: int, main: tuple[str, ...]
 ) -> Iterator[Expectation]:
     """One for each kind of figure in the rows that are alike."""
-    query = encoding.query
+    query = question.query
     seen: Counter[tuple[str, str, str, str, float, float]] = Counter()
     for row in rows:
         for key, figure in row.items():
             if isinstance(figure, Mapping):
-                quantity, (width, size) = _quantity(key, row, query), _width(figure, row, encoding)
+                quantity, (width, size) = _quantity(key, row, query), _width(figure, row, question)
                 unit = str(row.get("unit", "")) if quantity.startswith(UNITS) else ""
                 seen[_part(key, row), quantity, unit, _basis(key, row, query), size, width] += 1
     for (part, quantity, unit, basis, size, width), number in seen.items():
         block = f"{part} of {query.part_of or query.name}" if query.over else query.name
         yield Expectation(block, quantity, size, width, unit, basis, number, main=part in main)
-    if isinstance(encoding, SyntheticEncoding):
-        yield _expected_pairs(encoding, noise[f"{query.name}/pairs"], records)
+    if isinstance(question, Synthetic):
+        yield _expected_pairs(question, noise[f"{query.name}/pairs"], records)
     elif not rows:
         yield Expectation(query.name, "test", 1.0, 0.0, basis="a p-value is valid at any noise", main=True)
 
 
-def _expected_pairs(encoding: SyntheticEncoding, std: float, records: int) -> Expectation:
+def _expected_pairs(question: Synthetic, std: float, records: int) -> Expectation:
     """How far the tables of pairs lie from the records', in total variation, by noise alone."""
-    count = len(encoding.axes)
+    count = len(question.axes)
     pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
-    distance = [float(encoding.plan.cell_std(i, j, std).sum()) * math.sqrt(2.0 / math.pi) / 2.0 / records for i, j in pairs]
+    distance = [float(question.plan.cell_std(i, j, std).sum()) * math.sqrt(2.0 / math.pi) / 2.0 / records for i, j in pairs]
     basis = "all of a table's probability"
     return Expectation(
-        encoding.query.name, "distance of a pair's table", 1.0, float(np.mean(distance)), "", basis, len(pairs), main=True
+        question.query.name, "distance of a pair's table", 1.0, float(np.mean(distance)), "", basis, len(pairs), main=True
     )
 
 
@@ -131,45 +135,45 @@ def _quantity(key: str, row: Row, query: Query) -> str:
     return key.replace("_", " ") + of
 
 
-def _width(figure: Mapping[str, Any], row: Row, encoding: Encoding) -> tuple[float, float]:
+def _width(figure: Mapping[str, Any], row: Row, question: Question) -> tuple[float, float]:
     """Half width of a figure's interval, and what it is measured against."""
     value = abs(float(figure.get("value", 1.0) or 1.0))
     size = value
     name = row.get("column")
-    domain = encoding.columns.domains.get(name) if isinstance(name, str) else None
+    domain = question.columns.domains.get(name) if isinstance(name, str) else None
     if "correlation" in row:
         size = 1.0
     if row.get("level") == "":
         size = 0.5
-    if isinstance(encoding, EffectEncoding):
-        half = encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0
+    if isinstance(question, Effect):
+        half = question.outcome.high / 2.0 - question.outcome.low / 2.0
         size = 1.0 if row["effect"] == "risk ratio" else half
     if isinstance(domain, NumberDomain) and ("mean" in row or "quantile" in row):
         size = (domain.high - domain.low) / 2.0 if figure is not row.get("count") else value
     if "term" in row:
-        size = _steepest(row["term"], encoding)
+        size = _steepest(row["term"], question)
     if "not_estimable" in figure or figure["low"] is None or figure["high"] is None:
         return math.inf, max(size, 1e-12)
     return (figure["high"] - figure["low"]) / 2.0, max(size, 1e-12)
 
 
-def _steepest(term: str, encoding: Any) -> float:
+def _steepest(term: str, question: Any) -> float:
     """The coefficient of a term that explains the whole outcome by itself."""
-    half = float(encoding.outcome.high / 2.0 - encoding.outcome.low / 2.0)
-    domain = encoding.columns.domains.get(term)
+    half = float(question.outcome.high / 2.0 - question.outcome.low / 2.0)
+    domain = question.columns.domains.get(term)
     return half / (domain.high / 2.0 - domain.low / 2.0) if isinstance(domain, NumberDomain) else half
 
 
-def expected_regression(encoding: LinearEncoding, records: float) -> dict[str, Floats]:
+def expected_regression(question: Linear, records: float) -> dict[str, Floats]:
     """Terms and outcome that do not depend on one another; those of one category exclude each other."""
     mean, second = [1.0], [1.0]
-    for name, level in encoding.terms:
-        share = 1.0 / len(encoding.columns.level_names(name)) if level else OFFSET
+    for name, level in question.terms:
+        share = 1.0 / len(question.columns.level_names(name)) if level else OFFSET
         mean.append(share)
         second.append(share if level else OFFSET**2 + SPREAD**2)
     z = np.outer([*mean, OFFSET], [*mean, OFFSET])
-    for i, (name, level) in enumerate(encoding.terms, 1):
-        for j, (other, _) in enumerate(encoding.terms, 1):
+    for i, (name, level) in enumerate(question.terms, 1):
+        for j, (other, _) in enumerate(question.terms, 1):
             z[i, j] = 0.0 if level and name == other else z[i, j]
     np.fill_diagonal(z, [*second, OFFSET**2 + SPREAD**2])
     cross = z[np.triu_indices(len(z), 1)]
@@ -194,47 +198,47 @@ def _basis(key: str, row: Row, query: Query) -> str:
     return "a perfect one" if key == "correlation" else "half of the column's range"
 
 
-def expected_blocks(encoding: Encoding, records: float) -> dict[str, Floats]:
+def expected_blocks(question: Question, records: float) -> dict[str, Floats]:
     """The blocks of so many records: all groups and cells alike; numbers evenly spread about a third off the middle."""
-    each = records / encoding.group_count
-    groups = encoding.group_count
-    if isinstance(encoding, TableEncoding):
-        shape = encoding.blocks()[0].shape
+    each = records / question.group_count
+    groups = question.group_count
+    if isinstance(question, Table):
+        shape = question.blocks()[0].shape
         return {"table": np.full(shape, records / math.prod(shape))}
-    if isinstance(encoding, MeanEncoding):
-        m = len(encoding.query.over)
+    if isinstance(question, Means):
+        m = len(question.query.over)
         second = OFFSET**2 + SPREAD**2 - SHIFT
         found = {"records": np.full(groups, each), "sum": np.full((groups, m), OFFSET * each)}
         found["square"] = np.full((groups, m), second * each)
-        return found | ({"absent": np.zeros((groups, len(encoding.open)))} if encoding.open else {})
-    if isinstance(encoding, QuantileEncoding):
-        counts = np.full(encoding.bins, each / encoding.bins)
-        column = encoding.column()
-        places = np.subtract.outer(np.arange(encoding.bins), np.arange(encoding.bins))
+        return found | ({"absent": np.zeros((groups, len(question.open)))} if question.open else {})
+    if isinstance(question, Quantiles):
+        counts = np.full(question.bins, each / question.bins)
+        column = question.column()
+        places = np.subtract.outer(np.arange(question.bins), np.arange(question.bins))
         matrix = np.where(places >= 0, column[np.maximum(places, 0)], 0)
         return {"prefix": np.tile(matrix @ counts, (groups, 1))}
-    if isinstance(encoding, CorrelationEncoding):
-        d = len(encoding.query.over)
+    if isinstance(question, Correlations):
+        d = len(question.query.over)
         z = np.eye(d + 1) * SPREAD**2 + np.outer([1.0, *[OFFSET] * d], [1.0, *[OFFSET] * d])
         z[0, 0] = 1.0
         return {"diagonal": records * np.diag(z), "cross": records * z[np.triu_indices(d + 1, 1)]}
-    if isinstance(encoding, LinearEncoding):
-        return expected_regression(encoding, records)
-    if isinstance(encoding, SyntheticEncoding):
-        cells = [np.full(block.shape[0], records / block.shape[0]) @ block for block in encoding.plan.blocks.values()]
+    if isinstance(question, Linear):
+        return expected_regression(question, records)
+    if isinstance(question, Synthetic):
+        cells = [np.full(block.shape[0], records / block.shape[0]) @ block for block in question.plan.blocks.values()]
         return {"pairs": np.concatenate(cells)}
-    if isinstance(encoding, EffectEncoding):
-        w, mean = 2.0 / encoding.largest, OFFSET if encoding.event is None else 0.5
-        second = OFFSET**2 + SPREAD**2 if encoding.event is None else 0.5
+    if isinstance(question, Effect):
+        w, mean = 2.0 / question.largest, OFFSET if question.event is None else 0.5
+        second = OFFSET**2 + SPREAD**2 if question.event is None else 0.5
         return {
             "sums": np.full((2, 1), records / 2.0) * w * np.array([1.0, mean]),
             "squares": np.full((2, 1), records / 2.0) * w**2 * np.array([1.0, mean, second]),
         }
-    if isinstance(encoding, DiscriminationEncoding):
-        return {"ends": np.full(encoding.blocks()[0].shape, records / encoding.size)}
-    if isinstance(encoding, SurvivalEncoding):
-        kinds = len(encoding.causes) + 1
-        share = np.full((groups, encoding.bins, kinds), each / (encoding.bins + 1) / kinds)
-        return {"ends": share, "beyond": np.full(groups, each / (encoding.bins + 1))}
-    shape = (groups, len(encoding.query.over))
+    if isinstance(question, Discrimination):
+        return {"ends": np.full(question.blocks()[0].shape, records / question.size)}
+    if isinstance(question, Survival):
+        kinds = len(question.causes) + 1
+        share = np.full((groups, question.bins, kinds), each / (question.bins + 1) / kinds)
+        return {"ends": share, "beyond": np.full(groups, each / (question.bins + 1))}
+    shape = (groups, len(question.query.over))
     return {"records": np.full(groups, each), "absent": np.full(shape, 0.1 * each)}

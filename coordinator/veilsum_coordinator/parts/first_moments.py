@@ -13,10 +13,10 @@ from veilsum_aggregation import newton
 from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
 from veilsum_aggregation.regression import Fit, UntoldFit
-from veilsum_coordinator.parts.coefficients import TermSums, infinite_terms
 from veilsum_coordinator.parts.federation import Release
 from veilsum_privacy.tasks.newton_step import in_units
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
+from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms
+from veilsum_privacy.tasks.queries.kinds.regression import Linear
 
 Floats = NDArray[np.float64]
 
@@ -28,13 +28,13 @@ class FirstMoments:
     Attributes:
         release: with the blocks ``diagonal`` and ``cross`` of the query.
         query: its name.
-        encoding: of terms and outcome.
+        question: of terms and outcome.
         grain: what rounding changes an entry by at most, for each record; 0 where noise hides it.
     """
 
     release: Release
     query: str
-    encoding: LinearEncoding
+    question: Linear
     grain: float = 0.0
 
     @cached_property
@@ -55,14 +55,14 @@ class FirstMoments:
 
     @property
     def _half(self) -> float:
-        outcome = self.encoding.outcome
+        outcome = self.question.outcome
         return outcome.high / 2.0 - outcome.low / 2.0
 
     @property
     def events(self) -> Floats:
         """Sum of the outcome in its own units, and of its product with each term, (p,)."""
         return np.asarray(
-            self.moments[:-1, -1] * self._half + self.moments[:-1, 0] * (self.encoding.outcome.low + self._half),
+            self.moments[:-1, -1] * self._half + self.moments[:-1, 0] * (self.question.outcome.low + self._half),
             dtype=np.float64,
         )
 
@@ -70,7 +70,7 @@ class FirstMoments:
     def rate(self) -> float:
         """Mean of the outcome in its own units, at least 0."""
         mean = np.array([float(self.moments[0, -1]) / max(float(self.moments[0, 0]), 1.0)])
-        return max(float(in_units(mean, self.encoding.outcome)[0]), 0.0)
+        return max(float(in_units(mean, self.question.outcome)[0]), 0.0)
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -82,7 +82,7 @@ class FirstMoments:
     def sums(self) -> TermSums:
         """What the release tells of the outcome of odds, rates and hazards."""
         cross = float(self.release.noise_std[f"{self.query}/cross"])
-        std = math.hypot(cross * self._half, self.std * (self.encoding.outcome.low + self._half))
+        std = math.hypot(cross * self._half, self.std * (self.question.outcome.low + self._half))
         return TermSums(self.moments[:-1, 0], self.events, std, self._half * self.grain)
 
     def no_outcome(self, family: str) -> NotEstimable | None:
@@ -115,7 +115,7 @@ class FirstMoments:
         else:
             fitted = sums.records * newton.mean_of("logistic" if family == "logistic" else "poisson", eta, most)[0]
         what = "a count above 0" if family == "poisson" else "the event"
-        found = infinite_terms(self.encoding, sums, fitted, f"nobody has {what}")
+        found = infinite_terms(self.question, sums, fitted, f"nobody has {what}")
         if family == "logistic":
-            found |= infinite_terms(self.encoding, sums.rest, sums.records - fitted, "everybody has the event")
+            found |= infinite_terms(self.question, sums.rest, sums.records - fitted, "everybody has the event")
         return found

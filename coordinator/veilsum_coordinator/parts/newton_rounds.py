@@ -10,14 +10,14 @@ from veilsum_aggregation import newton
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import told_directions
-from veilsum_coordinator.parts.coefficients import term_names
 from veilsum_coordinator.parts.expectations import released_noise
 from veilsum_coordinator.parts.expected_answers import expected_regression
 from veilsum_coordinator.parts.federation import Federation, Floats, Release
 from veilsum_coordinator.parts.first_moments import FirstMoments
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
+from veilsum_privacy.tasks.queries.coefficients import term_names
+from veilsum_privacy.tasks.queries.kinds.regression import Linear
 
 
 def fit_newton(
@@ -38,17 +38,15 @@ def fit_newton(
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
         released.append(_read(federation.sum(label, broadcast, members=first.release.cohort), point))
-        fit = NewtonFit(whiten, tuple(released), term_names(first.encoding), untold)
+        fit = NewtonFit(whiten, tuple(released), term_names(first.question), untold)
         point = fit.point
     return fit
 
 
-def expected_newton(
-    study: Study, cohort: int, records: int, steps: Sequence[str], encoding: LinearEncoding, most: float
-) -> NewtonFit:
+def expected_newton(study: Study, cohort: int, records: int, steps: Sequence[str], question: Linear, most: float) -> NewtonFit:
     """The fit that is expected at half of the largest mean, if terms do not depend on one another."""
     family = study.parameters["family"]
-    blocks = expected_regression(encoding, float(records))
+    blocks = expected_regression(question, float(records))
     gram = symmetric(blocks["diagonal"], blocks["cross"])[:-1, :-1]
     whiten = newton.whitening(gram, 0.0)
     mean = 0.5 if family == "logistic" else most / 2.0

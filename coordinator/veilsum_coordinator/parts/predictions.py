@@ -1,7 +1,7 @@
 """Evaluating predictions, formulas of columns or models: what is asked of the sites, and the measures that the sums tell.
 
 What is measured follows from what is predicted, a number, a probability, a rate or a hazard, and not from the method that
-made the prediction. One query by level of the prediction tells all of it, with the encodings of the method statistics.
+made the prediction. One query by level of the prediction tells all of it, with the questions of the method statistics.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.model_tables import SCORE, ModelTables, ModelTablesParameters, scored_schema
 from veilsum_privacy.tasks.outcomes import Outcome
-from veilsum_privacy.tasks.queries.base import Encoding
-from veilsum_privacy.tasks.queries.cell_encodings import DiscriminationEncoding
+from veilsum_privacy.tasks.queries.base import Question
 from veilsum_privacy.tasks.queries.cells import NumberDomain
+from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
+from veilsum_privacy.tasks.queries.kinds.means import SHIFT
 from veilsum_privacy.tasks.queries.language import Columns, Text, interval_names
-from veilsum_privacy.tasks.queries.number_encodings import SHIFT
 from veilsum_privacy.tasks.tables import Tables, TableTask
 from veilsum_privacy.training.models import ModelSpec
 
@@ -218,9 +218,9 @@ class _PredictionReader:
 
     def __init__(self, study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> None:
         task = AgreedStudy(study).task(LABEL).task
-        encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, TableTask) else ()
-        self._encoding = encodings[0]
-        self._columns = encodings[0].columns
+        questions: tuple[Question, ...] = task.questions if isinstance(task, TableTask) else ()
+        self._question = questions[0]
+        self._columns = questions[0].columns
         self._values, self._noise = values, noise
         self._prediction = Prediction.model_validate(study.parameters["prediction"])
         low, high = float(self._prediction.low), float(self._prediction.high)
@@ -247,12 +247,12 @@ class _PredictionReader:
             ends, beyond = self._times()
             yield from hazard_measures(self._centres, self._width, ends, beyond, self._std("ends"))
         elif predicts == "number":
-            yield from number_measures(self._numbers(), self._outcome(self._encoding.query.over[0]))
+            yield from number_measures(self._numbers(), self._outcome(self._question.query.over[0]))
         else:
             yield from self._rates()
 
     def _rates(self) -> Iterator[tuple[str, Answer]]:
-        outcome, product = self._outcome(self._encoding.query.over[0]), self._outcome(PRODUCT)
+        outcome, product = self._outcome(self._question.query.over[0]), self._outcome(PRODUCT)
         products, std = float(self._values[f"{PRODUCTS}/sum"][0, 0]), float(self._noise[f"{PRODUCTS}/sum"])
         levels = rate_levels(self._numbers(), products, std, outcome, product)
         yield from rate_measures(levels, outcome, product)
@@ -260,7 +260,7 @@ class _PredictionReader:
     def _times(self) -> tuple[Floats, Floats]:
         table, times = (
             self._block("ends")[0],
-            self._encoding.times if isinstance(self._encoding, DiscriminationEncoding) else None,
+            self._question.times if isinstance(self._question, Discrimination) else None,
         )
         bins = 1 if times is None else times.bins
         return table[:, :-1].reshape(len(table), bins, -1), table[:, -1]
@@ -296,7 +296,7 @@ class _PredictionReader:
 
     def _observed(self, place: int) -> Row:
         """Of a number or count: records and mean outcome of a level."""
-        outcome, std = self._outcome(self._encoding.query.over[0]), self._std("records")
+        outcome, std = self._outcome(self._question.query.over[0]), self._std("records")
         own = NumberSums(
             count=float(self._block("records")[place]),
             total=float(self._block("sum")[place, 0]),
@@ -336,24 +336,24 @@ def _expected(study: Study, records: int) -> Mapping[str, Floats]:
     """The blocks of so many records."""
     prediction = Prediction.model_validate(study.parameters["prediction"])
     task = AgreedStudy(study).task(LABEL).task
-    encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, TableTask) else ()
-    encoding = encodings[0]
+    questions: tuple[Question, ...] = task.questions if isinstance(task, TableTask) else ()
+    question = questions[0]
     low, high = float(prediction.low), float(prediction.high)
     h = low + (high - low) * (np.arange(LEVELS) + 0.5) / LEVELS
     share = np.exp(-0.5 * ((h - h.mean()) / ((high - low) / 6.0)) ** 2)
     counts = records * share / share.sum()
-    if isinstance(encoding, DiscriminationEncoding) and encoding.times is None:
+    if isinstance(question, Discrimination) and question.times is None:
         p = expit(h)
         return {f"{LABEL}/ends": np.stack([counts * (1.0 - p), counts * p], axis=1)[None]}
-    if isinstance(encoding, DiscriminationEncoding) and encoding.times is not None:
-        bins, kinds = encoding.times.bins, len(encoding.times.causes) + 1
+    if isinstance(question, Discrimination) and question.times is not None:
+        bins, kinds = question.times.bins, len(question.times.causes) + 1
         hazard = np.exp(h - h.mean()) * math.log(2.0) / bins
         alive = np.exp(-np.outer(hazard, np.arange(bins + 1)))
         table = np.zeros((LEVELS, bins, kinds))
         table[:, :, 1] = alive[:, :-1] - alive[:, 1:]
         ends = np.concatenate([table.reshape(LEVELS, -1), alive[:, -1:]], axis=1)
         return {f"{LABEL}/ends": (counts[:, None] * ends)[None]}
-    domain = encoding.columns.number(prediction.outcome, LABEL)
+    domain = question.columns.number(prediction.outcome, LABEL)
     half = domain.high / 2.0 - domain.low / 2.0
     mu = np.exp(h) if prediction.predicts == "rate" else h
     x = np.clip((mu - domain.low) / half - 1.0, -1.0, 1.0)
@@ -361,7 +361,7 @@ def _expected(study: Study, records: int) -> Mapping[str, Floats]:
     sums, squares = counts * x, counts * (x * x + spread - SHIFT)
     found = {f"{LABEL}/records": counts, f"{LABEL}/sum": sums[:, None], f"{LABEL}/square": squares[:, None]}
     if prediction.predicts == "rate":
-        product = encoding.columns.number(PRODUCT, LABEL)
+        product = question.columns.number(PRODUCT, LABEL)
         width = product.high / 2.0 - product.low / 2.0
         # to second order, y log y of a mean m and variance m is m log m + 1/2
         scaled = (mu * np.log(np.maximum(mu, HAIR)) + 0.5 - product.low) / width - 1.0

@@ -37,10 +37,10 @@ from veilsum_privacy.tasks.hazard_step import (
     WHITEN,
     HazardStepParameters,
 )
-from veilsum_privacy.tasks.queries.cell_encodings import SurvivalEncoding
 from veilsum_privacy.tasks.queries.cells import NumberDomain
+from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 from veilsum_privacy.tasks.tables import Tables
 
 Floats = NDArray[np.float64]
@@ -126,9 +126,9 @@ def fit_hazards(
 def expected_hazards(study: Study, cohort: int, records: int, query: str, steps: Sequence[str]) -> HazardFit:
     """The fit that is expected where half of the records have the event, and no term has to do with it."""
     blocks = {
-        f"{encoding.query.name}/{name}": values
-        for encoding in _encodings(study)
-        for name, values in expected_blocks(encoding, float(records)).items()
+        f"{question.query.name}/{name}": values
+        for question in _questions(study)
+        for name, values in expected_blocks(question, float(records)).items()
     }
     noise = [released_noise(study, label, cohort) for label in steps]
     model = _model(study, blocks, dict.fromkeys(blocks, 0.0), query, noise[-1]["hazards"])
@@ -146,20 +146,20 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
     return HazardFit(model, found, length)
 
 
-def _encodings(study: Study) -> Sequence[LinearEncoding | SurvivalEncoding]:
+def _questions(study: Study) -> Sequence[Linear | Survival]:
     task = AgreedStudy(study).tasks[0].task
-    encodings = task.encodings if isinstance(task, Tables) else ()
-    return [each for each in encodings if isinstance(each, LinearEncoding | SurvivalEncoding)]
+    questions = task.questions if isinstance(task, Tables) else ()
+    return [each for each in questions if isinstance(each, Linear | Survival)]
 
 
 def _model(
     study: Study, values: Mapping[str, Floats], stds: Mapping[str, float], query: str, hazard_std: float
 ) -> HazardModel:
     """Coordinates, of the first release and of the noise of the last one's hazards."""
-    (ends,) = (each for each in _encodings(study) if isinstance(each, SurvivalEncoding))
+    (ends,) = (each for each in _questions(study) if isinstance(each, Survival))
     moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
     gram, table = moments[:-1, :-1], values[f"{ENDS}/ends"][0]
-    (terms,) = (each for each in _encodings(study) if isinstance(each, LinearEncoding))
+    (terms,) = (each for each in _questions(study) if isinstance(each, Linear))
     grain = 0.5 / terms.query.scale if hazard_std == 0.0 else 0.0
     edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
     sums = FirstSums(

@@ -8,20 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.queries.base import Encoding
-from veilsum_privacy.tasks.queries.encodings import build_encodings
+from veilsum_privacy.tasks.queries.base import Question
+from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence
 from veilsum_privacy.tasks.tables import TablesParameters
 
 LANE = 2**23
-"""What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
-
-LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "linear": 16, "effect": 256, "synthetic": 500}
-"""Integers that stand for 1 at least where values are rounded to them; 8 in a table, whose values are 0 or 1."""
-
-ROUNDED = ("mean", "compare", "correlation", "linear", "effect")
-"""Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
+"""What the sum of a cohort should stay below, so that a lane of the question has 24 bits."""
 
 FINEST_SCALE, FINEST_NORM, EXACT_LANE = 2**16, 2**26, 2**44
 """Largest scale and sensitivity of a task, and what a sum should stay below, where no noise takes a part of it."""
@@ -53,16 +47,16 @@ def weigh(
     Raises:
         HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
     """
-    encodings = build_encodings(queries, columns)
-    for encoding in encodings:
-        _check_possible(encoding, columns)
-    incidence = find_incidence(encodings, columns)
+    questions = build_questions(queries, columns)
+    for question in questions:
+        _check_possible(question, columns)
+    incidence = find_incidence(questions, columns)
     reference = [query.model_copy(update={"scale": 4096}) for query in queries]
-    unit = [encoding.norm() / 4096.0**2 for encoding in build_encodings(reference, columns)]
-    costs = [encoding.figures() * encoding.query.importance for encoding in encodings]
+    unit = [question.norm() / 4096.0**2 for question in build_questions(reference, columns)]
+    costs = [question.figures() * question.query.importance for question in questions]
     weights = np.sqrt(balance(incidence, unit, costs))
     steps = fine * math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
-    scales = [max(LEAST_SCALE.get(query.kind, 8), steps if query.kind in ROUNDED else 0.0) for query in queries]
+    scales = [max(question.least_scale, steps if question.rounded else 0.0) for question in questions]
     least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
     if not private:
@@ -88,14 +82,14 @@ def weigh(
 def _parameters(
     queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence
 ) -> TablesParameters:
-    norms = [encoding.norm() for encoding in build_encodings(queries, columns)]
+    norms = [question.norm() for question in build_questions(queries, columns)]
     squared = incidence.largest_integer(norms)
     return TablesParameters(
         queries=tuple(queries), derived=tuple(derived), sensitivity=math.isqrt(squared - 1) + 1 if squared else 1
     )
 
 
-def _check_possible(encoding: Encoding, columns: Columns) -> None:
+def _check_possible(question: Question, columns: Columns) -> None:
     """Refuse a condition that no record can meet."""
-    if encoding.condition is not None and not find_incidence([encoding], columns).patterns.any():
-        raise HostileInput(f"{encoding.what}: no record can meet {encoding.query.where!r}.", "Correct `where`.")
+    if question.condition is not None and not find_incidence([question], columns).patterns.any():
+        raise HostileInput(f"{question.what}: no record can meet {question.query.where!r}.", "Correct `where`.")

@@ -16,7 +16,7 @@ from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.base import Bools
 from veilsum_privacy.tasks.queries.branches import Branches
-from veilsum_privacy.tasks.queries.encodings import build_encodings
+from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
 
 MAX_VALUES = 100_000
@@ -42,7 +42,7 @@ T = TypeVar("T", bound=TablesParameters)
 
 
 class TableTask(PersonTask[T]):
-    """Sums over records of each query's encoding (:mod:`veilsum_privacy.tasks.queries.encodings`), in integers.
+    """Sums over records of each query's question (:mod:`veilsum_privacy.tasks.queries.questions`), in integers.
 
     Blocks: those of the queries, in order, named ``QUERY/BLOCK``.
 
@@ -58,9 +58,9 @@ class TableTask(PersonTask[T]):
         super().__init__(parameters, schema)
         self._schema = schema if read is None else read
         self._columns = Columns(self._schema, parameters.derived)
-        self.encodings = build_encodings(parameters.queries, self._columns)
-        self._reads = sorted(frozenset().union(*(encoding.reads for encoding in self.encodings)))
-        self._layout = Layout(tuple(block for encoding in self.encodings for block in encoding.blocks()))
+        self.questions = build_questions(parameters.queries, self._columns)
+        self._reads = sorted(frozenset().union(*(question.reads for question in self.questions)))
+        self._layout = Layout(tuple(block for question in self.questions for block in question.blocks()))
         if self._layout.size > MAX_VALUES:
             raise HostileInput(
                 f"The queries ask for {self._layout.size} values together; at most {MAX_VALUES} can be.",
@@ -77,14 +77,14 @@ class TableTask(PersonTask[T]):
         return self.parameters.sensitivity * self.most_rows
 
     def branches(self) -> Branches:
-        return Branches.of(self._schema, self._columns, self.encodings)
+        return Branches.of(self._schema, self._columns, self.questions)
 
     def _rows(self, records: Records, counted: Bools) -> Iterator[Integers]:
         """Rows of records as queries read them; zeros of those that do not count."""
         for part in batches(len(records), self._layout.size):
             taken = records.take(part)
             cells = self._columns.cells(taken, self._reads)
-            rows = np.hstack([encoding.rows(cells, len(taken)) for encoding in self.encodings])
+            rows = np.hstack([question.rows(cells, len(taken)) for question in self.questions])
             yield rows * counted[part, None]
 
 

@@ -1,21 +1,28 @@
-"""What a record adds to the sum for a query: small public integers whose norm is known exactly.
+"""What a kind of question is: one class, which says what a record adds to the sum and what is read of the released sum.
 
-An encoding lists the blocks of its part of the vector and gives each record's row, times the query's scale. Rows are integers:
-nothing is truncated, and the largest squared norm of a row, :meth:`Encoding.norm`, is an exact integer. A record that does not
-fulfil the query's condition, or lacks a value that the query needs, has a row of zeros.
+A question is a query on a study's columns. It insists on what its kind needs, lists the blocks of its part of the vector, and
+gives each record's row, times the query's scale: small public integers, so that nothing is truncated and the largest squared
+norm of a row, :meth:`Question.norm`, is an exact integer. A record that does not fulfil the query's condition, or lacks a
+value that the query needs, has a row of zeros. Of the released blocks it makes the rows of its answer, and tests.
+
+Sites run the first half, up to :meth:`Question.fill`, on records; the second one, from :meth:`Question.answer` on, sees
+released sums and no record.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from itertools import product
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.figures import Answer, Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
@@ -56,16 +63,83 @@ class Axis:
         return np.where(codes < 0, len(self.levels) - 1, codes) if self.missing else codes
 
 
-class Encoding(ABC):
-    """A query's part of the vector.
+def levels_of(axes: Sequence[Axis]) -> list[dict[str, str]]:
+    """The level of each axis, cell by cell."""
+    names = [axis.column for axis in axes]
+    return [dict(zip(names, levels, strict=True)) for levels in product(*(axis.levels for axis in axes))]
+
+
+class Sums(Protocol):
+    """A released sum."""
+
+    @property
+    def values(self) -> Mapping[str, Floats]:
+        """Blocks by name, in their own units."""
+
+    @property
+    def noise_std(self) -> Mapping[str, float]:
+        """Standard deviation of the noise in each value of a block."""
+
+    @property
+    def digest(self) -> bytes:
+        """Of the release."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """A query's part of a released sum, and what of it may be shown.
 
     Attributes:
+        query: whose part it is.
+        release: of the whole sum.
+        smallest: count below which no cell is printed; 0 prints all.
+        missing: whether tests compare missing values, where they have a cell, as a level of their own.
+    """
+
+    query: Query
+    release: Sums
+    smallest: int = 0
+    missing: bool = True
+
+    def block(self, name: str) -> Floats:
+        """A block's released values."""
+        return self.release.values[f"{self.query.name}/{name}"]
+
+    def std(self, name: str) -> float:
+        """Standard deviation of the noise in a block's values."""
+        return float(self.release.noise_std[f"{self.query.name}/{name}"])
+
+    @property
+    def grain(self) -> float:
+        """What rounding changes a sum by at most, for each record, in units of numbers in [-1, 1]; 0 where noise hides it."""
+        return 0.0 if any(self.release.noise_std.values()) else 0.5 / self.query.scale
+
+    def cell(self, records: float, answer: Answer) -> dict[str, Any]:
+        """A figure of so many records, or that they are fewer than may be printed."""
+        return {"below": self.smallest} if self.small(records) else answer.to_json()
+
+    def small(self, records: float) -> bool:
+        """Whether so few records are not to be shown."""
+        return self.smallest > 0 and records < self.smallest
+
+
+class Question(ABC):
+    """A query on columns, of one of its class's kinds.
+
+    Attributes:
+        kinds: names of the kinds that share the class, each with the keys that it takes beside ``over``, ``by``, ``where``
+            and ``missing``: some of ``edges``, ``at``, ``outcome``, ``event`` and ``censored``.
+        least_scale: integers that stand for 1 at least.
+        rounded: whether values are rounded to such integers record by record, the same way wherever a value occurs again.
         open_groups: whether a missing value of a column in ``by`` can be a group of its own.
 
     Raises:
         HostileInput: the query names columns that are not there, or asks for what its kind cannot give.
     """
 
+    kinds: ClassVar[Mapping[str, tuple[str, ...]]]
+    least_scale: ClassVar[int] = 8
+    rounded: ClassVar[bool] = False
     open_groups: ClassVar[bool] = True
 
     def __init__(self, query: Query, columns: Columns) -> None:
@@ -82,6 +156,50 @@ class Encoding(ABC):
             raise HostileInput(
                 f"{self.what} asks for {self.size} values; at most {MAX_VALUES} can be.", "Use fewer levels or edges."
             )
+
+    # -- of a kind ---------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def defaults(cls, query: Query, columns: Columns) -> dict[str, Any]:
+        """What the kind takes for keys that an analyst left open."""
+        return {}
+
+    @abstractmethod
+    def prepare(self, query: Query, columns: Columns) -> None:
+        """Insist on what the kind needs of a query, and keep what :meth:`blocks` is made of."""
+
+    @abstractmethod
+    def blocks(self) -> tuple[Block, ...]:
+        """Its blocks; a block's weight is what one unit of it counts in the integer row."""
+
+    @abstractmethod
+    def norm(self) -> int:
+        """Largest squared norm of a record's row: an exact integer."""
+
+    @abstractmethod
+    def figures(self) -> int:
+        """How many figures its result has, by which it is weighed against other queries."""
+
+    @abstractmethod
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        """Write each record's values to its own zeroed row of (b, size), from its own cells alone; ``group`` is -1 of a record
+        that is in none."""
+
+    @abstractmethod
+    def answer(self, part: Released) -> Iterator[Row]:
+        """The answer, row by row."""
+
+    def tests(self, part: Released) -> Iterator[Row]:
+        """Tests that the query asks for."""
+        yield from ()
+
+    def tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
+        """The tables of a result, by what follows the query's name in theirs."""
+        return {"": partial(self.answer, part), " tests": partial(self.tests, part)}
+
+    def arrays(self, part: Released) -> Mapping[str, NDArray[Any]]:
+        """Arrays of the answer, by what follows the query's name in theirs."""
+        return {}
 
     # -- of every kind -----------------------------------------------------------------------------------------------------
 
@@ -117,30 +235,14 @@ class Encoding(ABC):
         """Columns that an outcome is computed from."""
         return frozenset()
 
-    @abstractmethod
-    def prepare(self, query: Query, columns: Columns) -> None:
-        """Insist on what the kind needs of a query, and keep what :meth:`blocks` is made of."""
-
-    @abstractmethod
-    def blocks(self) -> tuple[Block, ...]:
-        """Its blocks; a block's weight is what one unit of it counts in the integer row."""
-
-    @abstractmethod
-    def norm(self) -> int:
-        """Largest squared norm of a record's row: an exact integer."""
-
-    @abstractmethod
-    def figures(self) -> int:
-        """How many figures its result has, by which it is weighed against other queries."""
-
-    @abstractmethod
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        """Write each record's values to zeroed rows (b, size); ``group`` is -1 of a record that is in none."""
-
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """All conditions: which records it is about, and what happened to them."""
         return () if self.condition is None else (self.condition,)
+
+    def group_levels(self) -> list[dict[str, str]]:
+        """The level of each grouping column, group by group, in the order of the blocks."""
+        return levels_of(self.groups)
 
     def points(self) -> dict[str, tuple[float, ...]]:
         """By numeric column, the scaled edges of its query."""
@@ -199,8 +301,8 @@ class Encoding(ABC):
         return f"{self.query.name}/{part}"
 
 
-class OutcomeEncoding(Encoding):
-    """Of a query that explains an outcome: a numeric column, or an event.
+class OutcomeQuestion(Question):
+    """One that explains an outcome: a numeric column, or an event.
 
     Attributes:
         event: the condition that an outcome is, if it is no column.
@@ -215,6 +317,24 @@ class OutcomeEncoding(Encoding):
     @property
     def explained(self) -> frozenset[str]:
         return frozenset({self.query.outcome}) if self.event is None else self.event.columns
+
+
+def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition | None]:
+    """The domain of a query's outcome, and the condition if it is an event.
+
+    Raises:
+        HostileInput: there is no such outcome.
+    """
+    if not query.outcome:
+        raise HostileInput(f"query {query.name!r}: `outcome` names nothing to explain.", 'outcome = "systolic"')
+    if query.outcome in columns.domains and not columns.level_names(query.outcome):
+        return columns.number(query.outcome, f"query {query.name!r}, outcome"), None
+    if query.outcome in columns.domains or not query.outcome.strip():
+        raise HostileInput(
+            f"query {query.name!r}: the outcome {query.outcome!r} is neither a number nor a condition.",
+            "For an event: outcome = \"died = 'yes'\".",
+        )
+    return NumberDomain(0.0, 1.0), parse_condition(query.outcome, columns.domains)
 
 
 def mark_cells(rows: Integers, cell: Integers, value: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,16 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.regression import Fit
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
+
+if TYPE_CHECKING:
+    from veilsum_privacy.tasks.queries.kinds.regression import Linear
 
 Floats = NDArray[np.float64]
 
 
-def term_names(encoding: LinearEncoding) -> tuple[str, ...]:
+def term_names(question: Linear) -> tuple[str, ...]:
     """``constant``, then each term: a column, with its level if it has one."""
-    return ("constant", *(f"{name} {level}".strip() for name, level in encoding.terms))
+    return ("constant", *(f"{name} {level}".strip() for name, level in question.terms))
 
 
 class Coefficient(NamedTuple):
@@ -48,7 +50,7 @@ class Coefficient(NamedTuple):
 
 def coefficients(
     fit: Fit,
-    encoding: LinearEncoding,
+    question: Linear,
     factor: float = 1.0,
     shift: float = 0.0,
     per: Mapping[str, float] = MappingProxyType({}),
@@ -58,21 +60,20 @@ def coefficients(
 
     Args:
         fit: in scaled terms.
-        encoding: whose terms they are.
+        question: whose terms they are.
         factor: one unit of what is fitted, in the outcome's unit.
         shift: the outcome's value where what is fitted is 0.
         per: by numeric term, for a change of how many units its coefficient is; 1 where none is stated.
         infinite: terms that have no finite coefficient, and why (:func:`infinite_terms`).
     """
     weights = [row * factor for row in np.eye(fit.p)]
-    names, units = term_names(encoding), [""]
-    for place, (name, _) in enumerate(encoding.terms, 1):
+    names, units = term_names(question), [""]
+    for place, (name, _) in enumerate(question.terms, 1):
         units.append("")
-        domain = encoding.columns.domains[name]
+        domain = question.columns.domains[name]
         if isinstance(domain, NumberDomain):
-            radius = domain.high / 2.0 - domain.low / 2.0
-            weights[place] = weights[place] / radius
-            weights[0] = weights[0] - weights[place] * (domain.low + radius)
+            weights[place] = weights[place] / domain.half
+            weights[0] = weights[0] - weights[place] * domain.middle
             step = per.get(name, 1.0)
             weights[place] = weights[place] * step
             units[-1] = f"{step:g} {domain.unit}".strip() if step != 1.0 else domain.unit or "1"
@@ -104,7 +105,7 @@ class TermSums(NamedTuple):
         return self._replace(events=self.records - self.events)
 
 
-def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, what: str) -> dict[str, NotEstimable]:
+def infinite_terms(question: Linear, sums: TermSums, fitted: Floats, what: str) -> dict[str, NotEstimable]:
     """Levels among which nobody has the outcome: estimates of their ratios grow without end, and the reason names them.
 
     Without noise the first release tells it. With noise such a level is one whose sum of outcomes is within its noise, and of
@@ -117,12 +118,12 @@ def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, wha
     """
     found: dict[str, NotEstimable] = {}
     places: dict[str, list[int]] = {}
-    for place, (name, level) in enumerate(encoding.terms, 1):
+    for place, (name, level) in enumerate(question.terms, 1):
         if level:
             places.setdefault(name, []).append(place)
-    names = term_names(encoding)
+    names = term_names(question)
     for column, own in places.items():
-        levels, indicators = encoding.columns.level_names(column), np.zeros((len(own) + 1, len(fitted)))
+        levels, indicators = question.columns.level_names(column), np.zeros((len(own) + 1, len(fitted)))
         indicators[0, 0], indicators[0, own] = 1.0, -1.0
         indicators[np.arange(1, len(own) + 1), own] = 1.0
         for place, (level, indicator) in enumerate(zip(levels, indicators, strict=True)):
@@ -142,17 +143,15 @@ NO_EVENT, RULE_OF_THREE = 0.1, 3.0
 """Weighted events that are none, and how many may be expected where none is seen (Hanley and Lippman-Hand 1983)."""
 
 
-def score_row(
-    fit: Fit, encoding: LinearEncoding, gram: Floats, factor: float = 1.0, shift: float = 0.0
-) -> Iterator[dict[str, Any]]:
+def score_row(fit: Fit, question: Linear, gram: Floats, factor: float = 1.0, shift: float = 0.0) -> Iterator[dict[str, Any]]:
     """The linear predictor as a derived number, for queries about how it does: text, and bounds three deviations away.
 
     Args:
-        fit, encoding, factor, shift: as of :func:`coefficients`.
+        fit, question, factor, shift: as of :func:`coefficients`.
         gram: released moments of (1, terms), (p, p).
     """
     text = ""
-    for (name, level), found in zip((("", ""), *encoding.terms), coefficients(fit, encoding, factor, shift), strict=True):
+    for (name, level), found in zip((("", ""), *question.terms), coefficients(fit, question, factor, shift), strict=True):
         value = f"{abs(found.estimate):.6g}"
         column = name if name.isidentifier() else '"' + name.replace('"', '""') + '"'
         quoted = level.replace("'", "''")

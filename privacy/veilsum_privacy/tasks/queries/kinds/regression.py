@@ -1,34 +1,36 @@
-"""Encodings of queries that explain an outcome: regressions, and effects of a treatment."""
+"""Linear regression: moments of terms and outcome."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
 
+from veilsum_aggregation.figures import Row, test_row
+from veilsum_aggregation.moments import symmetric
+from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import Bools, Integers, OutcomeEncoding
+from veilsum_privacy.tasks.queries.base import Bools, Integers, OutcomeQuestion, Released, outcome_of
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
-from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
+from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
-LARGEST_LOG_ODDS = 20.0
-"""Of a treatment; weights of larger ones would be those of single records."""
 
-
-class LinearEncoding(OutcomeEncoding):
+class Linear(OutcomeQuestion):
     """z z' of z = c (1, terms, outcome), as of correlations, of records that have them all; and who is at the bounds.
 
     Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
     shortens by the terms alone, so the regression stays unbiased (design: statistics.md, section 5). The norm of z z' is
     |z|^2 <= C^2 + 1; rounding adds half a unit a value at most.
     """
+
+    kinds: ClassVar = {"linear": ("outcome",)}
+    least_scale, rounded = 16, True
 
     def prepare(self, query: Query, columns: Columns) -> None:
         self.outcome, self.event = outcome_of(query, columns)
@@ -105,67 +107,30 @@ class LinearEncoding(OutcomeEncoding):
         if self.event is None:
             rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
 
+    # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-_PLACES = np.array([[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]])
-"""Of an effect, by treatment: where w, w y, w^2, w^2 y and w^2 y^2 stand in the row."""
+    def fit(self, part: Released) -> LinearFit:
+        """That of the moments."""
+        matrix, std = symmetric(part.block("diagonal"), part.block("cross")), part.std("diagonal")
+        return LinearFit(matrix, std, term_names(self), part.grain)
 
+    def score(self, part: Released, gram: Floats) -> Iterator[Row]:
+        """The prediction as a derived number."""
+        yield from score_row(self.fit(part), self, gram, self.outcome.half, self.outcome.middle)
 
-class EffectEncoding(OutcomeEncoding):
-    """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
+    def answer(self, part: Released, fit: Fit | None = None) -> Iterator[Row]:
+        """In the columns' own units."""
+        outcome, count = self.outcome, float(part.block("diagonal")[0])
+        for found in coefficients(fit or self.fit(part), self, outcome.half, outcome.middle):
+            unit = f"{outcome.unit or 1} per {found.per}" if found.per else outcome.unit
+            row: Row = {"term": found.term, "unit": unit, "coefficient": part.cell(count, found.answer)}
+            yield row | told_of(found)
 
-    The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
-    in [-1, 1], or 1 with the event and 0 without. With w and y at 1 a row has two values of ``scale`` and three of 2/5 of it.
-
-    A record without its treatment adds nothing, whatever the query's ``missing`` says: it has no probability of the treatment
-    it had, and a third arm has nothing to be compared by.
-    """
-
-    open_groups: ClassVar[bool] = False
-
-    def prepare(self, query: Query, columns: Columns) -> None:
-        self.outcome, self.event = outcome_of(query, columns)
-        self.odds = columns.number(self._one_column(), f"{self.what}, over")
-        if len(query.by) != 1 or len(columns.levels(query.by[0], f"{self.what}, by")) != 2:
-            raise HostileInput(
-                f"{self.what}: `by` names the treatment, a category of two levels.", "The second is the treated."
-            )
-        self.largest = 1.0 + math.exp(min(max(abs(self.odds.low), abs(self.odds.high)), LARGEST_LOG_ODDS))
-
-    @property
-    def light(self) -> int:
-        """What 1 counts among the squares."""
-        return max(1, round(0.4 * self.scale))
-
-    def blocks(self) -> tuple[Block, ...]:
-        return (Block(self._name("sums"), (2, 2), float(self.scale)), Block(self._name("squares"), (2, 3), float(self.light)))
-
-    def norm(self) -> int:
-        return 2 * self.scale**2 + 3 * self.light**2
-
-    def figures(self) -> int:
-        return 4
-
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        odds = number_cells(cells, self.query.over[0])
-        known = (group >= 0) & (group < len(_PLACES)) & odds.present
-        for name in self.explained:
-            known = known & cells[name].present
-        log_odds = self.odds.low + (odds.x + 1.0) * (self.odds.high / 2.0 - self.odds.low / 2.0)
-        against = np.clip(np.where(group == 1, -log_odds, log_odds), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
-        w = np.minimum((1.0 + np.exp(against)) / self.largest, 1.0)
-        y = number_cells(cells, self.query.outcome).x if self.event is None else self.event.holds(cells).astype(np.float64)
-        values = [self.scale * w, self.scale * w * y, *(self.light * w * w * power for power in (1.0, y, y * y))]
-        chosen = np.flatnonzero(known)
-        rows[chosen[:, None], looked_up(_PLACES, group[chosen])] = np.rint(np.stack(values, axis=1))[chosen]
-
-
-def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition | None]:
-    """The domain of a query's outcome, and the condition if it is an event."""
-    if query.outcome in columns.domains and not columns.level_names(query.outcome):
-        return columns.number(query.outcome, f"query {query.name!r}, outcome"), None
-    if query.outcome in columns.domains or not query.outcome.strip():
-        raise HostileInput(
-            f"query {query.name!r}: the outcome {query.outcome!r} is neither a number nor a condition.",
-            "For an event: outcome = \"died = 'yes'\".",
-        )
-    return NumberDomain(0.0, 1.0), parse_condition(query.outcome, columns.domains)
+    def tests(self, part: Released) -> Iterator[Row]:
+        count, records = float(part.block("bounds")[0]), float(part.block("diagonal")[0])
+        of, share = self.query.outcome, min(max(count / records, 0.0), 1.0) if records > 0.0 else None
+        note = f"{of} is at a bound in {share:.1%} of the records, which biases the fit" if share and share > 0.02 else ""
+        fit = self.fit(part)
+        told = {"r_squared": fit.r_squared().to_json(), "at_bound": share}
+        row = test_row("all slopes are 0 (Wald)", of, fit.all_slopes(), **told)
+        yield row | {"note": "; ".join(text for text in (row["note"], note) if text)}

@@ -1,0 +1,78 @@
+"""Correlations of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from veilsum_aggregation import correlations
+from veilsum_aggregation.figures import Row
+from veilsum_aggregation.moments import symmetric
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.queries.base import Integers, Question, Released
+from veilsum_privacy.tasks.queries.cells import Cells, number_cells
+from veilsum_privacy.tasks.queries.language import Columns, Query
+
+
+class Correlations(Question):
+    """z z' of z = (1, x): the diagonal, and sqrt 2 times the entries above it, of records that have all the numbers.
+
+    Every value grows with |x|, so the largest norm is at a corner of the box, where all |x| = 1: (d + 1) k^2 for the diagonal
+    and d (d + 1) / 2 times the square of the rounded sqrt 2 k.
+    """
+
+    kinds: ClassVar = {"correlation": ()}
+    least_scale, rounded = 16, True
+
+    def prepare(self, query: Query, columns: Columns) -> None:
+        self._over = self._numbers()
+        if len(self._over) < 2:
+            raise HostileInput(f"{self.what}: a correlation is of two numeric columns or more.")
+        if query.by:
+            raise HostileInput(f"{self.what}: correlations are not given by group.", "Use `where`, one query a group.")
+
+    @property
+    def _cross(self) -> float:
+        return self.scale * math.sqrt(2.0)
+
+    def blocks(self) -> tuple[Block, ...]:
+        d = len(self._over)
+        return (
+            Block(self._name("diagonal"), (d + 1,), float(self.scale)),
+            Block(self._name("cross"), (d * (d + 1) // 2,), self._cross),
+        )
+
+    def norm(self) -> int:
+        d = len(self._over)
+        return (d + 1) * self.scale**2 + d * (d + 1) // 2 * round(self._cross) ** 2
+
+    def figures(self) -> int:
+        d = len(self._over)
+        return d * (d - 1) // 2
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        known = group >= 0
+        z = [np.ones(len(group))]
+        for name in self._over:
+            found = number_cells(cells, name)
+            known = known & found.present
+            z.append(found.x)
+        columns = np.stack(z, axis=1)
+        d = len(z)
+        upper = np.triu_indices(d, 1)
+        rows[:, :d] = np.rint(self.scale * columns * columns) * known[:, None]
+        rows[:, d:] = np.rint(self._cross * columns[:, upper[0]] * columns[:, upper[1]]) * known[:, None]
+
+    # -- what is read of the sum -------------------------------------------------------------------------------------------
+
+    def answer(self, part: Released) -> Iterator[Row]:
+        names, diagonal = self.query.over, part.block("diagonal")
+        matrix = symmetric(diagonal, part.block("cross"))
+        for i in range(len(names)):
+            for j in range(i + 1, len(names)):
+                found = correlations.correlation(matrix, i, j, part.std("diagonal"), part.std("cross"), part.grain)
+                yield {"column": names[i], "with": names[j], "correlation": part.cell(float(diagonal[0]), found)}

@@ -1,0 +1,106 @@
+"""How well a score ranks an event, or the time to one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from veilsum_aggregation import tables
+from veilsum_aggregation.concordance import area, concordance
+from veilsum_aggregation.figures import Row
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.queries.base import Axis, Integers, OutcomeQuestion, Released, mark_cells
+from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
+from veilsum_privacy.tasks.queries.conditions import parse_condition
+from veilsum_privacy.tasks.queries.kinds.survival import Survival, check_times
+from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, interval_names, scaled
+
+SCORES = 16
+"""Intervals of a score."""
+
+
+class Discrimination(OutcomeQuestion):
+    """One cell a record of group x level of the score x what happened: no event or one, or when and how a time ended.
+
+    A score is a number, cut into :data:`SCORES` equal intervals, or a category whose levels ascend.
+    """
+
+    kinds: ClassVar = {"discrimination": ("edges", "outcome", "event", "censored")}
+
+    def prepare(self, query: Query, columns: Columns) -> None:
+        if not query.outcome:
+            raise HostileInput(
+                f"{self.what}: `outcome` names nothing that the score should rank.",
+                "A condition, such as outcome = \"died = 'yes'\"; or a time, with `event`, `censored` and `edges`.",
+            )
+        if query.event or query.censored or query.edges:
+            check_times(query, "a time to an event")
+        name = self._one_column()
+        domain = columns.domains.get(name)
+        if isinstance(domain, NumberDomain):
+            edges = tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, SCORES + 1)[1:-1])
+            complete = complete_edges(edges, domain, self.what)
+            self.score = Axis(name, interval_names(complete), scaled(complete, domain))
+        else:
+            self.score = self._level_axis(name, gaps=False)
+        self.event = None
+        self.times: Survival | None = None
+        if query.event:
+            times = {"name": query.name, "kind": "survival", "over": (query.outcome,), "event": query.event}
+            more = {"edges": query.edges, "censored": query.censored}
+            self.times = Survival(Query.model_validate(times | more), columns)
+        else:
+            self.event = parse_condition(query.outcome, columns.domains)
+
+    @property
+    def ends(self) -> int:
+        """What can happen: of a condition none and one, of a time the cells of its survival."""
+        return 2 if self.times is None else self.times.size
+
+    def blocks(self) -> tuple[Block, ...]:
+        return (Block(self._name("ends"), (self.group_count, len(self.score.levels), self.ends), float(self.scale)),)
+
+    def norm(self) -> int:
+        return self.scale**2
+
+    def figures(self) -> int:
+        return self.group_count * len(self.score.levels)
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        score, end = self.score.codes(cells), self._end(cells, len(group))
+        known = (group >= 0) & (score >= 0) & (end >= 0)
+        mark_cells(rows, np.where(known, (group * len(self.score.levels) + score) * self.ends + end, -1), self.scale)
+
+    def _end(self, cells: Mapping[str, Cells], count: int) -> Integers:
+        """What happened to each record; -1 where that is missing."""
+        if self.event is not None:
+            known = np.ones(count, dtype=np.bool_)
+            for name in self.event.columns:
+                known &= cells[name].present
+            return np.where(known, self.event.holds(cells).astype(np.int64), -1)
+        rows = np.zeros((count, self.ends), dtype=np.int64)
+        if self.times is not None:
+            self.times.fill(cells, np.zeros(count, dtype=np.int64), rows)
+        return np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
+
+    # -- what is read of the sum -------------------------------------------------------------------------------------------
+
+    def answer(self, part: Released) -> Iterator[Row]:
+        """By group how well the score ranks, and of a condition the share with the event at each level."""
+        std, score = part.std("ends"), self.score
+        for levels, ends in zip(self.group_levels(), part.block("ends"), strict=True):
+            about, number = {**levels, "score": score.column}, float(ends.sum())
+            if (times := self.times) is not None:
+                inside = ends[:, :-1].reshape(len(ends), times.bins, -1)
+                answer = concordance(inside, ends[:, -1], std)
+                yield {**about, "figure": "concordance", "level": "", "value": part.cell(number, answer)}
+                continue
+            answer = area(ends[:, 0], ends[:, 1], std)
+            yield {**about, "figure": "area under the ROC curve", "level": "", "value": part.cell(number, answer)}
+            for level, counts in zip(score.levels, ends, strict=True):
+                share = tables.shares(counts, std)[1]
+                value = part.cell(float(counts.sum()), share)
+                yield {**about, "figure": "share with the event", "level": level, "value": value}
