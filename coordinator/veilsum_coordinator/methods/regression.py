@@ -28,7 +28,7 @@ from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, expected
 from veilsum_coordinator.parts.estimable import told_rows, told_tables
 from veilsum_coordinator.parts.expectations import Expectation
 from veilsum_coordinator.parts.expected_answers import expected_answers
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.first_moments import FirstMoments
 from veilsum_coordinator.parts.newton_rounds import expected_newton, fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
@@ -64,7 +64,7 @@ from veilsum_privacy.tasks.queries.coefficients import (
 from veilsum_privacy.tasks.queries.kinds.regression import Linear
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
 from veilsum_privacy.tasks.site_scores import SiteScoresParameters
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tables import questions_of
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
@@ -240,9 +240,10 @@ class Regression(Method):
         clustered = _is_clustered(study)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
-        moments = FirstMoments(first, QUERY, question, _grain(study, first))
+        (asked,) = (each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if isinstance(each, Linear))
+        moments = FirstMoments(first, asked)
         if family == "linear":
-            part = Released(question.query, first)
+            part = moments.part
             of_model = {f"{QUERY}{suffix}": rows for suffix, rows in question.tables(part).items()}
             tables = told_tables(self.name, of_model | {SCORE: partial(question.score, part, moments.gram)})
             told = question.fit(part)
@@ -356,13 +357,6 @@ def _score_releases(
     if parameters.errors == "robust":
         return (product_release(step, others),)
     return (score_release(step, others, inputs.sites),) * (parameters.errors == "clustered")
-
-
-def _grain(study: Study, first: Release) -> float:
-    """What rounding changes an entry of the first release's moments by at most, for each record; 0 where noise hides it."""
-    task = AgreedStudy(study).task(MOMENTS).task
-    scales = [each.scale for each in task.questions if isinstance(each, Linear)] if isinstance(task, Tables) else []
-    return 0.0 if first.noise_std[f"{QUERY}/diagonal"] else 0.5 / min(scales)
 
 
 def _rows(

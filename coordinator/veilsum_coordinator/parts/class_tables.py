@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.base import Question, Released
+from veilsum_privacy.tasks.queries.base import Released
 from veilsum_privacy.tasks.queries.kinds.means import Means
 from veilsum_privacy.tasks.queries.language import Columns
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tables import questions_of
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +54,7 @@ def columns_plan(inputs: Inputs, share: float) -> TaskPlan:
 def released_means(release: Release, study: Study) -> Floats:
     """The noised means (d,) of the features of all classes together, within their bounds."""
     found: dict[str, Floats] = {}
-    for question in _questions(study):
+    for question in questions_of(AgreedStudy(study).task(COLUMNS).task):
         name = question.query.name
         if isinstance(question, Means):
             count, absent = release.values[f"{name}/records"].sum(), release.values.get(f"{name}/absent")
@@ -76,8 +75,8 @@ def released_means(release: Release, study: Study) -> Floats:
 def class_tables(release: Release, study: Study) -> dict[str, list[dict[str, Any]]]:
     """Each number's count, mean and deviation by class with a test of equal means, and counts and shares of categories."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for question in _questions(study):
-        part = Released(question.query, release)
+    for question in questions_of(AgreedStudy(study).task(COLUMNS).task):
+        part = Released(question.query, release.values, release.noise_std)
         if isinstance(question, Means):
             found[NUMBERS] = list(question.answer(part))
             found[TESTS] = list(question.tests(part))
@@ -88,8 +87,3 @@ def class_tables(release: Release, study: Study) -> dict[str, list[dict[str, Any
                 about = {label: row[label], "column": column, "level": row[column]}
                 found.setdefault(SHARES, []).append(about | {name: row[name] for name in ("count", "share") if name in row})
     return found
-
-
-def _questions(study: Study) -> Sequence[Question]:
-    task = AgreedStudy(study).task(COLUMNS).task
-    return task.questions if isinstance(task, Tables) else ()

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Row
 from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
-from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.query_answers import TABLES, questions_of
+from veilsum_coordinator.parts.query_answers import TABLES
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.queries.base import Question, Released
@@ -22,12 +21,14 @@ from veilsum_privacy.tasks.queries.kinds.correlations import Correlations
 from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
 from veilsum_privacy.tasks.queries.kinds.effects import Effect
 from veilsum_privacy.tasks.queries.kinds.means import SHIFT, Means
+from veilsum_privacy.tasks.queries.kinds.missing import Missing
 from veilsum_privacy.tasks.queries.kinds.quantiles import Quantiles
 from veilsum_privacy.tasks.queries.kinds.regression import Linear
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.kinds.synthetic import Synthetic
 from veilsum_privacy.tasks.queries.kinds.tables import Table
 from veilsum_privacy.tasks.queries.language import Query
+from veilsum_privacy.tasks.tables import questions_of
 
 Floats = NDArray[np.float64]
 
@@ -53,8 +54,7 @@ def expected_answers(
     for question in questions_of(agreed.task):
         values = expected_blocks(question, float(records))
         names = {f"{question.query.name}/{name}": array for name, array in values.items()}
-        release = Release(label, 1, names, {name: noise[name] for name in names}, (), b"")
-        rows = list(read(question, Released(question.query, release)))
+        rows = list(read(question, Released(question.query, names, noise)))
         found += _expectations(question, rows, noise, records, main)
     return found
 
@@ -240,5 +240,7 @@ def expected_blocks(question: Question, records: float) -> dict[str, Floats]:
         kinds = len(question.causes) + 1
         share = np.full((groups, question.bins, kinds), each / (question.bins + 1) / kinds)
         return {"ends": share, "beyond": np.full(groups, each / (question.bins + 1))}
-    shape = (groups, len(question.query.over))
-    return {"records": np.full(groups, each), "absent": np.full(shape, 0.1 * each)}
+    if isinstance(question, Missing):
+        shape = (groups, len(question.query.over))
+        return {"records": np.full(groups, each), "absent": np.full(shape, 0.1 * each)}
+    return {block.name.split("/")[1]: np.full(block.shape, records / question.size) for block in question.blocks()}

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import newton
 from veilsum_aggregation.figures import NotEstimable
-from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
+from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.regression import Fit, UntoldFit
 from veilsum_coordinator.parts.federation import Release
 from veilsum_privacy.tasks.newton_step import in_units
+from veilsum_privacy.tasks.queries.base import Released
 from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms
 from veilsum_privacy.tasks.queries.kinds.regression import Linear
 
@@ -26,22 +27,22 @@ class FirstMoments:
     """Second moments of (1, terms, outcome) as they were released.
 
     Attributes:
-        release: with the blocks ``diagonal`` and ``cross`` of the query.
-        query: its name.
+        release: of the first sum.
         question: of terms and outcome.
-        grain: what rounding changes an entry by at most, for each record; 0 where noise hides it.
     """
 
     release: Release
-    query: str
     question: Linear
-    grain: float = 0.0
+
+    @cached_property
+    def part(self) -> Released:
+        """The question's part of it."""
+        return Released(self.question.query, self.release.values, self.release.noise_std)
 
     @cached_property
     def moments(self) -> Floats:
         """(p + 1, p + 1), the outcome last, scaled to [-1, 1]."""
-        values = self.release.values
-        return symmetric(values[f"{self.query}/diagonal"], values[f"{self.query}/cross"])
+        return self.part.moments
 
     @property
     def gram(self) -> Floats:
@@ -51,18 +52,13 @@ class FirstMoments:
     @property
     def std(self) -> float:
         """Of the noise on the diagonal."""
-        return float(self.release.noise_std[f"{self.query}/diagonal"])
-
-    @property
-    def _half(self) -> float:
-        outcome = self.question.outcome
-        return outcome.high / 2.0 - outcome.low / 2.0
+        return self.part.std("diagonal")
 
     @property
     def events(self) -> Floats:
         """Sum of the outcome in its own units, and of its product with each term, (p,)."""
         return np.asarray(
-            self.moments[:-1, -1] * self._half + self.moments[:-1, 0] * (self.question.outcome.low + self._half),
+            self.moments[:-1, -1] * self.question.outcome.half + self.moments[:-1, 0] * self.question.outcome.middle,
             dtype=np.float64,
         )
 
@@ -75,15 +71,15 @@ class FirstMoments:
     @property
     def spread(self) -> tuple[float, float]:
         """Mean and mean square of the outcome about the middle of its bounds, in its own units."""
-        records = max(float(self.moments[0, 0]), 1.0)
-        return float(self.moments[0, -1]) / records * self._half, float(self.moments[-1, -1]) / records * self._half**2
+        records, half = max(float(self.moments[0, 0]), 1.0), self.question.outcome.half
+        return float(self.moments[0, -1]) / records * half, float(self.moments[-1, -1]) / records * half**2
 
     @cached_property
     def sums(self) -> TermSums:
         """What the release tells of the outcome of odds, rates and hazards."""
-        cross = float(self.release.noise_std[f"{self.query}/cross"])
-        std = math.hypot(cross * self._half, self.std * (self.question.outcome.low + self._half))
-        return TermSums(self.moments[:-1, 0], self.events, std, self._half * self.grain)
+        cross = self.part.std("cross")
+        std = math.hypot(cross * self.question.outcome.half, self.std * self.question.outcome.middle)
+        return TermSums(self.moments[:-1, 0], self.events, std, self.question.outcome.half * self.part.grain)
 
     def no_outcome(self, family: str) -> NotEstimable | None:
         """What to say where nobody has the event, or everybody; None where some have it."""

@@ -32,7 +32,7 @@ def fit_newton(
         family: of the regression.
         most: the largest mean of counts.
     """
-    gram, std, grain = first.gram, first.std, first.grain
+    gram, std, grain = first.gram, first.std, first.part.grain
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
     point, released = newton.first_point(family, gram, first.events, whiten, most), list[NewtonRelease]()
     for label in steps:

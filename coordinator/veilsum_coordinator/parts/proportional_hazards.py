@@ -41,7 +41,7 @@ from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.kinds.regression import Linear
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tables import questions_of
 
 Floats = NDArray[np.float64]
 
@@ -147,9 +147,7 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
 
 
 def _questions(study: Study) -> Sequence[Linear | Survival]:
-    task = AgreedStudy(study).tasks[0].task
-    questions = task.questions if isinstance(task, Tables) else ()
-    return [each for each in questions if isinstance(each, Linear | Survival)]
+    return [each for each in questions_of(AgreedStudy(study).tasks[0].task) if isinstance(each, Linear | Survival)]
 
 
 def _model(

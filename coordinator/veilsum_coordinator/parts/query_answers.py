@@ -11,12 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Row
-from veilsum_coordinator.parts.estimable import told_arrays, told_rows
+from veilsum_coordinator.parts.estimable import told_arrays, told_tables
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.tasks.queries.base import Question, Released
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tables import questions_of
 
 TABLES = "statistics"
 """Label of the release."""
@@ -28,30 +28,23 @@ def answers(federation: Federation) -> Result:
     The summary has ``queries``, what was asked, and an item for each query with its rows, and one each for its tests and
     its other tables if it has any.
     """
-    task = AgreedStudy(federation.study).task(TABLES).task
-    release = federation.sum(TABLES)
+    questions, release = questions_of(AgreedStudy(federation.study).task(TABLES).task), federation.sum(TABLES)
     smallest = int(federation.study.parameters.get("smallest_cell", 0))
-    summary: dict[str, Any] = {"queries": [_asked(question) for question in questions_of(task)], "cohort": len(release.cohort)}
+    summary: dict[str, Any] = {"queries": [_asked(question) for question in questions], "cohort": len(release.cohort)}
     made: dict[str, NDArray[Any]] = {}
     # A table one shows what is missing, but a test compares it only where the study says that it is a level.
     asked = federation.study.parameters.get("query", ())
     told = {query.get("name") or query["kind"] for query in asked if query.get("missing") == "level"}
-    for question in questions_of(task):
+    for question in questions:
         query = question.query
-        part = Released(query, release, smallest, not query.part_of or query.part_of in told)
-        for suffix, rows in question.tables(part).items():
-            found = told_rows(f"query {query.name}{suffix}", rows)
-            if found or not suffix:
-                summary[f"{query.name}{suffix}"] = found
+        missing = not query.part_of or query.part_of in told
+        part = Released(query, release.values, release.noise_std, release.digest, smallest, missing)
+        found = told_tables(f"query {query.name}", question.tables(part))
+        summary |= {f"{query.name}{suffix}": rows for suffix, rows in found.items() if rows or not suffix}
         drawn = told_arrays(f"query {query.name}, arrays", partial(question.arrays, part))
         made |= {f"{query.name}{suffix}": values for suffix, values in drawn.items()}
     arrays = {name.replace("/", "."): values for name, values in release.values.items()} if not smallest else {}
     return Result("statistics", summary, {**arrays, **made})
-
-
-def questions_of(task: Any) -> tuple[Question, ...]:
-    """The questions of a task on tables."""
-    return task.questions if isinstance(task, Tables) else ()
 
 
 def _asked(question: Question) -> Row:

@@ -14,7 +14,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.base import Bools
+from veilsum_privacy.tasks.queries.base import Bools, Question
 from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
@@ -86,6 +86,11 @@ class TableTask(PersonTask[T]):
             cells = self._columns.cells(taken, self._reads)
             rows = np.hstack([question.rows(cells, len(taken)) for question in self.questions])
             yield rows * counted[part, None]
+
+
+def questions_of(task: object) -> tuple[Question, ...]:
+    """The questions of a task on tables; none of another."""
+    return task.questions if isinstance(task, TableTask) else ()
 
 
 class Tables(TableTask[TablesParameters]):

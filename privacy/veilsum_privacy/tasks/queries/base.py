@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.figures import Answer, Row
+from veilsum_aggregation.moments import symmetric
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
@@ -63,26 +64,18 @@ class Axis:
         return np.where(codes < 0, len(self.levels) - 1, codes) if self.missing else codes
 
 
+def codes_within(group: Integers, axes: Sequence[Axis], cells: Mapping[str, Cells]) -> Integers:
+    """The cell of each record in a table of groups by these axes, -1 where it has none."""
+    for axis in axes:
+        codes = axis.codes(cells)
+        group = np.where((group < 0) | (codes < 0), -1, group * len(axis.levels) + codes)
+    return group
+
+
 def levels_of(axes: Sequence[Axis]) -> list[dict[str, str]]:
     """The level of each axis, cell by cell."""
     names = [axis.column for axis in axes]
     return [dict(zip(names, levels, strict=True)) for levels in product(*(axis.levels for axis in axes))]
-
-
-class Sums(Protocol):
-    """A released sum."""
-
-    @property
-    def values(self) -> Mapping[str, Floats]:
-        """Blocks by name, in their own units."""
-
-    @property
-    def noise_std(self) -> Mapping[str, float]:
-        """Standard deviation of the noise in each value of a block."""
-
-    @property
-    def digest(self) -> bytes:
-        """Of the release."""
 
 
 @dataclass(frozen=True)
@@ -91,28 +84,37 @@ class Released:
 
     Attributes:
         query: whose part it is.
-        release: of the whole sum.
+        values: blocks of the whole sum by name, in their own units.
+        noise_std: standard deviation of the noise in each value of a block.
+        digest: of the release.
         smallest: count below which no cell is printed; 0 prints all.
         missing: whether tests compare missing values, where they have a cell, as a level of their own.
     """
 
     query: Query
-    release: Sums
+    values: Mapping[str, Floats]
+    noise_std: Mapping[str, float]
+    digest: bytes = b""
     smallest: int = 0
     missing: bool = True
 
     def block(self, name: str) -> Floats:
         """A block's released values."""
-        return self.release.values[f"{self.query.name}/{name}"]
+        return self.values[f"{self.query.name}/{name}"]
 
     def std(self, name: str) -> float:
         """Standard deviation of the noise in a block's values."""
-        return float(self.release.noise_std[f"{self.query.name}/{name}"])
+        return float(self.noise_std[f"{self.query.name}/{name}"])
+
+    @property
+    def moments(self) -> Floats:
+        """The matrix of blocks as :func:`products` has them, (d, d)."""
+        return symmetric(self.block("diagonal"), self.block("cross"))
 
     @property
     def grain(self) -> float:
         """What rounding changes a sum by at most, for each record, in units of numbers in [-1, 1]; 0 where noise hides it."""
-        return 0.0 if any(self.release.noise_std.values()) else 0.5 / self.query.scale
+        return 0.0 if any(self.noise_std.values()) else 0.5 / self.query.scale
 
     def cell(self, records: float, answer: Answer) -> dict[str, Any]:
         """A figure of so many records, or that they are fewer than may be printed."""
@@ -204,14 +206,9 @@ class Question(ABC):
     # -- of every kind -----------------------------------------------------------------------------------------------------
 
     @property
-    def group_shape(self) -> tuple[int, ...]:
-        """Cells of each grouping column."""
-        return tuple(len(axis.levels) for axis in self.groups)
-
-    @property
     def group_count(self) -> int:
         """Number of groups; 1 without grouping."""
-        return math.prod(self.group_shape)
+        return math.prod(len(axis.levels) for axis in self.groups)
 
     @property
     def size(self) -> int:
@@ -222,13 +219,7 @@ class Question(ABC):
     def reads(self) -> frozenset[str]:
         """Columns that it is computed from."""
         condition = frozenset() if self.condition is None else self.condition.columns
-        return (
-            condition
-            | {axis.column for axis in self.groups}
-            | set(self.query.over)
-            | self.explained
-            | ({self.query.event} - {""})
-        )
+        return condition | self.explained | {*self.query.by, *self.query.over, self.query.event} - {""}
 
     @property
     def explained(self) -> frozenset[str]:
@@ -256,10 +247,7 @@ class Question(ABC):
 
     def rows(self, cells: Mapping[str, Cells], count: int) -> Integers:
         """Rows (b, size) of so many records."""
-        group = np.zeros(count, dtype=np.int64)
-        for axis in self.groups:
-            codes = axis.codes(cells)
-            group = np.where((group < 0) | (codes < 0), -1, group * len(axis.levels) + codes)
+        group = codes_within(np.zeros(count, dtype=np.int64), self.groups, cells)
         if self.condition is not None:
             group = np.where(self.condition.holds(cells), group, -1)
         rows = np.zeros((count, self.size), dtype=np.int64)
@@ -297,8 +285,27 @@ class Question(ABC):
             self.columns.number(name, self.what)
         return self.query.over
 
-    def _name(self, part: str) -> str:
-        return f"{self.query.name}/{part}"
+    def _block(self, name: str, *shape: int, weight: float | None = None) -> Block:
+        return Block(f"{self.query.name}/{name}", shape, float(self.scale) if weight is None else weight)
+
+    def _products(self, size: int) -> tuple[Block, Block]:
+        """Blocks for what :func:`products` writes of so many numbers."""
+        cross = self._block("cross", size * (size - 1) // 2, weight=self.scale * math.sqrt(2.0))
+        return self._block("diagonal", size), cross
+
+
+class CellQuestion(Question):
+    """One to which a record adds one cell of a table: a row has one ``scale``, and the norm is its square."""
+
+    @abstractmethod
+    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
+        """The place of each record's cell in its row, from its own cells alone; -1 where it has none."""
+
+    def norm(self) -> int:
+        return self.scale**2
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        mark_cells(rows, self.cell(cells, group), self.scale)
 
 
 class OutcomeQuestion(Question):
@@ -335,6 +342,13 @@ def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition 
             "For an event: outcome = \"died = 'yes'\".",
         )
     return NumberDomain(0.0, 1.0), parse_condition(query.outcome, columns.domains)
+
+
+def products(z: Floats, scale: int) -> Integers:
+    """z z' of each row of (b, d), as :attr:`Released.moments` reads it: the diagonal, and sqrt 2 times what is above it."""
+    upper, cross = np.triu_indices(z.shape[1], 1), scale * math.sqrt(2.0)
+    found = np.rint(scale * z * z), np.rint(cross * z[:, upper[0]] * z[:, upper[1]])
+    return np.hstack(found).astype(np.int64)
 
 
 def mark_cells(rows: Integers, cell: Integers, value: int) -> None:

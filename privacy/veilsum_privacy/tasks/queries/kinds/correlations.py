@@ -10,10 +10,9 @@ import numpy as np
 
 from veilsum_aggregation import correlations
 from veilsum_aggregation.figures import Row
-from veilsum_aggregation.moments import symmetric
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Integers, Question, Released
+from veilsum_privacy.tasks.queries.base import Integers, Question, Released, products
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
@@ -35,44 +34,27 @@ class Correlations(Question):
         if query.by:
             raise HostileInput(f"{self.what}: correlations are not given by group.", "Use `where`, one query a group.")
 
-    @property
-    def _cross(self) -> float:
-        return self.scale * math.sqrt(2.0)
-
     def blocks(self) -> tuple[Block, ...]:
-        d = len(self._over)
-        return (
-            Block(self._name("diagonal"), (d + 1,), float(self.scale)),
-            Block(self._name("cross"), (d * (d + 1) // 2,), self._cross),
-        )
+        return self._products(len(self._over) + 1)
 
     def norm(self) -> int:
         d = len(self._over)
-        return (d + 1) * self.scale**2 + d * (d + 1) // 2 * round(self._cross) ** 2
+        return (d + 1) * self.scale**2 + d * (d + 1) // 2 * round(self.scale * math.sqrt(2.0)) ** 2
 
     def figures(self) -> int:
         d = len(self._over)
         return d * (d - 1) // 2
 
     def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        known = group >= 0
-        z = [np.ones(len(group))]
-        for name in self._over:
-            found = number_cells(cells, name)
-            known = known & found.present
-            z.append(found.x)
-        columns = np.stack(z, axis=1)
-        d = len(z)
-        upper = np.triu_indices(d, 1)
-        rows[:, :d] = np.rint(self.scale * columns * columns) * known[:, None]
-        rows[:, d:] = np.rint(self._cross * columns[:, upper[0]] * columns[:, upper[1]]) * known[:, None]
+        found = [number_cells(cells, name) for name in self._over]
+        known = np.logical_and.reduce([group >= 0, *(number.present for number in found)])
+        rows[:] = products(np.stack([known, *(number.x * known for number in found)], axis=1).astype(np.float64), self.scale)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
     def answer(self, part: Released) -> Iterator[Row]:
-        names, diagonal = self.query.over, part.block("diagonal")
-        matrix = symmetric(diagonal, part.block("cross"))
+        names, matrix = self.query.over, part.moments
         for i in range(len(names)):
             for j in range(i + 1, len(names)):
                 found = correlations.correlation(matrix, i, j, part.std("diagonal"), part.std("cross"), part.grain)
-                yield {"column": names[i], "with": names[j], "correlation": part.cell(float(diagonal[0]), found)}
+                yield {"column": names[i], "with": names[j], "correlation": part.cell(float(matrix[0, 0]), found)}

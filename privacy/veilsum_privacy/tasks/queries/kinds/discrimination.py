@@ -11,8 +11,9 @@ from veilsum_aggregation import tables
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, Integers, OutcomeQuestion, Released, mark_cells
+from veilsum_privacy.tasks.queries.base import Axis, CellQuestion, Integers, OutcomeQuestion, Released, codes_within
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
 from veilsum_privacy.tasks.queries.conditions import parse_condition
 from veilsum_privacy.tasks.queries.kinds.survival import Survival, check_times
@@ -22,7 +23,7 @@ SCORES = 16
 """Intervals of a score."""
 
 
-class Discrimination(OutcomeQuestion):
+class Discrimination(CellQuestion, OutcomeQuestion):
     """One cell a record of group x level of the score x what happened: no event or one, or when and how a time ended.
 
     A score is a number, cut into :data:`SCORES` equal intervals, or a category whose levels ascend.
@@ -61,41 +62,38 @@ class Discrimination(OutcomeQuestion):
         return 2 if self.times is None else self.times.size
 
     def blocks(self) -> tuple[Block, ...]:
-        return (Block(self._name("ends"), (self.group_count, len(self.score.levels), self.ends), float(self.scale)),)
-
-    def norm(self) -> int:
-        return self.scale**2
+        return (self._block("ends", self.group_count, len(self.score.levels), self.ends),)
 
     def figures(self) -> int:
         return self.group_count * len(self.score.levels)
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        score, end = self.score.codes(cells), self._end(cells, len(group))
-        known = (group >= 0) & (score >= 0) & (end >= 0)
-        mark_cells(rows, np.where(known, (group * len(self.score.levels) + score) * self.ends + end, -1), self.scale)
+    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
+        level, end = codes_within(group, [self.score], cells), self._end(cells, len(group))
+        return np.where((level >= 0) & (end >= 0), level * self.ends + end, -1)
 
     def _end(self, cells: Mapping[str, Cells], count: int) -> Integers:
         """What happened to each record; -1 where that is missing."""
-        if self.event is not None:
-            known = np.ones(count, dtype=np.bool_)
-            for name in self.event.columns:
-                known &= cells[name].present
-            return np.where(known, self.event.holds(cells).astype(np.int64), -1)
-        rows = np.zeros((count, self.ends), dtype=np.int64)
-        if self.times is not None:
-            self.times.fill(cells, np.zeros(count, dtype=np.int64), rows)
-        return np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
+        if self.event is None:
+            return np.full(count, -1) if self.times is None else self.times.cell(cells, np.zeros(count, dtype=np.int64))
+        known = np.ones(count, dtype=np.bool_)
+        for name in self.event.columns:
+            known &= cells[name].present
+        return np.where(known, self.event.holds(cells).astype(np.int64), -1)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
+
+    def times_of(self, ends: Floats) -> tuple[Floats, Floats]:
+        """Of a time, a group's block: by level, interval and ending, and those past the horizon (:func:`concordance`)."""
+        bins = 1 if self.times is None else self.times.bins
+        return ends[:, :-1].reshape(len(ends), bins, -1), ends[:, -1]
 
     def answer(self, part: Released) -> Iterator[Row]:
         """By group how well the score ranks, and of a condition the share with the event at each level."""
         std, score = part.std("ends"), self.score
         for levels, ends in zip(self.group_levels(), part.block("ends"), strict=True):
             about, number = {**levels, "score": score.column}, float(ends.sum())
-            if (times := self.times) is not None:
-                inside = ends[:, :-1].reshape(len(ends), times.bins, -1)
-                answer = concordance(inside, ends[:, -1], std)
+            if self.times is not None:
+                answer = concordance(*self.times_of(ends), std)
                 yield {**about, "figure": "concordance", "level": "", "value": part.cell(number, answer)}
                 continue
             answer = area(ends[:, 0], ends[:, 1], std)

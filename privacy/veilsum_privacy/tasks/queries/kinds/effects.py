@@ -53,7 +53,7 @@ class Effect(OutcomeQuestion):
         return max(1, round(0.4 * self.scale))
 
     def blocks(self) -> tuple[Block, ...]:
-        return (Block(self._name("sums"), (2, 2), float(self.scale)), Block(self._name("squares"), (2, 3), float(self.light)))
+        return self._block("sums", 2, 2), self._block("squares", 2, 3, weight=float(self.light))
 
     def norm(self) -> int:
         return 2 * self.scale**2 + 3 * self.light**2

@@ -58,10 +58,10 @@ class Means(Question):
         records, absent, linear, square = self._weights
         groups, m, gaps = self.group_count, len(self._over), len(self.open)
         found = (
-            Block(self._name("records"), (groups,), records),
-            Block(self._name("absent"), (groups, gaps), absent),
-            Block(self._name("sum"), (groups, m), linear),
-            Block(self._name("square"), (groups, m), square),
+            self._block("records", groups, weight=records),
+            self._block("absent", groups, gaps, weight=absent),
+            self._block("sum", groups, m, weight=linear),
+            self._block("square", groups, m, weight=square),
         )
         return tuple(block for block in found if block.size)
 
@@ -105,7 +105,8 @@ class Means(Question):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def _sums(self, part: Released, group: int, place: int) -> NumberSums:
+    def sums(self, part: Released, group: int, place: int) -> NumberSums:
+        """Those of one number in one group."""
         name = self.query.over[place]
         records, std = float(part.block("records")[group]), part.std("records")
         if name in self.open:
@@ -118,7 +119,7 @@ class Means(Question):
         for group, levels in enumerate(self.group_levels()):
             for place, name in enumerate(self.query.over):
                 domain = self.columns.number(name, self.what)
-                sums = self._sums(part, group, place)
+                sums = self.sums(part, group, place)
                 mean, variance = group_means.mean(sums), group_means.variance(sums)
                 row: Row = {**levels, "column": name, "unit": domain.unit}
                 row["count"] = part.cell(sums.count, tables.count(sums.count, sums.count_std))
@@ -132,5 +133,5 @@ class Means(Question):
         if not query.by or not (query.kind == "compare" or query.part_of) or self.group_count < 2:
             return
         for place, name in enumerate(query.over):
-            groups = [self._sums(part, group, place) for group in range(self.group_count)]
+            groups = [self.sums(part, group, place) for group in range(self.group_count)]
             yield test_row("equal means (score)", f"{name} by {', '.join(query.by)}", group_means.equal_means(groups))

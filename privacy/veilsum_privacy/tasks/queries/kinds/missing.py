@@ -37,11 +37,8 @@ class Missing(Question):
                 columns.number(name, self.what)
 
     def blocks(self) -> tuple[Block, ...]:
-        weight = float(self.scale)
-        return (
-            Block(self._name("records"), (self.group_count,), weight),
-            Block(self._name("absent"), (self.group_count, len(self.query.over)), weight),
-        )
+        groups = self.group_count
+        return self._block("records", groups), self._block("absent", groups, len(self.query.over))
 
     def norm(self) -> int:
         return (1 + len(self.query.over)) * self.scale**2

@@ -55,7 +55,7 @@ class Quantiles(Question):
         return quantiles.toeplitz_column(self.bins, self.scale)
 
     def blocks(self) -> tuple[Block, ...]:
-        return (Block(self._name("prefix"), (self.group_count, self.bins), 1.0),)
+        return (self._block("prefix", self.group_count, self.bins, weight=1.0),)
 
     def norm(self) -> int:
         return int((self.column() ** 2).sum())

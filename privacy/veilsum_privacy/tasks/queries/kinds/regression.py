@@ -9,13 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from veilsum_aggregation.figures import Row, test_row
-from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Bools, Integers, OutcomeQuestion, Released, outcome_of
+from veilsum_privacy.tasks.queries.base import Bools, Integers, OutcomeQuestion, Released, outcome_of, products
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
 from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_privacy.tasks.queries.language import Columns, Query
@@ -56,12 +55,7 @@ class Linear(OutcomeQuestion):
         return (len(self.terms) + 2) * (len(self.terms) + 3) // 2
 
     def blocks(self) -> tuple[Block, ...]:
-        size = len(self.terms) + 2
-        return (
-            Block(self._name("diagonal"), (size,), float(self.scale)),
-            Block(self._name("cross"), (size * (size - 1) // 2,), self.scale * math.sqrt(2.0)),
-            Block(self._name("bounds"), (1,), float(self._light)),
-        )
+        return *self._products(len(self.terms) + 2), self._block("bounds", 1, weight=float(self._light))
 
     @property
     def _light(self) -> int:
@@ -98,12 +92,7 @@ class Linear(OutcomeQuestion):
     def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
         z, outcome, known = self.design(cells, group)
         short = np.minimum(1.0, self.longest / np.maximum(row_norms(z), 1.0))
-        rotated = np.hstack([z, outcome[:, None]]) * short[:, None]
-        size = rotated.shape[1]
-        upper = np.triu_indices(size, 1)
-        rows[:, :size] = np.rint(self.scale * rotated * rotated)
-        cross = self.scale * math.sqrt(2.0)
-        rows[:, size:-1] = np.rint(cross * rotated[:, upper[0]] * rotated[:, upper[1]])
+        rows[:, :-1] = products(np.hstack([z, outcome[:, None]]) * short[:, None], self.scale)
         if self.event is None:
             rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
 
@@ -111,8 +100,7 @@ class Linear(OutcomeQuestion):
 
     def fit(self, part: Released) -> LinearFit:
         """That of the moments."""
-        matrix, std = symmetric(part.block("diagonal"), part.block("cross")), part.std("diagonal")
-        return LinearFit(matrix, std, term_names(self), part.grain)
+        return LinearFit(part.moments, part.std("diagonal"), term_names(self), part.grain)
 
     def score(self, part: Released, gram: Floats) -> Iterator[Row]:
         """The prediction as a derived number."""

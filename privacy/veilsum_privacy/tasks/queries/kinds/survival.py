@@ -13,12 +13,12 @@ from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import Integers, Question, Released, mark_cells
+from veilsum_privacy.tasks.queries.base import CellQuestion, Integers, Released
 from veilsum_privacy.tasks.queries.cells import Cells, level_cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, scaled
 
 
-class Survival(Question):
+class Survival(CellQuestion):
     """One cell a record of group x interval of time x (censored, causes), and one cell a group for who is past the horizon.
 
     Intervals are (e_b, e_b+1], the first one closed; a time beyond the last edge, or at the column's upper bound, to which
@@ -62,25 +62,20 @@ class Survival(Question):
         return len(self.query.edges) - 1
 
     def blocks(self) -> tuple[Block, ...]:
-        inside = (self.group_count, self.bins, len(self.causes) + 1)
-        weight = float(self.scale)
-        return (Block(self._name("ends"), inside, weight), Block(self._name("beyond"), (self.group_count,), weight))
-
-    def norm(self) -> int:
-        return self.scale**2
+        inside = self._block("ends", self.group_count, self.bins, len(self.causes) + 1)
+        return inside, self._block("beyond", self.group_count)
 
     def figures(self) -> int:
         return self.group_count * self.bins
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
         times, ends = number_cells(cells, self.query.over[0]), level_cells(cells, self.query.event)
         kinds, per = len(self.causes) + 1, self.bins * (len(self.causes) + 1)
         interval = np.clip(np.searchsorted(self._edges, times.x, side="left") - 1, 0, None)
         beyond = (times.x > self._edges[-1]) | (times.x >= 1.0)
         known = (group >= 0) & times.present & (ends.present | beyond)
         inside = group * per + interval * kinds + looked_up(self._kind_of, ends.codes)
-        cell = np.where(beyond, self.group_count * per + group, inside)
-        mark_cells(rows, np.where(known, cell, -1), self.scale)
+        return np.where(known, np.where(beyond, self.group_count * per + group, inside), -1)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

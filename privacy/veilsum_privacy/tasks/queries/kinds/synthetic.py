@@ -71,7 +71,7 @@ class Synthetic(Question):
         return Axis(name, (*names, "missing") if gaps else names, scaled(edges, domain), gaps)
 
     def blocks(self) -> tuple[Block, ...]:
-        return (Block(self._name("pairs"), (self.plan.size,), 1.0),)
+        return (self._block("pairs", self.plan.size, weight=1.0),)
 
     def norm(self) -> int:
         return self.plan.norm
@@ -101,7 +101,7 @@ class Synthetic(Question):
     def records(self, part: Released) -> NDArray[np.int64]:
         """As many records as were counted, drawn by the release itself, so that whoever repeats it gets the same ones."""
         tree, count = self._tree(part)
-        random = np.random.default_rng(int.from_bytes(part.release.digest, "big"))
+        random = np.random.default_rng(int.from_bytes(part.digest, "big"))
         return tree.sample(int(min(max(count, 0.0), MOST_RECORDS)), random)
 
     def tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:

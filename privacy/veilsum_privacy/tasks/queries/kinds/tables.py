@@ -13,7 +13,7 @@ from veilsum_aggregation.figures import Answer, Row, Test, test_row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, Integers, Question, Released, levels_of, mark_cells
+from veilsum_privacy.tasks.queries.base import Axis, CellQuestion, Integers, Released, codes_within, levels_of
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, default_edges
 
@@ -32,8 +32,8 @@ _POOLED_RATIOS: Mapping[str, Callable[[Floats, float], Answer]] = {
 }
 
 
-class Table(Question):
-    """One cell of a table a record: count, histogram and independence. A row has one ``scale``; the norm is its square."""
+class Table(CellQuestion):
+    """The table of count, histogram and independence."""
 
     kinds: ClassVar = {"count": (), "histogram": ("edges",), "independence": ()}
 
@@ -50,21 +50,14 @@ class Table(Question):
                 raise HostileInput(f"{self.what}: independence is of two columns with categories.")
 
     def blocks(self) -> tuple[Block, ...]:
-        shape = (*(len(axis.levels) for axis in self.groups), *(len(axis.levels) for axis in self.axes))
-        return (Block(self._name("table"), shape or (1,), float(self.scale)),)
-
-    def norm(self) -> int:
-        return self.scale**2
+        shape = tuple(len(axis.levels) for axis in (*self.groups, *self.axes))
+        return (self._block("table", *(shape or (1,))),)
 
     def figures(self) -> int:
         return self.size
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        cell = group
-        for axis in self.axes:
-            codes = axis.codes(cells)
-            cell = np.where((cell < 0) | (codes < 0), -1, cell * len(axis.levels) + codes)
-        mark_cells(rows, cell, self.scale)
+    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
+        return codes_within(group, self.axes, cells)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
