@@ -9,14 +9,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, normal_figure, project
 from veilsum_aggregation.moments import within_noise
 from veilsum_aggregation.tables import share
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 def f1_of_overlap(overlap: float) -> float:
@@ -55,7 +52,7 @@ def mean_of(values: Floats, low: float, high: float) -> Figure:
     return normal_figure(float(values.mean()), 0.0, float(values.var(ddof=1)) / len(values)).within(low, high)
 
 
-def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
+def auc(scores: Floats, positive: Bools) -> float:
     """Area under the ROC curve: how often a positive record scores above a negative one, ties counting half.
 
     Args:
@@ -112,7 +109,7 @@ def bin_of(values: Floats, bins: int, low: float) -> Integers:
     return np.clip(places, 0, bins - 1).astype(np.int64)
 
 
-def reliability(confidence: Floats, right: NDArray[np.bool_], bins: int, low: float) -> Reliability:
+def reliability(confidence: Floats, right: Bools, bins: int, low: float) -> Reliability:
     """Calibration of predictions.
 
     Args:

@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
 from veilsum_aggregation.regression import Fit
-
-Floats = NDArray[np.float64]
 
 FEWEST_SITES = 3
 """With two, the quantile of Student's t is 12.7."""

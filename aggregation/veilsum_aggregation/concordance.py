@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 
 def area(without: Floats, events: Floats, std: float) -> Answer:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 
 def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std: float, grain: float = 0.0) -> Answer:

@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 FLAT = 1e-9
 """An eigenvalue below this share of the largest is 0 up to rounding."""

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.baselines import Baseline, LifeTable, first_baseline
 from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.newton import (
@@ -37,8 +37,6 @@ from veilsum_aggregation.newton import (
     without,
 )
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
-
-Floats = NDArray[np.float64]
 
 FIRST_STEP = 1.5
 """Longest first gamma: the association with the event overstates that with the hazard."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.shrinkage import project_psd as project_psd
 from veilsum_aggregation.shrinkage import shrink_noised as shrink_noised
 from veilsum_aggregation.shrinkage import shrink_oas as shrink_oas
-
-Floats = NDArray[np.float64]
 
 NOISE_FLOOR = 3.0
 """A denominator below this many standard deviations of its own noise is within the noise."""

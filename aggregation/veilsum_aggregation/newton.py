@@ -20,12 +20,10 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
-
-Floats = NDArray[np.float64]
 
 Family = Literal["logistic", "poisson"]
 

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure, project, ratio_figure
 from veilsum_aggregation.group_means import kurtosis
 from veilsum_aggregation.moments import NOISE_FLOOR
 
-Floats = NDArray[np.float64]
 Function = Callable[[Floats], Floats]
 
 ADVICE = "more records, or more epsilon"

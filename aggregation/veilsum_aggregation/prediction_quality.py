@@ -10,14 +10,12 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Figure, NotEstimable, project
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.prediction_levels import ADVICE, FEW, Levels, OutcomeRange
-
-Floats = NDArray[np.float64]
 
 FEW_EVENTS = NotEstimable("the released number of records with the event, or without it, is within its noise", ADVICE)
 

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, Test, project
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.tables import shares
-
-Floats = NDArray[np.float64]
 
 CELLS = ("the exposed with the event", "the exposed without it", "the others with the event", "the others without it")
 """What cells are called where nobody says otherwise."""

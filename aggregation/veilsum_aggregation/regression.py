@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import FLAT, NO_VARIANCE, Answer, NotEstimable, Test, chi_squared, normal_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 WEAKEST = 1.0 / 3.0
 """The noise of A, as a share of its smallest eigenvalue, up to which intervals hold (measured: docs/results.md)."""

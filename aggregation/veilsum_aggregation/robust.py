@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure
 from veilsum_aggregation.regression import Fit
-
-Floats = NDArray[np.float64]
 
 MOST_NOISE = 0.5
 """Noise of a robust variance, as a share of what is taken of it, up to which it is told."""

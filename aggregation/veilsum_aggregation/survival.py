@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95, Figure, NotEstimable, Test, chi_squared, delta_rule
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, Test, chi_squared, ratio_figure
 from veilsum_aggregation.figures import project as project
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 
 def count(value: float, std: float) -> Figure:
