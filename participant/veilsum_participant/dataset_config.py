@@ -108,6 +108,9 @@ class DatasetConfig(Frozen):
         memory: MiB of records that are held. Where a study's schema admits more, sums over records read the dataset anew for
             each release, in batches (:mod:`veilsum_participant.data.stream`). That follows from the schema's ``max_records``
             and columns, never from the records.
+        most_records: how many records the dataset may come to hold: its operator's own word, not counted, with room to grow.
+            In a study with noise whose schema's ``max_records`` is less, sums are multiplied by that share, so that a mean
+            stays a mean (:func:`veilsum_privacy.computation.contribution.shrunk`).
     """
 
     source: Literal["file", "sql"] = "file"
@@ -126,6 +129,7 @@ class DatasetConfig(Frozen):
     joined: StrictBool | None = None
     images: ImagesConfig | None = None
     memory: StrictInt = Field(default=512, ge=1, le=1 << 24)
+    most_records: StrictInt = Field(default=0, ge=0, le=1 << 36)
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:

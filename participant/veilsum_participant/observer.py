@@ -57,6 +57,9 @@ class SiteObserver:
     def failed(self) -> None:
         """A round's computation failed on the site's records; it took part all the same."""
 
+    def cut(self) -> None:
+        """A round's sum was more than the study's ``max_records`` records can reach, and was cut off there."""
+
     def contributed(self, size: int) -> None:
         """A contribution was uploaded; ``size`` of its ciphertexts in bytes."""
 

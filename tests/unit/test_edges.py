@@ -200,7 +200,7 @@ def test_without_noise_a_constant_column_is_what_it_is(value: float) -> None:
     summary = answer(QUESTIONS["statistics"], "typical", frame, None).summary
     for row in summary["one.numbers"]:
         if row["column"] == "stay":
-            assert row["mean"]["value"] == pytest.approx(value, abs=60e-5)
+            assert row["mean"]["value"] == pytest.approx(value, abs=60e-9)
             assert row["mean"]["low"] <= value <= row["mean"]["high"]
             assert row["standard_deviation"]["low"] == 0.0
     assert all(

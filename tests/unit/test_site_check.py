@@ -96,11 +96,39 @@ def test_each_column_has_one_line_and_an_agreed_substitute_is_no_warning(tmp_pat
         ("ok", "column 'who': missing value: 1 (row 2004 (line 2005)); the record counts as a person of its own"),
         (
             "warning",
-            "whole rows: too many records: 1,004 (row 1001 (line 1002), ...); sums are cut off at what 1000 records can reach",
+            "whole rows: too many records: 1,004 (row 1001 (line 1002), ...); sums are cut off at what 1000 records can reach,"
+            " counts and sums apart, so that means are biased: ask for a schema with a larger max_records, or"
+            " state most_records with the dataset",
         ),
         ("ok", "4 persons, 2 of them with several records, 2,000 at most"),
     ]
     assert "protects the person" in found[-1].advice
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        (0, [("warning", "too many records: 3"), ("warning", "7 records; 3 of 3 columns")]),
+        (5, [("ok", "sums count for 4 of 5"), ("warning", "too many records: 2"), ("warning", "7 records; 3 of 3 columns")]),
+        (7, [("ok", "7 records; 3 of 3 columns"), ("ok", "sums count for 4 of 7")]),
+    ],
+)
+def test_more_records_than_a_schema_takes_are_a_warning_unless_the_site_states_them(
+    tmp_path: Path, stated: int, expected: list[tuple[str, str]]
+) -> None:
+    (tmp_path / "records.csv").write_text("x0,x1,y\n" + "0,0,0\n" * 7)
+    (tmp_path / "participant.toml").write_text(
+        'coordinator = "localhost:1"\n[datasets.records]\npath = "records.csv"\ncolumns = ["x0", "x1", "y"]\n'
+        f"most_records = {stated}\n"
+    )
+    schema = schema_of(2).model_copy(update={"max_records": 4})
+    config = load_participant_config(tmp_path / "participant.toml")
+    found = [
+        item for item in SiteCheck(config, lambda: 0, schemas={"records": schema}).run() if item.check == "dataset records"
+    ]
+    told = [(item.status.value, item.detail) for item in found]
+    assert len(told) == len(expected)
+    assert all(any(status == kind and part in text for status, text in told) for kind, part in expected)
 
 
 def of_study(found: list[Check]) -> list[tuple[CheckOutcome, str]]:

@@ -32,7 +32,7 @@ class StoredBlocks(Mapping[str, Floats]):
     """
 
     def __init__(self, layout: Layout, read: Callable[[int, int], Floats]) -> None:
-        self._read = read
+        self._read, self._layout = read, layout
         self._places: dict[str, tuple[int, Block]] = {}
         at = 0
         for block in layout.blocks:
@@ -55,7 +55,8 @@ class StoredBlocks(Mapping[str, Floats]):
     def part(self, name: str, part: slice) -> Floats:
         """Some of a block's values in its own units, which lie flat, row by row."""
         at, block = self._places[name]
-        values = self._read(at + part.start, at + part.stop)
+        starts = [at + limb * self._layout.width for limb in range(self._layout.limbs)]
+        values = self._layout.joined([self._read(start + part.start, start + part.stop) for start in starts])
         return values if block.weight == 1.0 else values / block.weight
 
 

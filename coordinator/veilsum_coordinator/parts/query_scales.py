@@ -10,15 +10,17 @@ import numpy as np
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.queries.base import Question
 from veilsum_privacy.tasks.queries.kinds import build_questions
-from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.language import EXACT_SCALE, WORD_SCALE, Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence
 from veilsum_privacy.tasks.tables import TablesParameters
 
 LANE = 2**23
-"""What the sum of a cohort should stay below, so that a lane of the question has 24 bits."""
+"""What the sum of a cohort should stay below, so that a lane has 24 bits."""
 
-FINEST_SCALE, FINEST_NORM, EXACT_LANE = 2**16, 2**26, 2**44
-"""Largest scale and sensitivity of a task, and what a sum should stay below, where no noise takes a part of it."""
+FINEST_NORM, EXACT_LANE = 2**26, 2**44
+"""Largest sensitivity of a task, and what a sum should stay below, where no noise takes a part of it."""
+
+MOST_LIMBS = 32
 
 MOST_SCALE = 256
 """More brings no more than a part in a thousand."""
@@ -36,7 +38,7 @@ def weigh(
     """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
 
     Up to some 10,000 records a lane has 24 bits; beyond that means need finer steps than it holds, and it grows. Without noise
-    steps are the finest that a task and a lane of 46 bits take.
+    counts fill a lane of 46 bits, and where values are rounded, steps are so fine that only float64 shows (:func:`_exact`).
 
     Args:
         queries, derived, columns: of the study.
@@ -51,6 +53,8 @@ def weigh(
     for question in questions:
         _check_possible(question, columns)
     incidence = find_incidence(questions, columns)
+    if not private and any(question.rounded for question in questions):
+        return _exact(questions, derived, columns, incidence, largest)
     reference = [query.model_copy(update={"scale": 4096}) for query in queries]
     unit = [question.norm() / 4096.0**2 for question in build_questions(reference, columns)]
     costs = [question.figures() * question.query.importance for question in questions]
@@ -60,7 +64,7 @@ def weigh(
     least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
     if not private:
-        wanted = max(wanted, FINEST_SCALE / float(weights.max()))
+        wanted = max(wanted, WORD_SCALE / float(weights.max()))
         norms = [math.ceil(each * (weight * wanted) ** 2) for each, weight in zip(unit, weights, strict=True)]
         reach = math.sqrt(incidence.largest_integer(norms))
         wanted *= min(1.0, 0.95 * min(FINEST_NORM, EXACT_LANE / largest) / max(reach, 1.0))
@@ -77,6 +81,39 @@ def weigh(
     if best is None:
         raise HostileInput("No query is asked.")
     return best[1]
+
+
+def _exact(
+    questions: Sequence[Question], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence, largest: int
+) -> TablesParameters:
+    """Values in steps of 2^-48, written in as few limbs as fit the sensitivity of a task and a lane of 46 bits.
+
+    A limb below the highest is at most B/2, the lowest at most the value itself; limb j, what is left of a value F, is at
+    most F / B^j and one for its rounding. So limb j of a row of e values and norm N has a squared norm of at most e B^2 / 4,
+    but for the highest, and of at most (N / B^j + sqrt e)^2.
+    """
+    scales = [EXACT_SCALE if question.rounded else question.least_scale for question in questions]
+    asked = [question.query.model_copy(update={"scale": scale}) for question, scale in zip(questions, scales, strict=True)]
+    exact = build_questions(asked, columns)
+    for limbs in range(2, MOST_LIMBS + 1):
+        bits = math.ceil((EXACT_SCALE.bit_length() + 1) / limbs)
+        norms = [_limb_norm(question, limbs, bits) for question in exact]
+        sensitivity = math.isqrt(incidence.largest_integer(norms)) + 1
+        if sensitivity <= min(FINEST_NORM, EXACT_LANE // largest):
+            return TablesParameters(
+                queries=tuple(asked), derived=tuple(derived), sensitivity=sensitivity, limbs=limbs, limb_bits=bits
+            )
+    raise HostileInput(
+        f"The exact sums of {largest} records do not fit.", "Lower the schema's max_records, or ask fewer queries at once."
+    )
+
+
+def _limb_norm(question: Question, limbs: int, bits: int) -> int:
+    """Bound on the squared norm of a record's row in limbs: a record stands in one group."""
+    norm, entries = question.norm(), question.size // question.group_count
+    most: int = entries * 4 ** (bits - 1)
+    rest = [math.ceil((math.sqrt(norm) / 2.0 ** (bits * limb) + math.sqrt(entries)) ** 2) for limb in range(1, limbs)]
+    return min(norm, most) + sum([min(each, most) for each in rest[:-1]], rest[-1])
 
 
 def _parameters(

@@ -34,7 +34,7 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         yield _there(label, source, offered)
         yield from _stated(label, offered, ())
         return
-    report = check_dataset(source, schema, subject=offered.subject, header=offered.header)
+    report = check_dataset(source, schema, subject=offered.subject, header=offered.header, most_records=offered.most_records)
     yield from _stated(label, offered, schema.file_columns)
     columns = {column.name for column in schema.columns} | ({schema.label.column} if schema.label else set())
     clean = f"{len(columns - set(report.totals))} of {counted(len(columns), 'column')} as the schema says"
@@ -49,6 +49,9 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
         where = "whole rows" if column is None else f"column {column!r}"
         yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}")
+    if offered.most_records > schema.max_records:
+        share = f"{schema.max_records:,} of {offered.most_records:,}"
+        yield Check(label, CheckOutcome.OK, f"most_records is above the schema's max_records: its sums count for {share}")
     if (spread := report.per_person) is not None:
         several = f"{spread.several:,} of them with several records, {spread.most:,} at most"
         advice = 'A study with privacy.unit = "record" protects each of them by itself; "subject" protects the person.'

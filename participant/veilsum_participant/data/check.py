@@ -33,6 +33,12 @@ _UNUSED = {
 }
 
 
+_CUT = (
+    "sums are cut off at what {} records can reach, counts and sums apart, so that means are biased: ask for a schema with a"
+    " larger max_records, or state most_records with the dataset"
+)
+
+
 class FindingKind(StrEnum):
     """What is wrong with a cell, a row or the file."""
 
@@ -118,9 +124,17 @@ class _Places:
 
 
 def check_dataset(
-    source: Source, schema: DatasetSchema, *, shown: int = SHOWN, subject: str | None = None, header: bool | None = None
+    source: Source,
+    schema: DatasetSchema,
+    *,
+    shown: int = SHOWN,
+    subject: str | None = None,
+    header: bool | None = None,
+    most_records: int = 0,
 ) -> CheckReport:
     """Compare every cell of the schema's columns with the schema, and look for records without an identifier in ``subject``.
+
+    More records than ``max_records`` are a fault, unless the site states ``most_records``: then, more than these.
 
     Raises:
         DataError: the file's structure is wrong: missing, unreadable, without a column of the schema or of subjects, or, if
@@ -143,12 +157,10 @@ def check_dataset(
     for fault in dict.fromkeys(table.broken.values()):
         rows = (row for row, other in table.broken.items() if other is fault)
         places += [(row, FindingKind(fault.value), None, _UNUSED[fault]) for row in islice(rows, shown)]
-    if table.rows > schema.max_records:
-        whole[FindingKind.TOO_MANY_RECORDS] = table.rows - schema.max_records
-        row = int(numbers[schema.max_records])
-        places.append(
-            (row, FindingKind.TOO_MANY_RECORDS, None, f"sums are cut off at what {schema.max_records} records can reach")
-        )
+    most = max(schema.max_records, most_records)
+    if table.rows > most:
+        whole[FindingKind.TOO_MANY_RECORDS] = table.rows - most
+        places.append((int(numbers[most]), FindingKind.TOO_MANY_RECORDS, None, _CUT.format(schema.max_records)))
     if whole:
         totals[None] = dict(whole)
     places.sort(key=lambda place: place[0])

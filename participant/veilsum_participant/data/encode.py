@@ -55,8 +55,9 @@ def load_records(
     """Read a file, or a query, into records; with ``subject``, the column that tells whose record each is, sorted by subject.
 
     Records beyond ``schema.max_records`` are used as well. Were only the first of the file used, one more record at its head
-    would push another one out, and the sum would change by two. It is the sum that is clamped to what ``max_records`` records
-    can reach, which costs no privacy. What the owner of a CSV file says of its ``header`` has to be what the schema says.
+    would push another one out, and the sum would change by two. It is the sum that is bounded by what ``max_records`` records
+    can reach, which costs no privacy (:mod:`veilsum_privacy.computation.contribution`). What the owner of a CSV file says of
+    its ``header`` has to be what the schema says.
 
     Raises:
         DataError: the file's structure is wrong (missing, unreadable, or without a column of the schema), or it is damaged;

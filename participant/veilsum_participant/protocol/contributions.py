@@ -301,6 +301,7 @@ class Contributions:
             tuple(participants.index(name) for name in checked.assignment.names),
             decode_broadcast(state or b""),
             site.noise_random,
+            most_records=site.config.datasets[study.dataset].most_records,
         )
         refuse(weight_faults(task, arrays, place, site.config.policy))
         refuse(site.structure_faults(study.dataset, study.data))
@@ -352,6 +353,17 @@ class Contributions:
                 task.round,
                 task.label,
                 exc_info=part.fault,
+                extra=fields,
+            )
+        if part.cut:
+            site.observer.cut()
+            LOG.warning(
+                "study %s: round %d (%s): the dataset has more records than the study's max_records of %d; sums are cut off"
+                " there, which biases means: state most_records with the dataset, or ask for a larger max_records",
+                study.name,
+                task.round,
+                task.label,
+                study.data.max_records,
                 extra=fields,
             )
         LOG.info("study %s: round %d (%s) is computed", study.name, task.round, task.label, extra=fields)

@@ -70,6 +70,11 @@ class SiteMetrics(SiteObserver):
             "Rounds whose computation failed on this site's records.",
             registry=registry,
         )
+        self._cut = Counter(
+            "veilsum_site_cut_sums_total",
+            "Rounds whose sums were cut off at what the study's max_records records can reach.",
+            registry=registry,
+        )
         self._bytes = Counter(
             "veilsum_site_contribution_bytes_total", "Bytes of ciphertexts of these contributions.", registry=registry
         )
@@ -152,6 +157,10 @@ class SiteMetrics(SiteObserver):
     def failed(self) -> None:
         """Count a computation that failed."""
         self._faults.inc()
+
+    def cut(self) -> None:
+        """Count a sum that was cut off."""
+        self._cut.inc()
 
     def contributed(self, size: int) -> None:
         """Count a contribution."""

@@ -45,6 +45,7 @@ class SitePlace:
         state: what it trained in its last paid round of the task.
         random: where samples, and noise within training, come from.
         steps: what hands a training task its samples and noise; an audit takes one that looks on.
+        most_records: how many records the dataset may come to hold, which its operator stated; 0 where nothing is stated.
     """
 
     index: int = 0
@@ -54,6 +55,7 @@ class SitePlace:
     state: Mapping[str, Floats] = field(default_factory=dict, repr=False)
     random: RandomSource = field(default=SYSTEM_RANDOM, repr=False)
     steps: Callable[..., Steps] = field(default=Steps, repr=False)
+    most_records: int = 0
 
 
 class SitePart(NamedTuple):
@@ -63,6 +65,7 @@ class SitePart(NamedTuple):
         total: the vector as it is summed, (size,) int64, in grid units; in 2^-20 of them where the study leaves it unrounded.
         clipped: how many rows were scaled down.
         invalid: how many rows were not finite and counted as zero.
+        cut: how many values of the sum were more than ``max_records`` records can reach, and were cut off.
         state: what the site keeps of its training until the round is paid for.
         fault: what went wrong while it was computed; stays at the site.
     """
@@ -70,6 +73,7 @@ class SitePart(NamedTuple):
     total: Integers
     clipped: int = 0
     invalid: int = 0
+    cut: int = 0
     state: Mapping[str, Floats] = MappingProxyType({})
     fault: Exception | None = None
 
@@ -276,7 +280,36 @@ def _add_up(
             clipped, invalid = clipped + found.clipped, invalid + found.invalid
         del records, sum_of, subjects  # before the next ones are read
     invalid += 0 if faults is None else faults.records
-    return SitePart(np.clip(whole, -plan.encoding.bound, plan.encoding.bound), clipped, invalid)
+    total, cut = _bounded(plan, whole, place.most_records)
+    return SitePart(total, clipped, invalid, cut)
+
+
+def _bounded(plan: RoundPlan, whole: Integers, most_records: int) -> tuple[Integers, int]:
+    """A site's sum within what ``max_records`` records can reach, and how many of its values that cut off.
+
+    With noise each value is clamped by itself, which is 1-Lipschitz; a factor that followed the sum would move every value for
+    one record. What the site's operator stated of the dataset's size is no record, so :func:`shrunk` may follow it. Without
+    noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean.
+    """
+    study, bound = plan.task.study, plan.encoding.bound
+    if study.privacy.noise == "none":
+        largest = int(np.abs(whole).max(initial=0))
+        return (whole, 0) if largest <= bound else (np.rint(whole * (bound / largest)).astype(np.int64), len(whole))
+    if most_records > study.data.max_records and plan.declaration.sampling_rate == 1:
+        whole = shrunk(whole, study.data.max_records, most_records)
+    found = np.clip(whole, -bound, bound)
+    return found, int(np.count_nonzero(found != whole))
+
+
+def shrunk(whole: Integers, kept: int, of: int) -> Integers:
+    """Integers times ``kept / of``, rounded, for public ``kept <= of`` up to 2^24 and 2^36.
+
+    Sensitivity. For integers a >= b the results differ by at most ceil((a - b) kept / of) <= a - b, since a - b is an integer:
+    no value changes by more than it did before, and so no norm.
+    """
+    quotient, rest = np.divmod(whole, of)
+    found: Integers = quotient * kept + (rest * kept + of // 2) // of
+    return found
 
 
 def _batch_sum(

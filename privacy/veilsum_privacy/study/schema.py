@@ -141,7 +141,7 @@ class DatasetSchema(Frozen):
         header: whether CSV files carry column names; without it ``order`` names the file's columns in order.
         order: all columns of a file without a header, unused ones included.
         missing: texts that mean "no value" (an empty cell and NaN always do).
-        max_records: public bound on the records of one site; a larger site uses all, its sums clamped to this bound.
+        max_records: public bound on the records of one site; a larger site uses all; its sums are bounded.
         joined: whether a person may have several records, as where a query joins tables. Studies then protect the subject.
     """
 

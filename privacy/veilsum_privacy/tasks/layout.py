@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,50 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """The blocks of a vector, in order."""
+    """The blocks of a vector, in order.
+
+    Attributes:
+        blocks: each with its values once.
+        limbs: vectors that the values are written in, the lowest first: every value is the sum of its limbs, each times
+            2^limb_bits of the one below.
+        limb_bits: of every limb but the highest.
+    """
 
     blocks: tuple[Block, ...]
+    limbs: int = 1
+    limb_bits: int = 0
+
+    @property
+    def width(self) -> int:
+        """Number of values of all blocks."""
+        return sum(block.size for block in self.blocks)
 
     @property
     def size(self) -> int:
         """Number of values of the whole vector."""
-        return sum(block.size for block in self.blocks)
+        return self.limbs * self.width
+
+    def in_limbs(self, rows: Integers) -> Integers:
+        """Rows (b, width) as (b, size); those below the highest lie within -B/2 and B/2, for B = 2^limb_bits."""
+        found = []
+        for _ in range(self.limbs - 1):
+            higher = (rows + (1 << self.limb_bits >> 1)) >> self.limb_bits
+            found.append(rows - (higher << self.limb_bits))
+            rows = higher
+        return np.hstack([*found, rows]) if found else rows
+
+    def joined(self, limbs: Sequence[Floats]) -> Floats:
+        """Values (v,) from their limbs, each (v,)."""
+        whole = limbs[-1]
+        for lower in limbs[-2::-1]:
+            whole = whole * 2.0**self.limb_bits + lower
+        return whole
 
     def split(self, vector: Floats) -> dict[str, Floats]:
         """The blocks of a released sum in their own units (weights divided out), by name; of weight 1, views of it."""
         if vector.shape != (self.size,):
             raise ValueError(f"expected a vector of {self.size} values, got shape {vector.shape}")
+        vector = self.joined(np.split(vector, self.limbs))
         blocks: dict[str, Floats] = {}
         offset = 0
         for block in self.blocks:

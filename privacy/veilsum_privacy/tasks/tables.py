@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
@@ -17,7 +17,7 @@ from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.base import Bools, Question
 from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.kinds import build_questions
-from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
+from veilsum_privacy.tasks.queries.language import MAX_QUERIES, WORD_SCALE, Columns, DerivedColumn, Query
 
 MAX_VALUES = 100_000
 """Values of the whole vector."""
@@ -31,11 +31,24 @@ class TablesParameters(PersonParameters):
         derived: columns that queries use beside the schema's.
         sensitivity: D, an integer that no record's row exceeds in L2 norm, as the analyst computed it
             (:mod:`veilsum_privacy.tasks.queries.sensitivity`). A row that did would be scaled down to it.
+        limbs, limb_bits: of a study without noise, in how many words each value is written, and how wide they are, where one
+            word is too narrow for steps that nobody sees (:meth:`veilsum_privacy.tasks.layout.Layout.in_limbs`).
     """
 
     queries: tuple[Query, ...] = Field(min_length=1, max_length=MAX_QUERIES)
     derived: tuple[DerivedColumn, ...] = Field(default=(), max_length=MAX_QUERIES)
     sensitivity: int = Field(ge=1, le=2**26)
+    limbs: int = Field(default=1, ge=1, le=32, exclude_if=lambda limbs: limbs == 1)
+    limb_bits: int = Field(default=0, ge=0, le=32, exclude_if=lambda bits: bits == 0)
+
+    @model_validator(mode="after")
+    def _scales(self) -> Self:
+        """Insist on limbs that have bits, and on limbs where a scale is larger than a word takes."""
+        if (self.limbs > 1) != (self.limb_bits > 0):
+            raise ValueError("limbs need bits, and one word has none")
+        if self.limbs == 1 and any(query.scale > WORD_SCALE for query in self.queries):
+            raise ValueError(f"a scale above {WORD_SCALE} needs limbs")
+        return self
 
 
 T = TypeVar("T", bound=TablesParameters)
@@ -60,10 +73,11 @@ class TableTask(PersonTask[T]):
         self._columns = Columns(self._schema, parameters.derived)
         self.questions = build_questions(parameters.queries, self._columns)
         self._reads = sorted(frozenset().union(*(question.reads for question in self.questions)))
-        self._layout = Layout(tuple(block for question in self.questions for block in question.blocks()))
-        if self._layout.size > MAX_VALUES:
+        blocks = tuple(block for question in self.questions for block in question.blocks())
+        self._layout = Layout(blocks, parameters.limbs, parameters.limb_bits)
+        if self._layout.width > MAX_VALUES:
             raise HostileInput(
-                f"The queries ask for {self._layout.size} values together; at most {MAX_VALUES} can be.",
+                f"The queries ask for {self._layout.width} values together; at most {MAX_VALUES} can be.",
                 "Ask for fewer groups, levels or edges.",
             )
 
@@ -76,6 +90,9 @@ class TableTask(PersonTask[T]):
     def integer_norm(self) -> int:
         return self.parameters.sensitivity * self.most_rows
 
+    def only_without_noise(self) -> str | None:
+        return "writes values in limbs" if self.parameters.limbs > 1 else None
+
     def branches(self) -> Branches:
         return Branches.of(self._schema, self._columns, self.questions)
 
@@ -85,7 +102,7 @@ class TableTask(PersonTask[T]):
             taken = records.take(part)
             cells = self._columns.cells(taken, self._reads)
             rows = np.hstack([question.rows(cells, len(taken)) for question in self.questions])
-            yield rows * counted[part, None]
+            yield self._layout.in_limbs(rows * counted[part, None])
 
 
 def questions_of(task: object) -> tuple[Question, ...]:

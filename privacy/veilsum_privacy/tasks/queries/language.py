@@ -29,6 +29,9 @@ from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 
 MAX_QUERIES = 512
 MAX_EDGES = 1025
+WORD_SCALE, EXACT_SCALE = 2**16, 2**48
+"""Largest scale of values that are written in one word, and in several: float64 has little more."""
+
 MAX_OVER = 256
 
 FINE_STEPS = 128
@@ -110,7 +113,7 @@ class Query(Frozen):
     missing: Literal["drop", "level"] = "drop"
     importance: Real = Field(default=1.0, gt=0, le=1e6)
     part_of: str = Field(default="", max_length=64)
-    scale: int = Field(default=64, ge=1, le=2**16)
+    scale: int = Field(default=64, ge=1, le=EXACT_SCALE)
 
 
 class Columns:

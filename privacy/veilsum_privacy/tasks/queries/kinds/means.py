@@ -16,7 +16,7 @@ from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Integers, Question, Released, mark_cells
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
-from veilsum_privacy.tasks.queries.language import Columns, Query
+from veilsum_privacy.tasks.queries.language import WORD_SCALE, Columns, Query
 
 SHIFT = 0.7
 """c of the shifted square x^2 - c that stands for the second moment."""
@@ -70,6 +70,13 @@ class Means(Question):
         return np.rint(linear * x).astype(np.int64), np.rint(square * (x * x - SHIFT)).astype(np.int64)
 
     def norm(self) -> int:
+        number = (self.scale + 1) ** 2 if self.scale > WORD_SCALE else self._largest_number()
+        return round(self._weights[0]) ** 2 + sum(
+            max(number, self.scale**2) if name in self.open else number for name in self._over
+        )
+
+    def _largest_number(self) -> int:
+        """Largest squared norm of a number's two integers: the reals have at most the scale, and each is rounded."""
         _, _, linear, square = self._weights
         steps = np.arange(0.5, max(linear, square) + 1.0)
         turns = np.concatenate(
@@ -78,10 +85,7 @@ class Means(Question):
         turns = np.unique(turns[(turns >= 0.0) & (turns <= 1.0)])
         tried = np.concatenate([turns, (turns[1:] + turns[:-1]) / 2.0])
         first, second = self._values(tried)
-        number = int((first**2 + second**2).max())
-        return round(self._weights[0]) ** 2 + sum(
-            max(number, self.scale**2) if name in self.open else number for name in self._over
-        )
+        return int((first**2 + second**2).max())
 
     def figures(self) -> int:
         return 2 * self.group_count * len(self._over)
