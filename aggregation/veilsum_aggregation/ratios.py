@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, Test, project
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test, normal_figure, project
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.tables import shares
 
@@ -47,8 +46,8 @@ def odds_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     if drowned := _empty(table.ravel(), std, cells):
         return drowned
     a, b, c, d = map(float, table.ravel())
-    sampling = float(np.sum(1.0 / table))
-    return _exponential(math.log(a) + math.log(d) - math.log(b) - math.log(c), std**2 * float(np.sum(table**-2.0)), sampling)
+    sampling, log = float(np.sum(1.0 / table)), math.log(a) + math.log(d) - math.log(b) - math.log(c)
+    return normal_figure(log, std**2 * float(np.sum(table**-2.0)), sampling).exponential()
 
 
 def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -59,7 +58,7 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     sampling = float(np.sum(1.0 / events - 1.0 / sizes))
     noise = float(np.sum((1.0 / events - 1.0 / sizes) ** 2 + sizes**-2.0)) * std**2
     log = float(np.log(events[0] / sizes[0]) - np.log(events[1] / sizes[1]))
-    return _exponential(log, noise, max(sampling, 0.0))
+    return normal_figure(log, noise, sampling).exponential()
 
 
 def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -136,8 +135,7 @@ def pooled_risk_difference(tables: Floats, std: float) -> Answer:
     sampling = max(float(value * first + second), 0.0) / bottom.value**2
     gradient = top.gradient - other.gradient - value * bottom.gradient
     noise = std**2 * float(np.sum(gradient**2)) / bottom.value**2
-    half = Z95 * math.sqrt(sampling + noise)
-    return Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half)
+    return normal_figure(value, noise, sampling)
 
 
 def no_association(tables: Floats, std: float) -> Test | NotEstimable:
@@ -179,7 +177,7 @@ class _Pooled:
 
 def _ratio(top: _Pooled, bottom: _Pooled, std: float, sampling: float) -> Figure:
     gradient = top.gradient / top.value - bottom.gradient / bottom.value
-    return _exponential(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling)
+    return normal_figure(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling).exponential()
 
 
 def _too_small(top: _Pooled, bottom: _Pooled, std: float) -> NotEstimable | None:
@@ -225,19 +223,3 @@ def _groups(table: Floats, std: float, cells: Sequence[str]) -> NotEstimable | N
 
 def _errors(figure: Figure) -> tuple[float, float]:
     return figure.noise_error, figure.sampling_error
-
-
-def _exponential(log: float, noise: float, sampling: float) -> Figure:
-    """exp of a quantity with a normal error; against 1, not 0."""
-    half, value = Z95 * math.sqrt(noise + sampling), math.exp(min(log, 700.0))
-    plain = Figure(log, math.sqrt(noise), math.sqrt(sampling), log - half, log + half)
-    ends = math.exp(min(log - half, 700.0)), math.exp(min(log + half, 700.0))
-    return replace(
-        plain,
-        value=value,
-        noise_error=value * plain.noise_error,
-        sampling_error=value * plain.sampling_error,
-        low=ends[0],
-        high=ends[1],
-        significance=plain.p_value,
-    )

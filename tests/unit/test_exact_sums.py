@@ -144,7 +144,7 @@ def test_limbs_hold_every_row_within_what_is_declared(max_records: int, sites: i
     lengths = [math.isqrt(sum(value * value for value in row)) for row in rows.tolist()]
     assert max(lengths) <= task.clip() == task.integer_norm()
     cells = task._columns.cells(records, task._reads)
-    fine = np.hstack([encoding.rows(cells, len(records)) for encoding in task.encodings])
+    fine = np.hstack([question.rows(cells, len(records)) for question in task.questions])
     weights = [2 ** (layout.limb_bits * limb) for limb in range(layout.limbs)]
     joined = [
         [sum(w * v for w, v in zip(weights, limbs, strict=True)) for limbs in zip(*row, strict=True)]

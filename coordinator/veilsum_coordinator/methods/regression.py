@@ -56,7 +56,6 @@ from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.base import Released
 from veilsum_privacy.tasks.queries.coefficients import (
     coefficients,
-    ratio,
     score_row,
     term_names,
     told_of,
@@ -365,7 +364,7 @@ def _rows(
     for found in coefficients(fit, question, per=per, infinite=infinite):
         if name == RATIOS["cox"] and found.term == "constant":
             continue
-        row: Row = {"term": found.term, "per": found.per, name: ratio(found.answer).to_json()}
+        row: Row = {"term": found.term, "per": found.per, name: found.answer.exponential().to_json()}
         yield row | {"log": found.answer.to_json()} | told_of(found)
 
 

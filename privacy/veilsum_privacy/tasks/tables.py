@@ -8,13 +8,14 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
+from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.base import Bools, Question
+from veilsum_privacy.tasks.queries.base import Question
 from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, WORD_SCALE, Columns, DerivedColumn, Query

@@ -22,17 +22,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.figures import Answer, Row
 from veilsum_aggregation.moments import symmetric
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
-
-Integers = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 MAX_VALUES = 50_000
 """Values of one query's part of the vector."""

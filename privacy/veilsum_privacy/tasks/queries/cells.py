@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_node.errors import HostileInput
-
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -26,7 +21,7 @@ class ScaledNumbers:
 class LevelCells:
     """Levels of a categorical column: ``codes`` (n,), -1 where the value is missing."""
 
-    codes: NDArray[np.int64]
+    codes: Integers
 
     @property
     def present(self) -> Bools:

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Figure, NotEstimable
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.regression import Fit
 from veilsum_privacy.tasks.queries.cells import NumberDomain
@@ -18,8 +18,6 @@ from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 
 if TYPE_CHECKING:
     from veilsum_privacy.tasks.queries.kinds.regression import Linear
-
-Floats = NDArray[np.float64]
 
 
 def term_names(question: Linear) -> tuple[str, ...]:
@@ -165,18 +163,6 @@ def score_row(fit: Fit, question: Linear, gram: Floats, factor: float = 1.0, shi
     reach = 3.0 * math.sqrt(variance) if variance > 0.0 else float(np.abs(slopes).sum())
     if len(text) <= MAX_LENGTH and reach > 0.0:
         yield {"number": text.strip(), "low": float(f"{middle - reach:.4g}"), "high": float(f"{middle + reach:.4g}")}
-
-
-def ratio(answer: Answer) -> Answer:
-    """exp of a figure, such as an odds ratio; errors by the delta method, its interval by the ends."""
-    if isinstance(answer, NotEstimable):
-        return answer
-    value, low, high = (_exp(end) for end in (answer.value, answer.low, answer.high))
-    return Figure(value, value * answer.noise_error, value * answer.sampling_error, low, high)
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700.0 else math.inf
 
 
 def told_of(found: Coefficient) -> dict[str, Any]:

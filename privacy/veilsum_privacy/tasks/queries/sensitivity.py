@@ -18,13 +18,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.tasks.base import Floats
-from veilsum_privacy.tasks.queries.base import Integers, Question
+from veilsum_aggregation.arrays import Bools, Floats, Integers
+from veilsum_privacy.tasks.queries.base import Question
 from veilsum_privacy.tasks.queries.cells import Cells, LevelCells, LevelDomain, ScaledNumbers, number_cells
 from veilsum_privacy.tasks.queries.conditions import Leaf
 from veilsum_privacy.tasks.queries.language import Columns
-
-Bools = NDArray[np.bool_]
 
 MAX_ATOMS = 2_000_000
 """Atoms that are enumerated for the columns of one component; beyond, a bound is taken."""

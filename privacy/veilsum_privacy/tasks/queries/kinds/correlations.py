@@ -9,10 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from veilsum_aggregation import correlations
+from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Integers, Question, Released, products
+from veilsum_privacy.tasks.queries.base import Question, Released, products
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from veilsum_aggregation import tables
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, CellQuestion, Integers, OutcomeQuestion, Released, codes_within
+from veilsum_privacy.tasks.queries.base import Axis, CellQuestion, OutcomeQuestion, Released, codes_within
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
 from veilsum_privacy.tasks.queries.conditions import parse_condition
 from veilsum_privacy.tasks.queries.kinds.survival import Survival, check_times

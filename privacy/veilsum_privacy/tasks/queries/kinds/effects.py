@@ -9,12 +9,13 @@ from typing import ClassVar
 import numpy as np
 
 from veilsum_aggregation import weighted_means
+from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_aggregation.weighted_means import WeightedSums, difference
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import Integers, OutcomeQuestion, Released, outcome_of
+from veilsum_privacy.tasks.queries.base import OutcomeQuestion, Released, outcome_of
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 

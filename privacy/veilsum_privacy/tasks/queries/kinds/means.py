@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from veilsum_aggregation import group_means, tables
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.figures import Row, test_row
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Integers, Question, Released, mark_cells
+from veilsum_privacy.tasks.queries.base import Question, Released, mark_cells
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import WORD_SCALE, Columns, Query
 

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from veilsum_aggregation import tables
+from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Integers, Question, Released, mark_cells
+from veilsum_privacy.tasks.queries.base import Question, Released, mark_cells
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 

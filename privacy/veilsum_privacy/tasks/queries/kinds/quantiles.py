@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from veilsum_aggregation import quantiles
+from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import Integers, Question, Released
+from veilsum_privacy.tasks.queries.base import Question, Released
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, default_edges, scaled
 

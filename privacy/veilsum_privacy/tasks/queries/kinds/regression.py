@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_aggregation.figures import Row, test_row
 from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
-from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Bools, Integers, OutcomeQuestion, Released, outcome_of, products
+from veilsum_privacy.tasks.queries.base import OutcomeQuestion, Released, outcome_of, products
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
 from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_privacy.tasks.queries.language import Columns, Query

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from veilsum_aggregation import survival
+from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Answer, NotEstimable, Row, test_row
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import CellQuestion, Integers, Released
+from veilsum_privacy.tasks.queries.base import CellQuestion, Released
 from veilsum_privacy.tasks.queries.cells import Cells, level_cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, scaled
 

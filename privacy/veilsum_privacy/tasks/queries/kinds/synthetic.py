@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.figures import Row
 from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, Integers, Question, Released
+from veilsum_privacy.tasks.queries.base import Axis, Question, Released
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
 from veilsum_privacy.tasks.queries.language import Columns, Query, interval_names, scaled
 

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from veilsum_aggregation import ratios, tables
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.figures import Answer, Row, Test, test_row
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, CellQuestion, Integers, Released, codes_within, levels_of
+from veilsum_privacy.tasks.queries.base import Axis, CellQuestion, Released, codes_within, levels_of
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, default_edges
 
