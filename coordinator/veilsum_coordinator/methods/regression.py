@@ -243,7 +243,7 @@ class Regression(Method):
         moments = FirstMoments(first, asked)
         if family == "linear":
             part = moments.part
-            of_model = {f"{QUERY}{suffix}": rows for suffix, rows in question.tables(part).items()}
+            of_model = {f"{QUERY}{suffix}": rows for suffix, rows in question.result_tables(part).items()}
             tables = told_tables(self.name, of_model | {SCORE: partial(question.score, part, moments.gram)})
             told = question.fit(part)
             if clustered and told.drowned is None:

@@ -39,7 +39,7 @@ def answers(federation: Federation) -> Result:
         query = question.query
         missing = not query.part_of or query.part_of in told
         part = Released(query, release.values, release.noise_std, release.digest, smallest, missing)
-        found = told_tables(f"query {query.name}", question.tables(part))
+        found = told_tables(f"query {query.name}", question.result_tables(part))
         summary |= {f"{query.name}{suffix}": rows for suffix, rows in found.items() if rows or not suffix}
         drawn = told_arrays(f"query {query.name}, arrays", partial(question.arrays, part))
         made |= {f"{query.name}{suffix}": values for suffix, values in drawn.items()}

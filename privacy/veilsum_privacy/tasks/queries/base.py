@@ -192,7 +192,7 @@ class Question(ABC):
         """Tests that the query asks for."""
         yield from ()
 
-    def tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
+    def result_tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
         """The tables of a result, by what follows the query's name in theirs."""
         return {"": partial(self.answer, part), " tests": partial(self.tests, part)}
 

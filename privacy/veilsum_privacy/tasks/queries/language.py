@@ -101,7 +101,7 @@ class Query(Frozen):
     """
 
     name: Name
-    kind: Annotated[str, StringConstraints(max_length=64)]
+    kind: Name
     over: tuple[ColumnName, ...] = Field(default=(), max_length=MAX_OVER)
     by: tuple[ColumnName, ...] = Field(default=(), max_length=8)
     where: Text = ""

@@ -105,8 +105,8 @@ class Synthetic(Question):
         random = np.random.default_rng(int.from_bytes(part.digest, "big"))
         return tree.sample(int(min(max(count, 0.0), MOST_RECORDS)), random)
 
-    def tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
-        return super().tables(part) | {RECORDS: self.levels}
+    def result_tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
+        return super().result_tables(part) | {RECORDS: self.levels}
 
     def levels(self) -> Iterator[Row]:
         """What the numbers of the records mean."""

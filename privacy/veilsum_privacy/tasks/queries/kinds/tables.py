@@ -87,10 +87,10 @@ class Table(CellQuestion):
             flat = table.reshape(-1, table.shape[-1])
             yield self._independence(f"{query.over[0]} by {', '.join(query.by)}", flat, std, {})
 
-    def tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
-        return super().tables(part) | {" ratios": partial(self.ratios, part)}
+    def result_tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
+        return super().result_tables(part) | {" ratios": partial(self.ratio_rows, part)}
 
-    def ratios(self, part: Released) -> Iterator[Row]:
+    def ratio_rows(self, part: Released) -> Iterator[Row]:
         """Of an event of two levels: each level of the first column against its first, by group and over all groups."""
         if self.query.kind != "independence":
             return
@@ -109,13 +109,13 @@ class Table(CellQuestion):
             ]
             for group, table in zip(self.group_levels(), strata, strict=True):
                 found = {name: figure(table, std, cells) for name, figure in _RATIOS.items()}
-                yield from self._ratio_rows(part, group | about, found, float(table.min()))
+                yield from self._told_ratios(part, group | about, found, float(table.min()))
             if len(strata) > 1:
                 everywhere = dict.fromkeys((axis.column for axis in self.groups), "all strata")
                 found = {f"{name} (Mantel-Haenszel)": figure(strata, std) for name, figure in _POOLED_RATIOS.items()}
-                yield from self._ratio_rows(part, everywhere | about, found, float(strata.sum()))
+                yield from self._told_ratios(part, everywhere | about, found, float(strata.sum()))
 
-    def _ratio_rows(self, part: Released, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
+    def _told_ratios(self, part: Released, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
         for name, answer in found.items():
             told = None if part.small(records) else answer.p_value
             yield about | {"figure": name, "value": part.cell(records, answer), "p_value": told}
