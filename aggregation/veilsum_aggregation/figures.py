@@ -85,9 +85,10 @@ class Figure:
         ends = math.sqrt(max(self.low, 0.0)), math.sqrt(self.high) if math.isfinite(self.high) else math.inf
         return Figure(value, self.noise_error / slope, self.sampling_error / slope, *ends)
 
-    def exponential(self) -> Figure:
-        """exp of the figure, such as an odds ratio; errors by the delta method, ends by its own; against 1, not 0."""
-        value, low, high = (math.exp(end) if end < 700.0 else math.inf for end in (self.value, self.low, self.high))
+    def exponential(self, most: float = math.inf) -> Figure:
+        """exp of the figure, such as an odds ratio, against 1, not 0; errors by the delta method, ends by its own. What is
+        beyond e^700 is ``most``."""
+        value, low, high = (math.exp(end) if end < 700.0 else most for end in (self.value, self.low, self.high))
         return Figure(value, value * self.noise_error, value * self.sampling_error, low, high, self.p_value)
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +128,7 @@ class NotEstimable:
     def root(self) -> NotEstimable:
         return self
 
-    def exponential(self) -> NotEstimable:
+    def exponential(self, most: float = math.inf) -> NotEstimable:
         return self
 
     def to_json(self) -> dict[str, Any]:

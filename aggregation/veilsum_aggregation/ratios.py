@@ -19,6 +19,9 @@ from veilsum_aggregation.tables import shares
 CELLS = ("the exposed with the event", "the exposed without it", "the others with the event", "the others without it")
 """What cells are called where nobody says otherwise."""
 
+LARGEST = math.exp(700.0)
+"""Ratio that no larger one is told from."""
+
 ADVICE = "more records, or more epsilon"
 
 
@@ -47,7 +50,7 @@ def odds_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
         return drowned
     a, b, c, d = map(float, table.ravel())
     sampling, log = float(np.sum(1.0 / table)), math.log(a) + math.log(d) - math.log(b) - math.log(c)
-    return normal_figure(log, std**2 * float(np.sum(table**-2.0)), sampling).exponential()
+    return normal_figure(log, std**2 * float(np.sum(table**-2.0)), sampling).exponential(LARGEST)
 
 
 def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -58,7 +61,7 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     sampling = float(np.sum(1.0 / events - 1.0 / sizes))
     noise = float(np.sum((1.0 / events - 1.0 / sizes) ** 2 + sizes**-2.0)) * std**2
     log = float(np.log(events[0] / sizes[0]) - np.log(events[1] / sizes[1]))
-    return normal_figure(log, noise, sampling).exponential()
+    return normal_figure(log, noise, sampling).exponential(LARGEST)
 
 
 def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -177,7 +180,9 @@ class _Pooled:
 
 def _ratio(top: _Pooled, bottom: _Pooled, std: float, sampling: float) -> Figure:
     gradient = top.gradient / top.value - bottom.gradient / bottom.value
-    return normal_figure(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling).exponential()
+    return normal_figure(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling).exponential(
+        LARGEST
+    )
 
 
 def _too_small(top: _Pooled, bottom: _Pooled, std: float) -> NotEstimable | None:

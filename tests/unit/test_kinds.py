@@ -26,9 +26,9 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries import kinds
-from veilsum_privacy.tasks.queries.base import CellQuestion, Integers, Question, Released
+from veilsum_privacy.tasks.queries.base import CellKind, Integers, QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
-from veilsum_privacy.tasks.queries.kinds import KINDS, QUESTIONS, build_question
+from veilsum_privacy.tasks.queries.kinds import CLASSES, KINDS, build_question
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 SITES = [f"site-{index}" for index in range(3)]
@@ -41,10 +41,10 @@ SCHEMA = DatasetSchema(
 )
 
 
-class Halves(CellQuestion):
+class Halves(CellKind):
     """By group, how many records lie in each half of a number's bounds: all that a new kind has to say."""
 
-    kinds: ClassVar = {"halves": ()}
+    names: ClassVar = {"halves": ()}
 
     def prepare(self, query: Query, columns: Columns) -> None:
         self.domain = columns.number(self._one_column(), self.what)
@@ -59,7 +59,7 @@ class Halves(CellQuestion):
         number = number_cells(cells, self.query.over[0])
         return np.where((group >= 0) & number.present, 2 * group + (number.x >= 0.0), -1)
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         for levels, (below, above) in zip(self.group_levels(), part.block("halves"), strict=True):
             share = tables.share(float(above), float(below + above), std=part.std("halves"))
             yield {**levels, "column": self.query.over[0], "above": part.cell(float(below + above), share)}
@@ -130,7 +130,7 @@ def test_without_its_line_there_is_no_such_kind() -> None:
         QueryRequest.model_validate({"kind": "cont"})
 
 
-def concrete(question: type[Question]) -> Iterator[type[Question]]:
+def concrete(question: type[QueryKind]) -> Iterator[type[QueryKind]]:
     for other in question.__subclasses__():
         yield from concrete(other)
     if not inspect.isabstract(question):
@@ -142,13 +142,13 @@ def test_every_kind_is_registered_exactly_once_in_a_file_of_its_own() -> None:
     files = [f"{package}.{module.name}" for module in pkgutil.iter_modules(kinds.__path__)]
     for name in files:
         importlib.import_module(name)
-    own = {question for question in concrete(Question) if question.__module__.startswith(package)}
+    own = {question for question in concrete(QueryKind) if question.__module__.startswith(package)}
     assert sorted(question.__module__ for question in own) == sorted(files)
-    assert len(QUESTIONS) == len(own)
-    assert set(QUESTIONS) == own
-    names = [name for question in QUESTIONS for name in question.kinds]
+    assert len(CLASSES) == len(own)
+    assert set(CLASSES) == own
+    names = [name for question in CLASSES for name in question.names]
     assert sorted(names) == sorted(KINDS)
-    assert all(KINDS[name] is question for question in QUESTIONS for name in question.kinds)
+    assert all(KINDS[name] is question for question in CLASSES for name in question.names)
 
 
 KEYS: dict[str, Any] = {"edges": [30, 60], "at": [0.5], "outcome": "sex = 'f'", "event": "sex", "censored": "f"}
@@ -158,7 +158,7 @@ KEYS: dict[str, Any] = {"edges": [30, 60], "at": [0.5], "outcome": "sex = 'f'", 
 def test_a_kind_takes_the_keys_that_it_names_and_no_others(kind: str) -> None:
     for key, value in KEYS.items():
         asked = QueryRequest.model_validate({"name": "q", "kind": kind, "over": "age", key: value})
-        if key in KINDS[kind].kinds[kind]:
+        if key in KINDS[kind].names[kind]:
             asked.check()
         else:
             with pytest.raises(ConfigurationError, match=f"kind {kind} has no '{key}'"):
@@ -184,7 +184,7 @@ def test_what_a_kind_needs_it_says_itself(asked: dict[str, Any], said: str) -> N
 
 
 def test_figures_are_told_as_figures_or_as_below_the_smallest() -> None:
-    part = Released(Query(name="q", kind="count"), {}, {}, smallest=5)
+    part = ReleasedPart(Query(name="q", kind="count"), {}, {}, smallest=5)
     figure = Figure(4.0, 1.0, 0.0, 2.0, 6.0)
     assert part.cell(4.0, figure) == {"below": 5}
     assert part.cell(5.0, figure) == figure.to_json()

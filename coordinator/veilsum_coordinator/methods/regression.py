@@ -53,14 +53,14 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.persons import Reduction
-from veilsum_privacy.tasks.queries.base import Released
+from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import (
     coefficients,
     score_row,
     term_names,
     told_of,
 )
-from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
 from veilsum_privacy.tasks.site_scores import SiteScoresParameters
 from veilsum_privacy.tasks.tables import questions_of
@@ -159,12 +159,12 @@ class Regression(Method):
             tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
-                (question,) = (Linear(query, columns) for query in tables.queries)
+                (question,) = (LinearRegression(query, columns) for query in tables.queries)
                 scores = linear_scores(tables.queries[0], tuple(derived), question.longest).model_copy(update=persons)
                 return start, *_score_releases(parameters, scores, (start,), inputs)
             step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
             name = "hazard-step" if isinstance(step, HazardStepParameters) else "newton-step"
-            _check_units(parameters, Linear(step.query, columns))
+            _check_units(parameters, LinearRegression(step.query, columns))
             build_task(name, step.model_dump(mode="json"), inputs.schema)
         except ValidationError as error:
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
@@ -179,7 +179,7 @@ class Regression(Method):
     ) -> NewtonStepParameters | HazardStepParameters:
         if parameters.family == "cox":
             return hazard_step(parameters.outcome, query, derived)
-        question = Linear(query, columns)
+        question = LinearRegression(query, columns)
         family: newton.Family = "logistic" if parameters.family == "logistic" else "poisson"
         return NewtonStepParameters(
             query=query.model_copy(update={"scale": 1}),
@@ -201,7 +201,7 @@ class Regression(Method):
             if not _is_clustered(study):
                 return expected_answers(study, cohort, records, MOMENTS)
 
-            def read(question: Linear, part: Released) -> Iterator[Row]:
+            def read(question: LinearRegression, part: ReleasedPart) -> Iterator[Row]:
                 return question.answer(part, expected_cluster(study, cohort, question.fit(part)))
 
             return expected_answers(study, cohort, records, MOMENTS, read)
@@ -239,7 +239,7 @@ class Regression(Method):
         clustered = _is_clustered(study)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
-        (asked,) = (each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if isinstance(each, Linear))
+        (asked,) = (each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if isinstance(each, LinearRegression))
         moments = FirstMoments(first, asked)
         if family == "linear":
             part = moments.part
@@ -310,7 +310,7 @@ def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequ
     return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends]
 
 
-def _check_units(parameters: RegressionParameters, question: Linear) -> None:
+def _check_units(parameters: RegressionParameters, question: LinearRegression) -> None:
     numbers = [name for name, level in question.terms if not level]
     for name in parameters.per:
         if name not in numbers:
@@ -321,7 +321,7 @@ def _units(study: Study) -> Mapping[str, float]:
     return {name: float(step) for name, step in RegressionParameters.model_validate(study.parameters).per.items()}
 
 
-def _model(study: Study) -> tuple[Linear, float]:
+def _model(study: Study) -> tuple[LinearRegression, float]:
     """Terms and outcome, and the largest mean of counts."""
     task = AgreedStudy(study).task(MOMENTS if study.parameters["family"] == "linear" else STEPS[-1]).task
     if isinstance(task, NewtonStep):
@@ -359,7 +359,7 @@ def _score_releases(
 
 
 def _rows(
-    fit: Fit, question: Linear, name: str, per: Mapping[str, float], infinite: Mapping[str, NotEstimable]
+    fit: Fit, question: LinearRegression, name: str, per: Mapping[str, float], infinite: Mapping[str, NotEstimable]
 ) -> Iterator[Row]:
     for found in coefficients(fit, question, per=per, infinite=infinite):
         if name == RATIOS["cox"] and found.term == "constant":
@@ -368,6 +368,6 @@ def _rows(
         yield row | {"log": found.answer.to_json()} | told_of(found)
 
 
-def _radius(question: Linear, term: str) -> float:
+def _radius(question: LinearRegression, term: str) -> float:
     domain = question.columns.domains.get(term)
     return float(getattr(domain, "high", 2.0) / 2.0 - getattr(domain, "low", 0.0) / 2.0)

@@ -14,7 +14,7 @@ from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.base import Released
+from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.kinds.means import Means
 from veilsum_privacy.tasks.queries.language import Columns
 from veilsum_privacy.tasks.tables import questions_of
@@ -76,7 +76,7 @@ def class_tables(release: Release, study: Study) -> dict[str, list[dict[str, Any
     """Each number's count, mean and deviation by class with a test of equal means, and counts and shares of categories."""
     found: dict[str, list[dict[str, Any]]] = {}
     for question in questions_of(AgreedStudy(study).task(COLUMNS).task):
-        part = Released(question.query, release.values, release.noise_std)
+        part = ReleasedPart(question.query, release.values, release.noise_std)
         if isinstance(question, Means):
             found[NUMBERS] = list(question.answer(part))
             found[TESTS] = list(question.tests(part))

@@ -15,7 +15,7 @@ from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Expectation
 from veilsum_coordinator.parts.query_answers import TABLES
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.base import Question, Released
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.kinds.correlations import Correlations
 from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
@@ -23,10 +23,10 @@ from veilsum_privacy.tasks.queries.kinds.effects import Effect
 from veilsum_privacy.tasks.queries.kinds.means import SHIFT, Means
 from veilsum_privacy.tasks.queries.kinds.missing import Missing
 from veilsum_privacy.tasks.queries.kinds.quantiles import Quantiles
-from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.kinds.synthetic import Synthetic
-from veilsum_privacy.tasks.queries.kinds.tables import Table
+from veilsum_privacy.tasks.queries.kinds.tables import CountTable
 from veilsum_privacy.tasks.queries.language import Query
 from veilsum_privacy.tasks.tables import questions_of
 
@@ -41,7 +41,7 @@ def expected_answers(
     cohort: int,
     records: int,
     label: str = TABLES,
-    read: Callable[[Any, Released], Iterator[Row]] = lambda question, part: question.answer(part),
+    read: Callable[[Any, ReleasedPart], Iterator[Row]] = lambda question, part: question.answer(part),
 ) -> Sequence[Expectation]:
     """The same readers on the sums that are expected: every group alike, numbers where schemas mostly have them.
 
@@ -54,12 +54,12 @@ def expected_answers(
     for question in questions_of(agreed.task):
         values = expected_blocks(question, float(records))
         names = {f"{question.query.name}/{name}": array for name, array in values.items()}
-        rows = list(read(question, Released(question.query, names, noise)))
+        rows = list(read(question, ReleasedPart(question.query, names, noise)))
         found += _expectations(question, rows, noise, records, main)
     return found
 
 
-def _main_parts(questions: Sequence[Question]) -> tuple[str, ...]:
+def _main_parts(questions: Sequence[QueryKind]) -> tuple[str, ...]:
     """What a study is run for: shares and counts only where it asks nothing else."""
     kinds = {question.query.kind for question in questions}
     if kinds - {"count", "histogram", "independence"}:
@@ -77,7 +77,7 @@ def _main_parts(questions: Sequence[Question]) -> tuple[str, ...]:
 
 
 def _expectations(
-    question: Question, rows: Sequence[Row], noise: Mapping[str, float], records: int, main: tuple[str, ...]
+    question: QueryKind, rows: Sequence[Row], noise: Mapping[str, float], records: int, main: tuple[str, ...]
 ) -> Iterator[Expectation]:
     """One for each kind of figure in the rows that are alike."""
     query = question.query
@@ -135,7 +135,7 @@ def _quantity(key: str, row: Row, query: Query) -> str:
     return key.replace("_", " ") + of
 
 
-def _width(figure: Mapping[str, Any], row: Row, question: Question) -> tuple[float, float]:
+def _width(figure: Mapping[str, Any], row: Row, question: QueryKind) -> tuple[float, float]:
     """Half width of a figure's interval, and what it is measured against."""
     value = abs(float(figure.get("value", 1.0) or 1.0))
     size = value
@@ -164,7 +164,7 @@ def _steepest(term: str, question: Any) -> float:
     return half / (domain.high / 2.0 - domain.low / 2.0) if isinstance(domain, NumberDomain) else half
 
 
-def expected_regression(question: Linear, records: float) -> dict[str, Floats]:
+def expected_regression(question: LinearRegression, records: float) -> dict[str, Floats]:
     """Terms and outcome that do not depend on one another; those of one category exclude each other."""
     mean, second = [1.0], [1.0]
     for name, level in question.terms:
@@ -198,11 +198,11 @@ def _basis(key: str, row: Row, query: Query) -> str:
     return "a perfect one" if key == "correlation" else "half of the column's range"
 
 
-def expected_blocks(question: Question, records: float) -> dict[str, Floats]:
+def expected_blocks(question: QueryKind, records: float) -> dict[str, Floats]:
     """The blocks of so many records: all groups and cells alike; numbers evenly spread about a third off the middle."""
     each = records / question.group_count
     groups = question.group_count
-    if isinstance(question, Table):
+    if isinstance(question, CountTable):
         shape = question.blocks()[0].shape
         return {"table": np.full(shape, records / math.prod(shape))}
     if isinstance(question, Means):
@@ -222,7 +222,7 @@ def expected_blocks(question: Question, records: float) -> dict[str, Floats]:
         z = np.eye(d + 1) * SPREAD**2 + np.outer([1.0, *[OFFSET] * d], [1.0, *[OFFSET] * d])
         z[0, 0] = 1.0
         return {"diagonal": records * np.diag(z), "cross": records * z[np.triu_indices(d + 1, 1)]}
-    if isinstance(question, Linear):
+    if isinstance(question, LinearRegression):
         return expected_regression(question, records)
     if isinstance(question, Synthetic):
         cells = [np.full(block.shape[0], records / block.shape[0]) @ block for block in question.plan.blocks.values()]

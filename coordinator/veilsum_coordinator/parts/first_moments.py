@@ -15,9 +15,9 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.regression import Fit, UntoldFit
 from veilsum_coordinator.parts.federation import Release
 from veilsum_privacy.tasks.newton_step import in_units
-from veilsum_privacy.tasks.queries.base import Released
+from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms
-from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 
 Floats = NDArray[np.float64]
 
@@ -32,12 +32,12 @@ class FirstMoments:
     """
 
     release: Release
-    question: Linear
+    question: LinearRegression
 
     @cached_property
-    def part(self) -> Released:
+    def part(self) -> ReleasedPart:
         """The question's part of it."""
-        return Released(self.question.query, self.release.values, self.release.noise_std)
+        return ReleasedPart(self.question.query, self.release.values, self.release.noise_std)
 
     @cached_property
     def moments(self) -> Floats:

@@ -17,7 +17,7 @@ from veilsum_coordinator.parts.first_moments import FirstMoments
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.queries.coefficients import term_names
-from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 
 
 def fit_newton(
@@ -43,7 +43,9 @@ def fit_newton(
     return fit
 
 
-def expected_newton(study: Study, cohort: int, records: int, steps: Sequence[str], question: Linear, most: float) -> NewtonFit:
+def expected_newton(
+    study: Study, cohort: int, records: int, steps: Sequence[str], question: LinearRegression, most: float
+) -> NewtonFit:
     """The fit that is expected at half of the largest mean, if terms do not depend on one another."""
     family = study.parameters["family"]
     blocks = expected_regression(question, float(records))

@@ -40,7 +40,7 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.model_tables import SCORE, ModelTables, ModelTablesParameters, scored_schema
 from veilsum_privacy.tasks.outcomes import Outcome
-from veilsum_privacy.tasks.queries.base import Released
+from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
 from veilsum_privacy.tasks.queries.kinds.means import SHIFT, Means
@@ -218,7 +218,7 @@ class _PredictionReader:
 
     def __init__(self, study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> None:
         self._question, *others = questions_of(AgreedStudy(study).task(LABEL).task)
-        self._part, *self._others = (Released(each.query, values, noise) for each in (self._question, *others))
+        self._part, *self._others = (ReleasedPart(each.query, values, noise) for each in (self._question, *others))
         self._prediction = Prediction.model_validate(study.parameters["prediction"])
         low, high = float(self._prediction.low), float(self._prediction.high)
         self._width = (high - low) / LEVELS

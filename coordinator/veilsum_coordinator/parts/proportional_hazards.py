@@ -38,7 +38,7 @@ from veilsum_privacy.tasks.hazard_step import (
     HazardStepParameters,
 )
 from veilsum_privacy.tasks.queries.cells import NumberDomain
-from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.tables import questions_of
@@ -146,8 +146,8 @@ def expected_hazards(study: Study, cohort: int, records: int, query: str, steps:
     return HazardFit(model, found, length)
 
 
-def _questions(study: Study) -> Sequence[Linear | Survival]:
-    return [each for each in questions_of(AgreedStudy(study).tasks[0].task) if isinstance(each, Linear | Survival)]
+def _questions(study: Study) -> Sequence[LinearRegression | Survival]:
+    return [each for each in questions_of(AgreedStudy(study).tasks[0].task) if isinstance(each, LinearRegression | Survival)]
 
 
 def _model(
@@ -157,7 +157,7 @@ def _model(
     (ends,) = (each for each in _questions(study) if isinstance(each, Survival))
     moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
     gram, table = moments[:-1, :-1], values[f"{ENDS}/ends"][0]
-    (terms,) = (each for each in _questions(study) if isinstance(each, Linear))
+    (terms,) = (each for each in _questions(study) if isinstance(each, LinearRegression))
     grain = 0.5 / terms.query.scale if hazard_std == 0.0 else 0.0
     edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
     sums = FirstSums(

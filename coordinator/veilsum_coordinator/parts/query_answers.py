@@ -15,7 +15,7 @@ from veilsum_coordinator.parts.estimable import told_arrays, told_tables
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
-from veilsum_privacy.tasks.queries.base import Question, Released
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
 from veilsum_privacy.tasks.tables import questions_of
 
 TABLES = "statistics"
@@ -38,7 +38,7 @@ def answers(federation: Federation) -> Result:
     for question in questions:
         query = question.query
         missing = not query.part_of or query.part_of in told
-        part = Released(query, release.values, release.noise_std, release.digest, smallest, missing)
+        part = ReleasedPart(query, release.values, release.noise_std, release.digest, smallest, missing)
         found = told_tables(f"query {query.name}", question.result_tables(part))
         summary |= {f"{query.name}{suffix}": rows for suffix, rows in found.items() if rows or not suffix}
         drawn = told_arrays(f"query {query.name}, arrays", partial(question.arrays, part))
@@ -47,7 +47,7 @@ def answers(federation: Federation) -> Result:
     return Result("statistics", summary, {**arrays, **made})
 
 
-def _asked(question: Question) -> Row:
+def _asked(question: QueryKind) -> Row:
     query = question.query
     about = {"over": ", ".join(query.over), "by": ", ".join(query.by), "where": query.where, "part_of": query.part_of}
     return {"query": query.name, "kind": query.kind, **about}

@@ -116,7 +116,7 @@ class QueryRequest(Frozen):
         Raises:
             ConfigurationError: something is.
         """
-        used = ("at",) if self.kind == TABLE_ONE else KINDS[self.kind].kinds[self.kind]
+        used = ("at",) if self.kind == TABLE_ONE else KINDS[self.kind].names[self.kind]
         for key in ("edges", "at", "outcome", "event", "censored"):
             if getattr(self, key) and key not in used:
                 raise ConfigurationError(f"query {self.name!r}: a query of kind {self.kind} has no {key!r}.", "Leave it out.")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.queries.base import Question
+from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import EXACT_SCALE, WORD_SCALE, Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence
@@ -84,7 +84,7 @@ def weigh(
 
 
 def _exact(
-    questions: Sequence[Question], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence, largest: int
+    questions: Sequence[QueryKind], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence, largest: int
 ) -> TablesParameters:
     """Values in steps of 2^-48, written in as few limbs as fit the sensitivity of a task and a lane of 46 bits.
 
@@ -108,7 +108,7 @@ def _exact(
     )
 
 
-def _limb_norm(question: Question, limbs: int, bits: int) -> int:
+def _limb_norm(question: QueryKind, limbs: int, bits: int) -> int:
     """Bound on the squared norm of a record's row in limbs: a record stands in one group."""
     norm, entries = question.norm(), question.size // question.group_count
     most: int = entries * 4 ** (bits - 1)
@@ -126,7 +126,7 @@ def _parameters(
     )
 
 
-def _check_possible(question: Question, columns: Columns) -> None:
+def _check_possible(question: QueryKind, columns: Columns) -> None:
     """Refuse a condition that no record can meet."""
     if question.condition is not None and not find_incidence([question], columns).patterns.any():
         raise HostileInput(f"{question.what}: no record can meet {question.query.where!r}.", "Correct `where`.")

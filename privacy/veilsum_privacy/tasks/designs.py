@@ -15,7 +15,7 @@ from veilsum_privacy.tasks.base import Floats, Records, batches
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.cells import Cells
-from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
 
 LARGEST_ENTRY = 1e6
@@ -71,7 +71,7 @@ class DesignTask(PersonTask[D]):
         self.columns = Columns(schema, parameters.derived)
         if parameters.query.kind != "linear":
             raise HostileInput(f"A regression explains an outcome; its query is of kind {parameters.query.kind!r}.")
-        self.question = Linear(parameters.query, self.columns)
+        self.question = LinearRegression(parameters.query, self.columns)
         if self.p > MOST_COEFFICIENTS:
             raise HostileInput(f"The model has {self.p} coefficients; at most {MOST_COEFFICIENTS} can be.", "Use fewer terms.")
 

@@ -19,7 +19,7 @@ from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.designs import DesignParameters, DesignTask, broadcast_arrays, row_products
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.queries.cells import NumberDomain
-from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 
 WHITEN, POINT = "newton.whiten", "newton.point"
 """Broadcast arrays: W (p, p) and gamma (p,), of released sums, so that they are constants for each record."""
@@ -116,7 +116,7 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
         return np.hstack(blocks) * known[:, None]
 
 
-def check_outcome(family: Family, question: Linear) -> None:
+def check_outcome(family: Family, question: LinearRegression) -> None:
     """Insist that an outcome can have the distribution of a family.
 
     Raises:

@@ -15,7 +15,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.base import Question
+from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, WORD_SCALE, Columns, DerivedColumn, Query
@@ -106,7 +106,7 @@ class TableTask(PersonTask[T]):
             yield self._layout.in_limbs(rows * counted[part, None])
 
 
-def questions_of(task: object) -> tuple[Question, ...]:
+def questions_of(task: object) -> tuple[QueryKind, ...]:
     """The questions of a task on tables; none of another."""
     return task.questions if isinstance(task, TableTask) else ()
 

@@ -2,10 +2,10 @@
 
 A question is a query on a study's columns. It insists on what its kind needs, lists the blocks of its part of the vector, and
 gives each record's row, times the query's scale: small public integers, so that nothing is truncated and the largest squared
-norm of a row, :meth:`Question.norm`, is an exact integer. A record that does not fulfil the query's condition, or lacks a
+norm of a row, :meth:`QueryKind.norm`, is an exact integer. A record that does not fulfil the query's condition, or lacks a
 value that the query needs, has a row of zeros. Of the released blocks it makes the rows of its answer, and tests.
 
-Sites run the first half, up to :meth:`Question.fill`, on records; the second one, from :meth:`Question.answer` on, sees
+Sites run the first half, up to :meth:`QueryKind.fill`, on records; the second one, from :meth:`QueryKind.answer` on, sees
 released sums and no record.
 """
 
@@ -76,7 +76,7 @@ def levels_of(axes: Sequence[Axis]) -> list[dict[str, str]]:
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleasedPart:
     """A query's part of a released sum, and what of it may be shown.
 
     Attributes:
@@ -122,11 +122,11 @@ class Released:
         return self.smallest > 0 and records < self.smallest
 
 
-class Question(ABC):
+class QueryKind(ABC):
     """A query on columns, of one of its class's kinds.
 
     Attributes:
-        kinds: names of the kinds that share the class, each with the keys that it takes beside ``over``, ``by``, ``where``
+        names: of the kinds that share the class, each with the keys that it takes beside ``over``, ``by``, ``where``
             and ``missing``: some of ``edges``, ``at``, ``outcome``, ``event`` and ``censored``.
         least_scale: integers that stand for 1 at least.
         rounded: whether values are rounded to such integers record by record, the same way wherever a value occurs again.
@@ -136,7 +136,7 @@ class Question(ABC):
         HostileInput: the query names columns that are not there, or asks for what its kind cannot give.
     """
 
-    kinds: ClassVar[Mapping[str, tuple[str, ...]]]
+    names: ClassVar[Mapping[str, tuple[str, ...]]]
     least_scale: ClassVar[int] = 8
     rounded: ClassVar[bool] = False
     open_groups: ClassVar[bool] = True
@@ -185,18 +185,18 @@ class Question(ABC):
         that is in none."""
 
     @abstractmethod
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         """The answer, row by row."""
 
-    def tests(self, part: Released) -> Iterator[Row]:
+    def tests(self, part: ReleasedPart) -> Iterator[Row]:
         """Tests that the query asks for."""
         yield from ()
 
-    def result_tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
+    def result_tables(self, part: ReleasedPart) -> dict[str, Callable[[], Iterator[Row]]]:
         """The tables of a result, by what follows the query's name in theirs."""
         return {"": partial(self.answer, part), " tests": partial(self.tests, part)}
 
-    def arrays(self, part: Released) -> Mapping[str, NDArray[Any]]:
+    def arrays(self, part: ReleasedPart) -> Mapping[str, NDArray[Any]]:
         """Arrays of the answer, by what follows the query's name in theirs."""
         return {}
 
@@ -291,7 +291,7 @@ class Question(ABC):
         return self._block("diagonal", size), cross
 
 
-class CellQuestion(Question):
+class CellKind(QueryKind):
     """One to which a record adds one cell of a table: a row has one ``scale``, and the norm is its square."""
 
     @abstractmethod
@@ -305,7 +305,7 @@ class CellQuestion(Question):
         mark_cells(rows, self.cell(cells, group), self.scale)
 
 
-class OutcomeQuestion(Question):
+class OutcomeKind(QueryKind):
     """One that explains an outcome: a numeric column, or an event.
 
     Attributes:
@@ -342,7 +342,7 @@ def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition 
 
 
 def products(z: Floats, scale: int) -> Integers:
-    """z z' of each row of (b, d), as :attr:`Released.moments` reads it: the diagonal, and sqrt 2 times what is above it."""
+    """z z' of each row of (b, d), as :attr:`ReleasedPart.moments` reads it: the diagonal, then sqrt 2 times what is above."""
     upper, cross = np.triu_indices(z.shape[1], 1), scale * math.sqrt(2.0)
     found = np.rint(scale * z * z), np.rint(cross * z[:, upper[0]] * z[:, upper[1]])
     return np.hstack(found).astype(np.int64)

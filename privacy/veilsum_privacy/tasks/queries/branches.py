@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.queries.base import Question
+from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.conditions import Condition
 from veilsum_privacy.tasks.queries.language import Columns
@@ -39,7 +39,7 @@ class Branches:
 
     @classmethod
     def of(
-        cls, schema: DatasetSchema, columns: Columns, questions: Iterable[Question], beside: Iterable[str] = ()
+        cls, schema: DatasetSchema, columns: Columns, questions: Iterable[QueryKind], beside: Iterable[str] = ()
     ) -> Branches:
         """Those of questions, each of which reads ``beside`` as well."""
         branches, edges, more = list[Branch](), list[tuple[str, tuple[float, ...]]](), frozenset(beside)

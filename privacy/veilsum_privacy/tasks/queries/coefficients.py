@@ -17,10 +17,10 @@ from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 
 if TYPE_CHECKING:
-    from veilsum_privacy.tasks.queries.kinds.regression import Linear
+    from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 
 
-def term_names(question: Linear) -> tuple[str, ...]:
+def term_names(question: LinearRegression) -> tuple[str, ...]:
     """``constant``, then each term: a column, with its level if it has one."""
     return ("constant", *(f"{name} {level}".strip() for name, level in question.terms))
 
@@ -48,7 +48,7 @@ class Coefficient(NamedTuple):
 
 def coefficients(
     fit: Fit,
-    question: Linear,
+    question: LinearRegression,
     factor: float = 1.0,
     shift: float = 0.0,
     per: Mapping[str, float] = MappingProxyType({}),
@@ -103,7 +103,7 @@ class TermSums(NamedTuple):
         return self._replace(events=self.records - self.events)
 
 
-def infinite_terms(question: Linear, sums: TermSums, fitted: Floats, what: str) -> dict[str, NotEstimable]:
+def infinite_terms(question: LinearRegression, sums: TermSums, fitted: Floats, what: str) -> dict[str, NotEstimable]:
     """Levels among which nobody has the outcome: estimates of their ratios grow without end, and the reason names them.
 
     Without noise the first release tells it. With noise such a level is one whose sum of outcomes is within its noise, and of
@@ -141,7 +141,9 @@ NO_EVENT, RULE_OF_THREE = 0.1, 3.0
 """Weighted events that are none, and how many may be expected where none is seen (Hanley and Lippman-Hand 1983)."""
 
 
-def score_row(fit: Fit, question: Linear, gram: Floats, factor: float = 1.0, shift: float = 0.0) -> Iterator[dict[str, Any]]:
+def score_row(
+    fit: Fit, question: LinearRegression, gram: Floats, factor: float = 1.0, shift: float = 0.0
+) -> Iterator[dict[str, Any]]:
     """The linear predictor as a derived number, for queries about how it does: text, and bounds three deviations away.
 
     Args:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Bools, Floats, Integers
-from veilsum_privacy.tasks.queries.base import Question
+from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.cells import Cells, LevelCells, LevelDomain, ScaledNumbers, number_cells
 from veilsum_privacy.tasks.queries.conditions import Leaf
 from veilsum_privacy.tasks.queries.language import Columns
@@ -49,7 +49,7 @@ class Incidence:
         return max(sum(norm for norm, taken in zip(norms, row, strict=True) if taken) for row in self.patterns.tolist())
 
 
-def find_incidence(questions: Sequence[Question], columns: Columns) -> Incidence:
+def find_incidence(questions: Sequence[QueryKind], columns: Columns) -> Incidence:
     """Enumerate which queries a record can fulfil together."""
     count = len(questions)
     always = [index for index, question in enumerate(questions) if question.condition is None]
@@ -95,12 +95,12 @@ def balance(incidence: Incidence, norms: Sequence[float], costs: Sequence[float]
     return np.asarray(x / (patterns @ (x * c)).max(), dtype=np.float64)
 
 
-def _leaves(question: Question) -> Iterator[Leaf]:
+def _leaves(question: QueryKind) -> Iterator[Leaf]:
     if question.condition is not None:
         yield from question.condition.leaves()
 
 
-def _components(questions: Sequence[Question], columns: Columns) -> list[list[int]]:
+def _components(questions: Sequence[QueryKind], columns: Columns) -> list[list[int]]:
     """Queries with conditions, in groups that share no column."""
     groups: list[tuple[set[str], list[int]]] = []
     for index, question in enumerate(questions):
@@ -116,7 +116,7 @@ def _components(questions: Sequence[Question], columns: Columns) -> list[list[in
 class _Component:
     """Queries whose conditions share columns, and what values of these columns differ for them."""
 
-    def __init__(self, questions: Sequence[Question], leaves: Sequence[Leaf], columns: Columns) -> None:
+    def __init__(self, questions: Sequence[QueryKind], leaves: Sequence[Leaf], columns: Columns) -> None:
         self._questions, self._columns = questions, columns
         read = sorted({leaf.column for leaf in leaves})
         self._derived = [name for name in read if columns.cuts(name)]

@@ -6,37 +6,37 @@ from collections.abc import Mapping, Sequence
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.queries.base import Question
+from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.kinds.correlations import Correlations
 from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
 from veilsum_privacy.tasks.queries.kinds.effects import Effect
 from veilsum_privacy.tasks.queries.kinds.means import Means
 from veilsum_privacy.tasks.queries.kinds.missing import Missing
 from veilsum_privacy.tasks.queries.kinds.quantiles import Quantiles
-from veilsum_privacy.tasks.queries.kinds.regression import Linear
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.kinds.synthetic import Synthetic
-from veilsum_privacy.tasks.queries.kinds.tables import Table
+from veilsum_privacy.tasks.queries.kinds.tables import CountTable
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
-QUESTIONS: tuple[type[Question], ...] = (
-    Table,
+CLASSES: tuple[type[QueryKind], ...] = (
+    CountTable,
     Quantiles,
     Means,
     Correlations,
     Missing,
     Survival,
     Synthetic,
-    Linear,
+    LinearRegression,
     Discrimination,
     Effect,
 )
 
-KINDS: Mapping[str, type[Question]] = {kind: question for question in QUESTIONS for kind in question.kinds}
+KINDS: Mapping[str, type[QueryKind]] = {kind: question for question in CLASSES for kind in question.names}
 """The class of each kind, by name."""
 
 
-def build_question(query: Query, columns: Columns) -> Question:
+def build_question(query: Query, columns: Columns) -> QueryKind:
     """A query on columns.
 
     Raises:
@@ -47,7 +47,7 @@ def build_question(query: Query, columns: Columns) -> Question:
     return KINDS[query.kind](query, columns)
 
 
-def build_questions(queries: Sequence[Query], columns: Columns) -> tuple[Question, ...]:
+def build_questions(queries: Sequence[Query], columns: Columns) -> tuple[QueryKind, ...]:
     """All queries, in order.
 
     Raises:

@@ -13,19 +13,19 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Question, Released, products
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart, products
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 
-class Correlations(Question):
+class Correlations(QueryKind):
     """z z' of z = (1, x): the diagonal, and sqrt 2 times the entries above it, of records that have all the numbers.
 
     Every value grows with |x|, so the largest norm is at a corner of the box, where all |x| = 1: (d + 1) k^2 for the diagonal
     and d (d + 1) / 2 times the square of the rounded sqrt 2 k.
     """
 
-    kinds: ClassVar = {"correlation": ()}
+    names: ClassVar = {"correlation": ()}
     least_scale, rounded = 16, True
 
     def prepare(self, query: Query, columns: Columns) -> None:
@@ -53,7 +53,7 @@ class Correlations(Question):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         names, matrix = self.query.over, part.moments
         for i in range(len(names)):
             for j in range(i + 1, len(names)):

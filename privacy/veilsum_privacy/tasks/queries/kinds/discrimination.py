@@ -13,7 +13,7 @@ from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, CellQuestion, OutcomeQuestion, Released, codes_within
+from veilsum_privacy.tasks.queries.base import Axis, CellKind, OutcomeKind, ReleasedPart, codes_within
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
 from veilsum_privacy.tasks.queries.conditions import parse_condition
 from veilsum_privacy.tasks.queries.kinds.survival import Survival, check_times
@@ -23,13 +23,13 @@ SCORES = 16
 """Intervals of a score."""
 
 
-class Discrimination(CellQuestion, OutcomeQuestion):
+class Discrimination(CellKind, OutcomeKind):
     """One cell a record of group x level of the score x what happened: no event or one, or when and how a time ended.
 
     A score is a number, cut into :data:`SCORES` equal intervals, or a category whose levels ascend.
     """
 
-    kinds: ClassVar = {"discrimination": ("edges", "outcome", "event", "censored")}
+    names: ClassVar = {"discrimination": ("edges", "outcome", "event", "censored")}
 
     def prepare(self, query: Query, columns: Columns) -> None:
         if not query.outcome:
@@ -87,7 +87,7 @@ class Discrimination(CellQuestion, OutcomeQuestion):
         bins = 1 if self.times is None else self.times.bins
         return ends[:, :-1].reshape(len(ends), bins, -1), ends[:, -1]
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         """By group how well the score ranks, and of a condition the share with the event at each level."""
         std, score = part.std("ends"), self.score
         for levels, ends in zip(self.group_levels(), part.block("ends"), strict=True):

@@ -15,7 +15,7 @@ from veilsum_aggregation.weighted_means import WeightedSums, difference
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import OutcomeQuestion, Released, outcome_of
+from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcome_of
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
@@ -26,7 +26,7 @@ _PLACES = np.array([[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]])
 """By treatment: where w, w y, w^2, w^2 y and w^2 y^2 stand in the row."""
 
 
-class Effect(OutcomeQuestion):
+class Effect(OutcomeKind):
     """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
 
     The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
@@ -36,7 +36,7 @@ class Effect(OutcomeQuestion):
     it had, and a third arm has nothing to be compared by.
     """
 
-    kinds: ClassVar = {"effect": ("outcome",)}
+    names: ClassVar = {"effect": ("outcome",)}
     least_scale, rounded, open_groups = 256, True, False
 
     def prepare(self, query: Query, columns: Columns) -> None:
@@ -77,7 +77,7 @@ class Effect(OutcomeQuestion):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         """The weighted mean of each treatment, then their difference, and of an event their ratio."""
         outcome, name = self.outcome, self.query.by[0]
         half, middle, unit = (outcome.half, outcome.middle, outcome.unit) if self.event is None else (1.0, 0.0, "")

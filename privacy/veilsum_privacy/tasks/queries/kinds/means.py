@@ -14,7 +14,7 @@ from veilsum_aggregation.figures import Row, test_row
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Question, Released, mark_cells
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart, mark_cells
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import WORD_SCALE, Columns, Query
 
@@ -31,14 +31,14 @@ Between, a^2 x^2 + s^2 (x^2 - c)^2 is convex in x^2, and so at most 1.
 """
 
 
-class Means(Question):
+class Means(QueryKind):
     """Mean and compare. By group: records, and of each number x in [-1, 1] a x and s (x^2 - c), or its absence.
 
     A record has a number or its absence, each of norm at most 1 (utility.md, U1), so m numbers cost m, beside W^2 = max(1,
     m/8) for the count. Of one number, records without it are left out, and no absence is counted.
     """
 
-    kinds: ClassVar = {"mean": (), "compare": ()}
+    names: ClassVar = {"mean": (), "compare": ()}
     least_scale, rounded = 32, True
 
     def prepare(self, query: Query, columns: Columns) -> None:
@@ -109,7 +109,7 @@ class Means(Question):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def sums(self, part: Released, group: int, place: int) -> NumberSums:
+    def sums(self, part: ReleasedPart, group: int, place: int) -> NumberSums:
         """Those of one number in one group."""
         name = self.query.over[place]
         records, std = float(part.block("records")[group]), part.std("records")
@@ -119,7 +119,7 @@ class Means(Question):
         sums = float(part.block("sum")[group, place]), float(part.block("square")[group, place])
         return NumberSums(records, *sums, SHIFT, std, part.std("sum"), part.std("square"))
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         for group, levels in enumerate(self.group_levels()):
             for place, name in enumerate(self.query.over):
                 domain = self.columns.number(name, self.what)
@@ -132,7 +132,7 @@ class Means(Question):
                 row["standard_deviation"] = part.cell(sums.count, deviation.scaled(domain.half))
                 yield row
 
-    def tests(self, part: Released) -> Iterator[Row]:
+    def tests(self, part: ReleasedPart) -> Iterator[Row]:
         query = self.query
         if not query.by or not (query.kind == "compare" or query.part_of) or self.group_count < 2:
             return

@@ -12,15 +12,15 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Question, Released, mark_cells
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart, mark_cells
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 
-class Missing(Question):
+class Missing(QueryKind):
     """By group: records, and for each column whether its value is missing. A record may lack them all."""
 
-    kinds: ClassVar = {"missing": ()}
+    names: ClassVar = {"missing": ()}
 
     @classmethod
     def defaults(cls, query: Query, columns: Columns) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Missing(Question):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         for group, levels in enumerate(self.group_levels()):
             records, std = float(part.block("records")[group]), part.std("absent")
             for name, absent in zip(self.query.over, part.block("absent")[group], strict=True):

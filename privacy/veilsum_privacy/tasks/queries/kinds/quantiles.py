@@ -13,19 +13,19 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import Question, Released
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, default_edges, scaled
 
 
-class Quantiles(Question):
+class Quantiles(QueryKind):
     """For each group the Toeplitz matrix's column of the interval: sums over intervals then have far less noise.
 
     ``scale`` multiplies the coefficients before they are rounded; the norm is the sum of their squares, from the first
     interval.
     """
 
-    kinds: ClassVar = {"quantiles": ("edges", "at")}
+    names: ClassVar = {"quantiles": ("edges", "at")}
     least_scale = 32
 
     @classmethod
@@ -73,7 +73,7 @@ class Quantiles(Question):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         query, std = self.query, part.std("prefix")
         for levels, sums in zip(self.group_levels(), part.block("prefix"), strict=True):
             found = quantiles.quantiles(sums, self.column(), std, self.edges, query.at)

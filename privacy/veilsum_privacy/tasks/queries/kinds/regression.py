@@ -14,13 +14,13 @@ from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import OutcomeQuestion, Released, outcome_of, products
+from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcome_of, products
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
 from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 
-class Linear(OutcomeQuestion):
+class LinearRegression(OutcomeKind):
     """z z' of z = c (1, terms, outcome), as of correlations, of records that have them all; and who is at the bounds.
 
     Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
@@ -28,7 +28,7 @@ class Linear(OutcomeQuestion):
     |z|^2 <= C^2 + 1; rounding adds half a unit a value at most.
     """
 
-    kinds: ClassVar = {"linear": ("outcome",)}
+    names: ClassVar = {"linear": ("outcome",)}
     least_scale, rounded = 16, True
 
     def prepare(self, query: Query, columns: Columns) -> None:
@@ -98,15 +98,15 @@ class Linear(OutcomeQuestion):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def fit(self, part: Released) -> LinearFit:
+    def fit(self, part: ReleasedPart) -> LinearFit:
         """That of the moments."""
         return LinearFit(part.moments, part.std("diagonal"), term_names(self), part.grain)
 
-    def score(self, part: Released, gram: Floats) -> Iterator[Row]:
+    def score(self, part: ReleasedPart, gram: Floats) -> Iterator[Row]:
         """The prediction as a derived number."""
         yield from score_row(self.fit(part), self, gram, self.outcome.half, self.outcome.middle)
 
-    def answer(self, part: Released, fit: Fit | None = None) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart, fit: Fit | None = None) -> Iterator[Row]:
         """In the columns' own units."""
         outcome, count = self.outcome, float(part.block("diagonal")[0])
         for found in coefficients(fit or self.fit(part), self, outcome.half, outcome.middle):
@@ -114,7 +114,7 @@ class Linear(OutcomeQuestion):
             row: Row = {"term": found.term, "unit": unit, "coefficient": part.cell(count, found.answer)}
             yield row | told_of(found)
 
-    def tests(self, part: Released) -> Iterator[Row]:
+    def tests(self, part: ReleasedPart) -> Iterator[Row]:
         count, records = float(part.block("bounds")[0]), float(part.block("diagonal")[0])
         of, share = self.query.outcome, min(max(count / records, 0.0), 1.0) if records > 0.0 else None
         note = f"{of} is at a bound in {share:.1%} of the records, which biases the fit" if share and share > 0.02 else ""

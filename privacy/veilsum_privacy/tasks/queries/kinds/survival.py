@@ -14,19 +14,19 @@ from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import CellQuestion, Released
+from veilsum_privacy.tasks.queries.base import CellKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, level_cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, scaled
 
 
-class Survival(CellQuestion):
+class Survival(CellKind):
     """One cell a record of group x interval of time x (censored, causes), and one cell a group for who is past the horizon.
 
     Intervals are (e_b, e_b+1], the first one closed; a time beyond the last edge, or at the column's upper bound, to which
     longer ones are clamped, is past the horizon.
     """
 
-    kinds: ClassVar = {
+    names: ClassVar = {
         "survival": ("edges", "at", "event", "censored"),
         "logrank": ("edges", "event", "censored"),
     }
@@ -80,14 +80,14 @@ class Survival(CellQuestion):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def _counts(self, part: Released) -> list[SurvivalCounts]:
+    def _counts(self, part: ReleasedPart) -> list[SurvivalCounts]:
         ends, beyond = part.block("ends"), part.block("beyond")
         return [
             SurvivalCounts(table, float(last), part.std("ends"), self.query.edges)
             for table, last in zip(ends, beyond, strict=True)
         ]
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         if self.query.kind == "logrank":
             return
         unit = self.domain.unit
@@ -117,7 +117,7 @@ class Survival(CellQuestion):
                 for time, figure, risk in zip(curve.times, incidence, curve.at_risk, strict=True):
                     yield f"cumulative incidence of {name}", time, figure, risk
 
-    def tests(self, part: Released) -> Iterator[Row]:
+    def tests(self, part: ReleasedPart) -> Iterator[Row]:
         query = self.query
         if query.by and self.group_count > 1:
             yield test_row("log-rank", f"{query.over[0]} by {', '.join(query.by)}", survival.log_rank(self._counts(part)))

@@ -15,7 +15,7 @@ from veilsum_aggregation.figures import Row
 from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, Question, Released
+from veilsum_privacy.tasks.queries.base import Axis, QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
 from veilsum_privacy.tasks.queries.language import Columns, Query, interval_names, scaled
 
@@ -33,13 +33,13 @@ RECORDS, PAIRS, SCALE, NOISE = " records", ".pairs", ".scale", ".noise_std"
 they are multiplied by, and the noise in each."""
 
 
-class Synthetic(Question):
+class Synthetic(QueryKind):
     """The contrasts of all pairs of columns (:mod:`veilsum_aggregation.contrasts`); a missing value is a level of its own.
 
     Numbers are cut into :data:`PARTS` equal intervals; others come by a derived column.
     """
 
-    kinds: ClassVar = {"synthetic": ()}
+    names: ClassVar = {"synthetic": ()}
     least_scale = 500
 
     @classmethod
@@ -87,25 +87,25 @@ class Synthetic(Question):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def _tree(self, part: Released) -> tuple[PairTree, float]:
+    def _tree(self, part: ReleasedPart) -> tuple[PairTree, float]:
         plan, released = self.plan, part.block("pairs")
         std = part.std("pairs")
         tree, _ = pair_tree(plan.levels, lambda i, j: plan.table(released, i, j), lambda i, j: plan.cell_std(i, j, std))
         return tree, float(plan.table(released, 0, 1).sum())
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         names = self.query.over
         for edge in self._tree(part)[0].edges:
             note = "taken as independent" if edge.kept == 0 else ""
             yield {"column": names[edge.parent], "with": names[edge.child], "association_kept": edge.kept, "note": note}
 
-    def records(self, part: Released) -> NDArray[np.int64]:
+    def records(self, part: ReleasedPart) -> NDArray[np.int64]:
         """As many records as were counted, drawn by the release itself, so that whoever repeats it gets the same ones."""
         tree, count = self._tree(part)
         random = np.random.default_rng(int.from_bytes(part.digest, "big"))
         return tree.sample(int(min(max(count, 0.0), MOST_RECORDS)), random)
 
-    def result_tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
+    def result_tables(self, part: ReleasedPart) -> dict[str, Callable[[], Iterator[Row]]]:
         return super().result_tables(part) | {RECORDS: self.levels}
 
     def levels(self) -> Iterator[Row]:
@@ -113,7 +113,7 @@ class Synthetic(Question):
         for axis in self.axes:
             yield {"column": axis.column, "levels": list(axis.levels)}
 
-    def arrays(self, part: Released) -> Mapping[str, NDArray[Any]]:
+    def arrays(self, part: ReleasedPart) -> Mapping[str, NDArray[Any]]:
         """The records; and what a reader of the released sums needs beside the levels, (1,) each."""
         scales = {SCALE: np.array([self.scale]), NOISE: np.array([part.std("pairs")])}
         return {RECORDS: self.records(part), **({} if part.smallest else scales)}

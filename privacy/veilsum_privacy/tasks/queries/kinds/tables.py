@@ -13,7 +13,7 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.figures import Answer, Row, Test, test_row
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import Axis, CellQuestion, Released, codes_within, levels_of
+from veilsum_privacy.tasks.queries.base import Axis, CellKind, ReleasedPart, codes_within, levels_of
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, default_edges
 
@@ -32,10 +32,10 @@ _POOLED_RATIOS: Mapping[str, Callable[[Floats, float], Answer]] = {
 }
 
 
-class Table(CellQuestion):
+class CountTable(CellKind):
     """The table of count, histogram and independence."""
 
-    kinds: ClassVar = {"count": (), "histogram": ("edges",), "independence": ()}
+    names: ClassVar = {"count": (), "histogram": ("edges",), "independence": ()}
 
     @classmethod
     def defaults(cls, query: Query, columns: Columns) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Table(CellQuestion):
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def answer(self, part: Released) -> Iterator[Row]:
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
         table, std = part.block("table"), part.std("table")
         flat = table.reshape(self.group_count, -1)
         cells = levels_of(self.axes)
@@ -73,7 +73,7 @@ class Table(CellQuestion):
                     row["share"] = part.cell(value, parts[place])
                 yield row
 
-    def tests(self, part: Released) -> Iterator[Row]:
+    def tests(self, part: ReleasedPart) -> Iterator[Row]:
         query, std = self.query, part.std("table")
         table = part.block("table")
         if query.kind == "independence":
@@ -87,10 +87,10 @@ class Table(CellQuestion):
             flat = table.reshape(-1, table.shape[-1])
             yield self._independence(f"{query.over[0]} by {', '.join(query.by)}", flat, std, {})
 
-    def result_tables(self, part: Released) -> dict[str, Callable[[], Iterator[Row]]]:
+    def result_tables(self, part: ReleasedPart) -> dict[str, Callable[[], Iterator[Row]]]:
         return super().result_tables(part) | {" ratios": partial(self.ratio_rows, part)}
 
-    def ratio_rows(self, part: Released) -> Iterator[Row]:
+    def ratio_rows(self, part: ReleasedPart) -> Iterator[Row]:
         """Of an event of two levels: each level of the first column against its first, by group and over all groups."""
         if self.query.kind != "independence":
             return
@@ -115,12 +115,12 @@ class Table(CellQuestion):
                 found = {f"{name} (Mantel-Haenszel)": figure(strata, std) for name, figure in _POOLED_RATIOS.items()}
                 yield from self._told_ratios(part, everywhere | about, found, float(strata.sum()))
 
-    def _told_ratios(self, part: Released, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
+    def _told_ratios(self, part: ReleasedPart, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
         for name, answer in found.items():
             told = None if part.small(records) else answer.p_value
             yield about | {"figure": name, "value": part.cell(records, answer), "p_value": told}
 
-    def _strata_tests(self, part: Released) -> Iterator[Row]:
+    def _strata_tests(self, part: ReleasedPart) -> Iterator[Row]:
         exposure, event = self.axes
         if [len(axis.levels) - axis.missing for axis in (exposure, event)] == [2, 2] and self.group_count > 1:
             by = ", ".join(self.query.by)
