@@ -77,6 +77,7 @@ def known_randomness(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # tests leave little garbage, and what they share is looked through each time
     gc.enable()
 
 

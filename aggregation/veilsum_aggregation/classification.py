@@ -6,6 +6,8 @@ Figures of counts and scores without noise have the records as a sample; all ari
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, normal_figure, project
 from veilsum_aggregation.moments import within_noise
-from veilsum_aggregation.tables import share
+from veilsum_aggregation.tables import count, share
 
 
 def f1_of_overlap(overlap: float) -> float:
@@ -32,17 +34,18 @@ def f1(true_positive: float, others: float, cells: int = 1, std: float = 0.0) ->
     return Figure(value, slope * overlap.noise_error, slope * overlap.sampling_error, low, high)
 
 
-def mean_recall(right: Floats, numbers: Floats) -> Answer:
-    """The mean of independent proportions ``right / numbers`` (K,): the distances to each one's Wilson limits are added as
-    standard errors are (Zou and Donner 2008)."""
-    rates = [each for r, n in zip(right, numbers, strict=True) if isinstance(each := share(float(r), float(n)), Figure)]
+def mean_recall(recalls: Iterable[Answer]) -> Answer:
+    """The mean of independent proportions, of those that there are: the distances to each one's limits are added as standard
+    errors are (Zou and Donner 2008)."""
+    rates = [recall for recall in recalls if isinstance(recall, Figure)]
     if not rates:
         return NotEstimable("there is no record of any class")
     mean, k = math.fsum(rate.value for rate in rates) / len(rates), len(rates)
-    error = math.hypot(*(rate.sampling_error for rate in rates)) / k
+    noise = math.hypot(*(rate.noise_error for rate in rates)) / k
+    sampling = math.hypot(*(rate.sampling_error for rate in rates)) / k
     low = math.hypot(*(rate.value - rate.low for rate in rates)) / k
     high = math.hypot(*(rate.high - rate.value for rate in rates)) / k
-    return Figure(mean, 0.0, error, mean - low, mean + high).within(0.0, 1.0)
+    return Figure(mean, noise, sampling, mean - low, mean + high).within(0.0, 1.0)
 
 
 def mean_of(values: Floats, low: float, high: float) -> Figure:
@@ -128,6 +131,73 @@ def reliability(confidence: Floats, right: Bools, bins: int, low: float) -> Reli
     return Reliability(numbers, mean, share, mean_of(gaps, 0.0, 1.0))
 
 
+@dataclass(frozen=True)
+class ClassCounts:
+    """Noised counts of records by class and by predicted class.
+
+    Attributes:
+        columns: by class, its place among the predicted ones; None of one that is never predicted.
+        by_class, by_prediction: wrongly and rightly predicted records of each class (K, 2), and of each predicted one (M, 2).
+        cells: how many cells of a table a class's two numbers were added from, and a predicted one's.
+        std: of the noise of a cell of either.
+    """
+
+    columns: Sequence[int | None]
+    by_class: Floats
+    by_prediction: Floats
+    cells: tuple[int, int] = (2, 2)
+    std: tuple[float, float] = (0.0, 0.0)
+
+    @staticmethod
+    def of_table(counts: Floats, columns: Sequence[int | None], std: float = 0.0) -> ClassCounts:
+        """Those of a table (K, M) of true and predicted classes."""
+        own, said = np.zeros(counts.shape[0]), np.zeros(counts.shape[1])
+        for row, column in enumerate(columns):
+            if column is not None:
+                own[row] = said[column] = float(counts[row, column])
+        by_class = np.stack([counts.sum(axis=1) - own, own], axis=1)
+        by_prediction = np.stack([counts.sum(axis=0) - said, said], axis=1)
+        return ClassCounts(columns, by_class, by_prediction, counts.shape[::-1], (std, std))
+
+    @property
+    def records(self) -> Figure:
+        """All records."""
+        return count(float(self.by_class.sum()), self.std[0] * math.sqrt(self._all))
+
+    @property
+    def accuracy(self) -> Answer:
+        """The share that is predicted rightly."""
+        known = [row for row, column in enumerate(self.columns) if column is not None]
+        right, cells = float(self.by_class[known, 1].sum()), (len(known), self._all - len(known))
+        return share(right, float(self.by_class.sum()), cells, self.std[0])
+
+    @property
+    def accuracy_of_constant_guess(self) -> Answer:
+        """The share of the class that most records have: where it is close to the accuracy, that says little."""
+        numbers, cells = self.by_class.sum(axis=1), (self.cells[0], self._all - self.cells[0])
+        return share(float(numbers.max()), float(numbers.sum()), cells, self.std[0])
+
+    @property
+    def _all(self) -> int:
+        return len(self.by_class) * self.cells[0]
+
+    def figures(self) -> Iterator[dict[str, Answer]]:
+        """Records, recall, precision and F1 of each class, by name; one that is never predicted has no precision."""
+        (cells, others), (std, other_std) = self.cells, self.std
+        for (missed, hit), column in zip(self.by_class.tolist(), self.columns, strict=True):
+            found: dict[str, Answer] = {"records": count(missed + hit, std * math.sqrt(cells))}
+            if column is None:
+                found["recall"] = share(0.0, missed + hit, (0, cells), std)
+                found["precision"] = NotEstimable("the model does not know the class")
+                found["f1"] = f1(0.0, missed + hit, cells, std)
+            else:
+                wrong, right = self.by_prediction[column].tolist()
+                found["recall"] = share(hit, missed + hit, (1, cells - 1), std)
+                found["precision"] = share(right, wrong + right, (1, others - 1), other_std)
+                found["f1"] = f1(hit, missed + wrong, cells + others - 2, max(std, other_std))
+            yield found
+
+
 class NoisedCalibration(NamedTuple):
     """Expected calibration error from noised counts.
 
@@ -145,21 +215,23 @@ def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> 
 
     With middles c and gaps g = (1 - c) right - c wrong it is E = sum |g| / N. Delta method, for the noise and for the sampling
     of the cells: its slopes are (sign g (1 - c) - E) / N and (-sign g c - E) / N. A gap of noise of standard deviation s has
-    the mean size s sqrt(2 / pi).
+    the mean size s sqrt(2 / pi). The interval is as if the signs were known; where calibration is good, the error itself is
+    too large by about what noise and chance do in each bin.
     """
     bins = len(wrong)
     middles = low + (1.0 - low) * (np.arange(bins) + 0.5) / bins
-    whole = float(wrong.sum() + right.sum())
+    counts = np.concatenate([right, wrong])
+    whole = float(counts.sum())
     if within_noise(whole, std * math.sqrt(2 * bins)):
-        return NoisedCalibration(NotEstimable("the released count is within its noise"), math.inf)
+        return NoisedCalibration(
+            NotEstimable("the released count is within its noise", "more records, or more epsilon"), math.inf
+        )
     gaps = (1.0 - middles) * right - middles * wrong
     error = float(np.abs(gaps).sum()) / whole
     signs = np.sign(gaps)
     slopes = np.concatenate([signs * (1.0 - middles) - error, -signs * middles - error]) / whole
     floor = math.sqrt(2.0 / math.pi) * std * float(np.hypot(1.0 - middles, middles).sum()) / whole
-    counts = project(np.concatenate([right, wrong]))
-    sampling = float(slopes**2 @ counts) - float(slopes @ counts) ** 2 / whole
-    told = normal_figure(error, std**2 * float(slopes @ slopes), sampling)
+    told = normal_figure(error, std**2 * float(slopes @ slopes), float(slopes**2 @ project(counts)))
     return NoisedCalibration(told.within(0.0, 1.0), floor)
 
 

@@ -53,6 +53,11 @@ class Figure:
         return math.erfc(abs(self.value) / error / math.sqrt(2.0)) if error > 0.0 else float(self.value == 0.0)
 
     @property
+    def half_width(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2.0
+
+    @property
     def noise_share(self) -> float:
         """Share of the error's variance that is noise: near 1, the records could hardly show; 0 of an exact figure."""
         variance = self.noise_error**2 + self.sampling_error**2
@@ -114,6 +119,7 @@ class NotEstimable:
 
     p_value: ClassVar[None] = None
     noise_share: ClassVar[None] = None
+    half_width: ClassVar[float] = math.inf
 
     def scaled(self, factor: float, shift: float = 0.0) -> NotEstimable:
         """See :class:`Figure`; itself, as are the others."""
@@ -200,7 +206,8 @@ def ratio_figure(
     root = half * half - lead * last
     if lead <= 0.0 or root < 0.0:
         return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), -math.inf, math.inf)
-    ends = (half - math.sqrt(root)) / lead, (half + math.sqrt(root)) / lead
+    low, high = (half - math.sqrt(root)) / lead, (half + math.sqrt(root)) / lead
+    ends = min(low, value), max(high, value)  # which only rounding leaves outside
     return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), *ends)
 
 

@@ -291,9 +291,8 @@ def draft_study(
             f" the schema has {schema.width}.",
             "Use the schema of the study that released it." if released else "Correct encoder.inputs, or the schema.",
         )
-    inputs = Inputs(
-        schema, request.encoder, len(members), private, request.expected_records or schema.max_records, request.privacy.epsilon
-    )
+    records, unit = request.expected_records or schema.max_records, request.unit(schema)
+    inputs = Inputs(schema, request.encoder, len(members), private, records, request.privacy.epsilon, unit)
     if "outcome" in request.all_parameters and "outcome" not in method.Parameters.model_fields:
         raise ConfigurationError(f"{source}: the method {method.name} takes no outcome.", OF_OUTCOMES)
     parameters = method.resolve(validate(request.all_parameters, method.Parameters, source=source), inputs)

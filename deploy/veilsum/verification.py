@@ -24,7 +24,6 @@ from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, Releas
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.evaluation import Evaluation
 from veilsum_privacy.tasks.model_tables import ModelTables
 
 Floats = NDArray[np.float64]
@@ -252,7 +251,7 @@ def _replay(
 
 def _encoder(study: Study, result: Result, uses: Path | None) -> tuple[Mapping[str, Floats], bool]:
     """Arrays that every round broadcasts, and whether they are all there."""
-    evaluates = any(declaration.task in (Evaluation.name, ModelTables.name) for declaration in study.tasks)
+    evaluates = any(declaration.task == ModelTables.name for declaration in study.tasks)
     if uses is not None:
         return find_released(uses, study), True
     if not isinstance(study.encoder, Projection):

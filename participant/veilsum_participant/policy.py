@@ -25,7 +25,7 @@ from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, 
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks import FORMER, TASKS
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
@@ -100,6 +100,15 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
 def _not_among(code: RefusalCode, what: str, value: str, key: str, advice: str = "") -> Refusal:
     """What a study asks for is none of what a list of the policy names."""
     return Refusal(code, f"{what} {value!r} is not among policy.{key}.", advice)
+
+
+def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
+    """Tasks that the policy lists and that there are no more: the name, what became of it, and what to do."""
+    for name in policy.tasks:
+        if name in FORMER:
+            told = f"removed after version {FORMER[name].version}; studies ask for {FORMER[name].now!r} in its place"
+            now = "" if FORMER[name].now in policy.tasks else f", and list {FORMER[name].now!r} if the site agrees to it"
+            yield name, told, f"Take {name!r} out of policy.tasks{now}."
 
 
 def _accept(key: str) -> str:

@@ -180,7 +180,7 @@ def _known(rng: np.random.Generator, unit: Unit) -> Setting:
 
 
 def _sizes(setting: Setting) -> tuple[int, int]:
-    if setting.task == "evaluation":
+    if "classes" in setting.parameters:
         return 2, len(setting.parameters["classes"])
     hazard = setting.parameters["outcome"]["loss"] == "hazard"
     return (1, 2) if hazard else (3, 1)

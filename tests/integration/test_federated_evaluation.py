@@ -104,10 +104,10 @@ def test_with_noise_it_costs_one_release(bed: TestBed, tmp_path: Path) -> None:
     task = AgreedStudy(study).tasks[0]
     plan = task.plan(len(SITES), len(SITES))
     drawn = sum(plan.noise.draw(plan.encoding.size, SeededRandom(f"noise of {name}".encode())) for name in SITES)
-    noise, std = task.blocks(drawn)["confusion"], task.block_std(np.sqrt(float(plan.noise.total_variance(len(SITES)))))
+    noise, std = task.blocks(drawn)["confusion/table"], task.block_std(np.sqrt(float(plan.noise.total_variance(len(SITES)))))
     assert np.abs(noise).max() > 1.0
     np.testing.assert_allclose(found.arrays["confusion"] - counts, noise, rtol=0, atol=1e-3)
-    assert row["predicted c0"]["noise_error"] == pytest.approx(std["confusion"], rel=1e-6)
+    assert row["predicted c0"]["noise_error"] == pytest.approx(std["confusion/table"], rel=1e-6)
     for site in bed.sites.values():
         assert [entry.study for entry in site.ledger.entries(kind=Kind.CHARGE)].count(_digest(study)) == 1
     assert study_epsilon(study, 1e-5) == study.privacy.epsilon

@@ -63,6 +63,7 @@ def representations() -> bytes:
         module = type(item).__module__
         if isinstance(module, str) and module.startswith("veilsum_") and "_pb2" not in module:
             shown.append(repr(item))
+    gc.freeze()
     return "\n".join(shown).encode("utf-8", "surrogateescape")
 
 

@@ -135,6 +135,15 @@ def test_a_study_of_another_time_than_its_certificates(bed: TestBed, whole: Stud
         check_study(later, bed.analyst.authority)
 
 
+def test_a_result_of_a_former_task_is_left_to_the_version_that_made_it(bed: TestBed, whole: StudyProof) -> None:
+    """Whatever else holds: the fault says which version verifies it, and that no signature is in question."""
+    value = altered(parse_study(whole.study), task__task="evaluation").to_bytes()
+    former = StudyProof(value, bed.analyst.signing_key.sign(Label.STUDY, value), whole.analyst, whole.enrolments)
+    with pytest.raises(ProofFault, match=r"This version cannot verify it: .* removed after version 0\.2") as caught:
+        check_study(former, bed.analyst.authority)
+    assert "with that version" in caught.value.advice
+
+
 def test_a_release_that_the_method_does_not_ask_for(tmp_path: Path) -> None:
     """Declared by the study and signed for by everyone, but one more than the method wants."""
     data = make_data(NAMES, 4, WIDTH)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -372,38 +372,11 @@ _FEATURE_MEANS = (
 )
 
 
-class _Evaluation(Neighbours):
-    """A record whose class the model all but rules out: its loss is cut."""
-
-    def settings(self) -> tuple[Setting, ...]:
-        two = schema(2).model_copy(update={"label": LabelColumn(column="y", classes=LABEL.classes[:2])})
-        common = {"clip": 1e6, "missing": "centre", "score_weight": 0.6, "loss_weight": 0.4}
-        linear = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
-        hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 4, "scale": 1.0}}
-        clipped = {"name": "discriminant", "inputs": None, "options": {"clip": 0.4}}
-        return (
-            self._setting("linear", schema(2), linear, ("c0", "c1", "c2"), {**common, "bins": 10, "largest_loss": 3.0}),
-            self._setting("counts", schema(2), hidden, ("c1", "c0"), {**common, "missing": "skip"}),
-            self._setting("two", two, linear, ("c1", "c0"), {**common, **MAPPED, "bins": 4, "largest_loss": 2.0}),
-            self._setting("clipped", schema(2), clipped, ("c0", "c1", "c2"), {**common, "bins": 10, "largest_loss": 3.0}),
-        )
-
-    def _setting(
-        self, name: str, agreed: DatasetSchema, model: dict[str, Any], classes: tuple[str, ...], parameters: dict[str, object]
-    ) -> Setting:
-        architecture = build_architecture(ModelSpec.model_validate(model), 2, len(classes), trained=False)
-        arrays = architecture.initial(1)
-        arrays["head.weight"] = np.random.default_rng(1).normal(size=arrays["head.weight"].shape)
-        arrays["head.bias"] = np.where(np.array(classes) == "c0", -20.0, 0.0)
-        told = {"model": model, "sha256": model_digest(architecture, arrays), "classes": classes}
-        return Setting(name, "evaluation", agreed, {**parameters, **told}, to_broadcast(arrays))
-
-    def worst(self, setting: Setting) -> Records:
-        return complete(np.array([[0.5, -0.5]]), np.array([0]))
-
-
 class _ModelTables(Neighbours):
-    """Tables by the prediction of a tree, of a perceptron, and of a time, whose norm is 256: the worst record is in all."""
+    """Tables by the prediction of a tree, of a perceptron, and of a time, and of classifiers, whose norm is 256.
+
+    The worst record is in all of them; a classifier all but rules out its class, so that its loss is cut.
+    """
 
     def settings(self) -> tuple[Setting, ...]:
         trees = {"name": "trees", "inputs": None, "options": {"trees": 2, "depth": 1}}
@@ -413,7 +386,38 @@ class _ModelTables(Neighbours):
             self._setting("trees", trees, {"column": "n1", "loss": "squared"}, 3, 1, {"missing": "centre"}),
             self._setting("count", hidden, {"column": "n1", "loss": "poisson"}, 3, 1, {"missing": "skip", "most": 0.8}),
             self._setting("time", hidden, time, 1, 2, {"missing": "centre"}),
+            *self._classifiers(),
         )
+
+    def _classifiers(self) -> Iterator[Setting]:
+        two = schema(2).model_copy(update={"label": LabelColumn(column="y", classes=LABEL.classes[:2])})
+        linear = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
+        hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 4, "scale": 1.0}}
+        clipped = {"name": "discriminant", "inputs": None, "options": {"clip": 0.4}}
+        three = ("c0", "c1", "c2")
+        yield self._classifier("linear", schema(2), linear, three, {"missing": "centre"})
+        yield self._classifier("unknown", schema(2), hidden, ("c1", "c0"), {"missing": "skip"})
+        yield self._classifier("two", two, linear, ("c1", "c0"), {"missing": "centre", **MAPPED, "clip": 2.0})
+        yield self._classifier("clipped", schema(2), clipped, three, {"missing": "centre"})
+
+    def _classifier(
+        self, name: str, agreed: DatasetSchema, model: dict[str, Any], classes: tuple[str, ...], more: dict[str, object]
+    ) -> Setting:
+        architecture = build_architecture(ModelSpec.model_validate(model), 2, len(classes), trained=False)
+        arrays = architecture.initial(1)
+        arrays["head.weight"] = np.random.default_rng(1).normal(size=arrays["head.weight"].shape)
+        arrays["head.bias"] = np.where(np.array(classes) == "c0", -20.0, 0.0)
+        low, by = (0.0, "class") if name == "two" else (1.0 / len(classes), "right")
+        asked = (
+            {"name": "confusion", "kind": "count", "over": ("class", "predicted")},
+            {"name": "scores", "kind": "histogram", "over": ("prediction",), "by": (by,), "edges": (0.6, 0.8)},
+            {"name": "loss", "kind": "histogram", "over": ("loss",), "edges": (1.0,)},
+            {"name": "wrong", "kind": "count", "over": ("predicted",), "where": "loss >= 1"},
+        )
+        told = {"model": model, "sha256": model_digest(architecture, arrays), "classes": classes, "low": low, "high": 1.0}
+        queries = [{**query, "scale": 128} for query in asked]
+        parameters = {"queries": queries, "sensitivity": 256, "largest_loss": 2.0, **told, **more}
+        return Setting(name, "model-tables", agreed, parameters, to_broadcast(arrays))
 
     def _setting(
         self, name: str, model: dict[str, Any], outcome: dict[str, Any], width: int, scores: int, more: dict[str, object]
@@ -436,6 +440,8 @@ class _ModelTables(Neighbours):
         return Setting(name, "model-tables", schema(2, categories=(2,)), parameters, to_broadcast(arrays))
 
     def worst(self, setting: Setting) -> Records:
+        if "classes" in setting.parameters:
+            return complete(np.array([[0.5, -0.5]]), np.array([0]))
         record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
         record.features[:] = [[0.5, 1.0, 1.0, 0.0]]
         return record
@@ -562,7 +568,6 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "site-hazard-scores": _SiteHazardScores(),
     "site-scores": _SiteScores(),
     "score-products": _ScoreProducts(),
-    "evaluation": _Evaluation(),
     "model-tables": _ModelTables(),
     "feature-means": _Moments(_FEATURE_MEANS),
     "gradient": _Gradient(),

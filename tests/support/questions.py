@@ -10,12 +10,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from support.edges import CLASSES, LEVELS, NUMBERS, SCHEMA, SITES, records_of, schema_of
+from support.edges import CLASSES, LEVELS, NUMBERS, SCHEMA, SITES, TWO, records_of, schema_of
 from support.studies import agreed, demand, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.results.result import Result, result_files
 from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
+from veilsum_privacy.training.released import model_digest
 
 CURVE = {"event": "end", "censored": "alive", "edges": {"from": 0, "to": 60, "steps": 6}}
 EDGES = [10.0 * step for step in range(7)]
@@ -51,11 +54,15 @@ class Question(NamedTuple):
         method: that answers it.
         schema: of its records.
         asked: other keys of the study.
+        arrays: that are broadcast, of a model that was released before.
+        cohort: fewest members of a sum; by default all.
     """
 
     method: str
     schema: DatasetSchema
     asked: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[np.float64]] = {}
+    cohort: int | None = None
 
 
 def _fit(**parameters: Any) -> Question:
@@ -73,7 +80,27 @@ def _classes(method: str, **parameters: Any) -> Question:
     return Question(method, CLASSES, {"parameters": parameters})
 
 
+LINEAR = resolve_model(ModelSpec(name="linear", options={"scale": 1.0, "bias": 1.0}))
+
+
+def _classifier(schema: DatasetSchema, classes: tuple[str, ...], missing: str) -> Question:
+    """The evaluation of a linear model of drawn weights, whose losses are not cut."""
+    rng = np.random.default_rng(len(classes))
+    arrays = {"head.weight": rng.normal(size=(len(classes), schema.width)), "head.bias": rng.normal(size=len(classes))}
+    architecture = build_architecture(LINEAR, schema.width, len(classes))
+    told = {
+        "model": LINEAR.model_dump(mode="json"),
+        "sha256": model_digest(architecture, arrays),
+        "classes": classes,
+        "missing": missing,
+    }
+    asked = {"parameters": {**told, "largest_loss": 30.0}}
+    return Question("federated-evaluation", schema, asked, to_broadcast(arrays))
+
+
 COX = {"family": "cox", "outcome": "stay", "event": "end", "censored": ["alive"]}
+HIDDEN = {"name": "mlp", "options": {"hidden": 4}}
+STATIONS = {"one": list(SITES[:2]), "two": list(SITES[2:])}
 TREES = {"rounds": 2, "trees": 4, "depth": 2}
 PREDICTION = {"predicts": "probability", "number": "0.05 * age - 3", "low": -2.0, "high": 1.5, "outcome": "end = 'died'"}
 NUMBER = {"predicts": "number", "number": "0.1 * age", "low": 2.0, "high": 9.0, "outcome": "stay"}
@@ -98,6 +125,9 @@ QUESTIONS: Mapping[str, Question] = {
     "evaluation of a number": Question("federated-evaluation", SCHEMA, {"parameters": {"prediction": NUMBER}}),
     "evaluation of a rate": Question("federated-evaluation", SCHEMA, {"parameters": {"prediction": RATE}}),
     "evaluation of a hazard": Question("federated-evaluation", SCHEMA, {"parameters": {"prediction": HAZARD}}),
+    "evaluation of a classifier": _classifier(CLASSES, LEVELS["end"], "centre"),
+    "evaluation of two classes": _classifier(TWO, ("gone", "alive"), "skip"),
+    "evaluation of a classifier that lacks a class": _classifier(CLASSES, ("moved", "alive"), "centre"),
     "pca": _classes("pca", width=3),
     "pca, whitened": _classes("pca", width=3, scale="whiten"),
     "slot-align": _classes("slot-align"),
@@ -107,6 +137,7 @@ QUESTIONS: Mapping[str, Question] = {
     "gbdt": _classes("gbdt", **TREES),
     "fedsgd": _classes("fedsgd", steps=3),
     "fedavg": _classes("fedavg", rounds=2),
+    "hfedatm": _classes("hfedatm", rounds=2, model=HIDDEN, stations=STATIONS)._replace(cohort=2),
     "ggeur": _classes("ggeur"),
     "fedsgd of a number": _trained("fedsgd", "squared", "stay", steps=3),
     "fedsgd, huber": _trained("fedsgd", "huber", "stay", steps=3),
@@ -116,15 +147,17 @@ QUESTIONS: Mapping[str, Question] = {
     "gbdt of a count": _trained("gbdt", "poisson", "visits", **TREES),
     "fedavg of a number": _trained("fedavg", "squared", "stay", rounds=2),
 }
-"""What is asked; not the evaluation of a classifier, which needs one first."""
+"""What is asked."""
 
 
 def answer(question: Question, name: str, frame: pd.DataFrame, epsilon: float | None, seed: int = 0) -> Result:
     """A question's result on a data set, by its name and frame; it is one that can be stored."""
     schema = schema_of(name, question.schema)
     fixed = {"name": "edges", "method": question.method, "dataset": "d", "data": schema, "expected_records": 40}
-    study = agreed(StudyRequest.model_validate({**fixed, "privacy": demand(epsilon), **question.asked}), list(SITES))
-    result = METHODS[question.method].run(federation(study, split_records(records_of(frame, schema), 4), seed))
+    privacy = demand(epsilon).model_copy(update={"min_cohort": question.cohort})
+    study = agreed(StudyRequest.model_validate({**fixed, "privacy": privacy, **question.asked}), list(SITES))
+    sites = split_records(records_of(frame, schema), 4)
+    result = METHODS[question.method].run(federation(study, sites, seed, question.arrays))
     assert result_files(result)
     return result
 
@@ -142,7 +175,7 @@ def figures(value: object, path: str = "") -> Iterator[tuple[str, Mapping[str, A
             yield from figures(own, f"{path}/{place}")
 
 
-# -- what oracles say of the statistics -----------------------------------------------------------------------------------
+# -- what oracles say ------------------------------------------------------------------------------------------------------
 
 
 class Truth(NamedTuple):
@@ -152,12 +185,52 @@ class Truth(NamedTuple):
     tolerance: float
 
 
-def truths(frame: pd.DataFrame, summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Truth]]:
-    """The figures of the statistics that have an oracle, each with what it says."""
-    for name, oracle in ORACLES.items():
+Held = Iterator[tuple[str, Mapping[str, Any], Truth]]
+
+
+def truths(question: str, frame: pd.DataFrame, summary: Mapping[str, Any]) -> Held:
+    """The figures that have an oracle, each with what it says."""
+    if QUESTIONS[question].arrays:
+        yield from _classified(QUESTIONS[question], frame, summary)
+    for name, oracle in ORACLES.items() if question == "statistics" else ():
         for row in summary[name]:
             for key, truth in oracle(frame, row):
                 yield f"{name}/{row}/{key}", row[key], truth
+
+
+def _classified(question: Question, frame: pd.DataFrame, summary: Mapping[str, Any]) -> Held:
+    """Figures of a classifier by scikit-learn, of what numpy predicts."""
+    from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, precision_recall_fscore_support, roc_auc_score
+
+    records, classes = records_of(frame, question.schema), question.asked["parameters"]["classes"]
+    if question.asked["parameters"]["missing"] == "skip":
+        records = records.take(records.present.all(axis=1))
+    assert records.labels is not None
+    yield "records", summary["records"], Truth(len(records), 1e-6)
+    if not len(records):
+        return
+    names = question.schema.classes
+    z = records.features @ question.arrays["model.head.weight"].T + question.arrays["model.head.bias"]
+    known = np.full((len(records), len(names)), -np.inf)
+    known[:, [names.index(name) for name in classes]] = z  # by the schema's classes
+    p = np.exp(known - known.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    y, said, labels = records.labels, known.argmax(axis=1), list(range(len(names)))
+    yield "accuracy", summary["accuracy"], Truth(accuracy_score(y, said), 1e-6)
+    yield "guess", summary["accuracy_of_constant_guess"], Truth(float(np.bincount(y).max() / len(y)), 1e-6)
+    if len(classes) == len(names):
+        yield "log_loss", summary["log_loss"], Truth(log_loss(y, p, labels=labels), 1e-3)
+    if len(names) == 2 and 0 < y.sum() < len(y):
+        yield "auc", summary["auc"], Truth(roc_auc_score(y, np.minimum(np.floor(p[:, 1] * 10), 9)), 1e-6)
+    each = zip(*precision_recall_fscore_support(y, said, labels=labels, zero_division=0), summary["classes"], strict=True)
+    for precision, recall, f1, support, row in each:
+        yield f"{row['class']} records", row["records"], Truth(support, 1e-6)
+        yield f"{row['class']} recall", row["recall"], Truth(recall, 1e-6)
+        yield f"{row['class']} precision", row["precision"], Truth(precision, 1e-6)
+        yield f"{row['class']} f1", row["f1"], Truth(f1, 1e-6)
+    for own, row in zip(confusion_matrix(y, said, labels=labels), summary["confusion"], strict=True):
+        for name in classes:
+            yield f"{row['class']} as {name}", row[f"predicted {name}"], Truth(own[names.index(name)], 1e-6)
 
 
 def _counts(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:

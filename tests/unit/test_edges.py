@@ -36,11 +36,11 @@ def check(question: str, name: str, epsilon: float | None, caplog: pytest.LogCap
     return summary
 
 
-def agrees(name: str, summary: dict[str, Any], epsilon: float | None) -> int:
-    """How many figures of the statistics were held against an oracle."""
+def agrees(question: str, name: str, summary: dict[str, Any], epsilon: float | None) -> int:
+    """How many figures were held against an oracle."""
     held = 0
     with np.errstate(all="ignore"):
-        for path, figure, truth in truths(DATA[name](RECORDS), summary):
+        for path, figure, truth in truths(question, DATA[name](RECORDS), summary):
             if "not_estimable" in figure:
                 continue
             held += 1
@@ -56,8 +56,20 @@ def agrees(name: str, summary: dict[str, Any], epsilon: float | None) -> int:
 @pytest.mark.sampled(3)  # the whole matrix has all of them
 @pytest.mark.parametrize("name", [name for name in DATA if name != "more than max_records"])
 def test_statistics_without_noise(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    held = agrees(name, check("statistics", name, None, caplog), None)
+    held = agrees("statistics", name, check("statistics", name, None, caplog), None)
     assert held >= 10
+
+
+@pytest.mark.parametrize("question", [question for question in QUESTIONS if QUESTIONS[question].arrays])
+@pytest.mark.parametrize("epsilon", [None, 8.0])
+def test_a_classifiers_figures_are_those_of_scikit_learn(
+    question: str, epsilon: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = 0
+    for name in DATA:
+        if name != "more than max_records":
+            held += agrees(question, name, check(question, name, epsilon, caplog), epsilon)
+    assert held > 10 * len(DATA)
 
 
 SOME = (
@@ -78,6 +90,8 @@ SOME = (
     ("cox, clustered", "constant", None),
     ("evaluation of a probability", "one class", 0.5),
     ("fedcgs", "a level that nobody has", 8.0),
+    ("hfedatm", "no record", None),
+    ("hfedatm", "one class", 8.0),
     ("gbdt", "one class", None),
 )
 
@@ -93,8 +107,8 @@ def test_the_whole_matrix(question: str, caplog: pytest.LogCaptureFixture) -> No
     for name in DATA:
         for epsilon in NOISE:
             summary = check(question, name, epsilon, caplog)
-            if question == "statistics" and name != "more than max_records":
-                agrees(name, summary, epsilon)
+            if name != "more than max_records":
+                agrees(question, name, summary, epsilon)
 
 
 def terms(question: str, frame: pd.DataFrame, epsilon: float | None = None) -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from support.studies import agreed, complete
 from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
 from veilsum_aggregation.classification import auc_figure
-from veilsum_aggregation.figures import Figure
+from veilsum_aggregation.tables import share
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.networks import network_head
@@ -45,6 +46,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Records, RecordTask
+from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.released import model_digest
@@ -77,16 +79,36 @@ def task_of(
     architecture: Architecture, arrays: dict[str, np.ndarray], schema: DatasetSchema, **changes: Any
 ) -> tuple[RecordTask, dict[str, np.ndarray]]:
     spec = ModelSpec(name=architecture.name, inputs=architecture.inputs, options=architecture.options.model_dump(mode="json"))
+    queries = changes.pop("queries", [COUNTS])
+    low = 0.0 if len(schema.classes) == len(changes.get("classes", schema.classes)) == 2 else 1 / architecture.classes
     given = {
-        "clip": 1e6,
         "missing": "skip",
         "model": spec.model_dump(mode="json"),
         "sha256": model_digest(architecture, arrays),
         "classes": schema.classes,
+        "low": low,
+        "high": 1.0,
+        "queries": queries,
+        "sensitivity": 8 * len(queries),
     }
-    task = build_task("evaluation", {**given, **changes}, schema)
+    task = build_task("model-tables", {**given, **changes}, schema)
     assert isinstance(task, RecordTask)
     return task, to_broadcast(arrays)
+
+
+COUNTS = {"name": "confusion", "kind": "count", "over": ("class", "predicted"), "scale": 8}
+
+
+def scores_by(column: str, low: float, bins: int) -> dict[str, Any]:
+    edges = tuple(np.linspace(low, 1.0, bins + 1)[1:-1].tolist())
+    return {"name": "scores", "kind": "histogram", "over": ("prediction",), "by": (column,), "edges": edges, "scale": 8}
+
+
+LOSSES = {"name": "loss", "kind": "mean", "over": ("loss",), "scale": 2**14}
+
+
+def total_of(task: RecordTask, data: Records, broadcast: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return task.layout().split(np.sum([batch.sum(axis=0) for batch in task.vectors(data, broadcast)], axis=0))
 
 
 def plain_scores(architecture: Architecture, arrays: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -108,50 +130,54 @@ def plain_scores(architecture: Architecture, arrays: dict[str, np.ndarray], x: n
 def test_the_blocks_are_counts_by_hand(name: str, width: int) -> None:
     architecture, arrays = network(name, width, CLASSES)
     schema = schema_of(width, CLASSES)
-    task, broadcast = task_of(architecture, arrays, schema, bins=6, score_weight=0.5, largest_loss=2.0, loss_weight=0.25)
+    asked = [COUNTS, scores_by("right", 1 / CLASSES, 6), LOSSES]
+    task, broadcast = task_of(architecture, arrays, schema, largest_loss=2.0, queries=asked, sensitivity=2**15)
     data = records(150, width)
-    found = task.layout().split(np.sum([batch.sum(axis=0) for batch in task.vectors(data, broadcast)], axis=0))
+    found = total_of(task, data, broadcast)
     z = plain_scores(architecture, arrays, data.features)
     assert data.labels is not None
-    np.testing.assert_array_equal(found["confusion"], confusion_matrix(data.labels, z.argmax(axis=1), labels=range(CLASSES)))
+    counts = confusion_matrix(data.labels, z.argmax(axis=1), labels=range(CLASSES))
+    np.testing.assert_array_equal(found["confusion/table"], counts)
     losses = -log_softmax(z, axis=1)[np.arange(150), data.labels]
     assert (losses > 2.0).any()
     assert (losses < 2.0).any()
-    rough = 1e-4 if name == "lenet5" else 1e-9
-    assert found["loss"][0] == pytest.approx(np.minimum(losses, 2.0).sum(), rel=rough)
+    rough = 1e-4 if name == "lenet5" else 1e-5
+    assert found["loss/records"] == pytest.approx(150)
+    assert found["loss/sum"][0, 0] + 150 == pytest.approx(np.minimum(losses, 2.0).sum(), rel=rough)
     confidence, right = softmax(z, axis=1).max(axis=1), z.argmax(axis=1) == data.labels
     for row, own in ((0, ~right), (1, right)):
         expected, _ = np.histogram(confidence[own], np.linspace(1 / CLASSES, 1, 7))
-        np.testing.assert_array_equal(found["scores"][row], expected)
+        np.testing.assert_array_equal(found["scores/table"][row], expected)
 
 
 def test_two_classes_are_counted_by_the_probability_of_the_second() -> None:
-    """In the model's order of classes, which here is not the schema's."""
+    """The schema's second, which here is the model's first."""
     architecture, arrays = network("mlp", WIDTH, 2)
-    task, broadcast = task_of(architecture, arrays, TWO, classes=("c1", "c0"), bins=8)
+    task, broadcast = task_of(architecture, arrays, TWO, classes=("c1", "c0"), queries=[COUNTS, scores_by("class", 0.0, 8)])
     data = records(200, classes=2)
-    found = task.layout().split(np.sum([batch.sum(axis=0) for batch in task.vectors(data, broadcast)], axis=0))
+    found = total_of(task, data, broadcast)
     z = plain_scores(architecture, arrays, data.features)
     assert data.labels is not None
-    own = 1 - data.labels
     for row in (0, 1):
-        expected, _ = np.histogram(softmax(z, axis=1)[own == row, 1], np.linspace(0, 1, 9))
-        np.testing.assert_array_equal(found["scores"][row], expected)
-    by_schema = confusion_matrix(own, z.argmax(axis=1))[::-1]
-    np.testing.assert_array_equal(found["confusion"], by_schema)
+        expected, _ = np.histogram(softmax(z, axis=1)[data.labels == row, 0], np.linspace(0, 1, 9))
+        np.testing.assert_array_equal(found["scores/table"][row], expected)
+    by_schema = confusion_matrix(1 - data.labels, z.argmax(axis=1))[::-1]
+    np.testing.assert_array_equal(found["confusion/table"], by_schema)
 
 
 def test_a_class_that_the_model_does_not_know_is_always_wrong() -> None:
     architecture, arrays = network("linear", WIDTH, 2)
-    task, broadcast = task_of(architecture, arrays, SCHEMA, classes=("c2", "c0"), bins=4, largest_loss=3.0)
+    asked = [COUNTS, scores_by("right", 0.5, 4), LOSSES]
+    task, broadcast = task_of(
+        architecture, arrays, SCHEMA, classes=("c2", "c0"), largest_loss=3.0, queries=asked, sensitivity=2**15
+    )
     data = records(1, seed=3)
     data.labels[:] = 1  # type: ignore[index]
-    (row,) = task.vectors(data, broadcast)
-    found = task.layout().split(row[0])
-    assert found["confusion"][1].sum() == 1
-    assert found["confusion"].sum() == 1
-    assert found["scores"][0].sum() == 1
-    assert found["loss"][0] == 3.0
+    found = total_of(task, data, broadcast)
+    assert found["confusion/table"][1].sum() == 1
+    assert found["confusion/table"].sum() == 1
+    assert found["scores/table"][0].sum() == 1
+    assert found["loss/sum"][0, 0] == pytest.approx(1.0, rel=1e-4)  # at its upper end
 
 
 def test_records_that_cannot_be_scored_add_nothing() -> None:
@@ -160,21 +186,23 @@ def test_records_that_cannot_be_scored_add_nothing() -> None:
     data.labels[0], data.labels[1] = -1, 7  # type: ignore[index]
     data.present[2, 0] = False
     data.features[3, 1] = np.nan
-    skip, broadcast = task_of(architecture, arrays, SCHEMA, bins=2, largest_loss=1.0)
+    skip, broadcast = task_of(architecture, arrays, SCHEMA, queries=[COUNTS, scores_by("right", 1 / CLASSES, 2)])
     (rows,) = skip.vectors(data, broadcast)
-    assert not rows[:3].any()
-    assert np.isnan(rows[3]).all()  # the framework counts it at the site and adds zero
-    assert (rows[4:, : CLASSES**2].sum(axis=1) == 1).all()
+    assert not rows[:4].any()
+    assert (rows[4:, : CLASSES**2].sum(axis=1) == 8).all()
     centre, _ = task_of(architecture, arrays, SCHEMA, missing="centre")
     (rows,) = centre.vectors(data, broadcast)
-    assert rows[2].sum() == 1
+    assert rows[2].sum() == 8
     assert not any(len(batch) for batch in skip.vectors(records(0), broadcast))
 
 
 @pytest.mark.parametrize(("name", "width"), [("mlp", WIDTH), ("lenet5", 256), ("discriminant", WIDTH)])
 def test_a_row_does_not_depend_on_its_company(name: str, width: int) -> None:
     architecture, arrays = network(name, width, CLASSES)
-    task, broadcast = task_of(architecture, arrays, schema_of(width, CLASSES), bins=4, largest_loss=50.0)
+    asked = [COUNTS, scores_by("right", 1 / CLASSES, 4), LOSSES]
+    task, broadcast = task_of(
+        architecture, arrays, schema_of(width, CLASSES), largest_loss=50.0, queries=asked, sensitivity=2**15
+    )
     data = records(130, width)
     together = np.vstack(list(task.vectors(data, broadcast)))
     for index in (0, 63, 64, 129):
@@ -184,15 +212,18 @@ def test_a_row_does_not_depend_on_its_company(name: str, width: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32), st.floats(0.01, 10), st.floats(0.01, 10), st.floats(0.1, 20), st.floats(0.1, 1e5))
-def test_no_record_is_longer_than_stated(seed: int, b: float, c: float, most: float, size: float) -> None:
+@given(st.integers(0, 2**32), st.integers(8, 500), st.integers(32, 500), st.floats(0.1, 20), st.floats(0.1, 1e5))
+def test_no_record_is_longer_than_stated(seed: int, counts: int, losses: int, most: float, size: float) -> None:
+    """Each query's norm is reached but never passed, so that the sensitivity of their sum is exact."""
     architecture, arrays = network("linear", WIDTH, CLASSES, seed % 1000)
     arrays["head.weight"] *= size
-    task, broadcast = task_of(architecture, arrays, SCHEMA, bins=4, score_weight=b, largest_loss=most, loss_weight=c)
+    asked = [{**COUNTS, "scale": counts}, {**LOSSES, "scale": losses}]
+    task, broadcast = task_of(architecture, arrays, SCHEMA, largest_loss=most, queries=asked)
+    assert isinstance(task, ModelTables)
     rows = np.vstack(list(task.vectors(records(40, seed=seed), broadcast)))
-    norms = np.linalg.norm(rows, axis=1)
-    assert norms.max() <= task.clip() * (1 + 1e-12)
-    assert task.clip() == pytest.approx(math.sqrt(1 + b * b + (c * most) ** 2))
+    most_square = sum(question.norm() for question in task.questions)
+    assert (rows**2).sum(axis=1).max() <= most_square
+    assert (rows[:, : CLASSES**2] ** 2).sum(axis=1).max() == counts**2
 
 
 def test_only_the_named_model_is_taken() -> None:
@@ -201,10 +232,10 @@ def test_only_the_named_model_is_taken() -> None:
     other = dict(broadcast)
     other["model.head.bias"] = np.nextafter(other["model.head.bias"], 9.0)
     with pytest.raises(HostileInput, match="not the one that the study names"):
-        task.vectors(records(2), other)
+        next(task.vectors(records(2), other))
     del other["model.head.bias"]
     with pytest.raises(HostileInput, match=r"model\.head\.bias"):
-        task.vectors(records(2), other)
+        next(task.vectors(records(2), other))
 
 
 @pytest.mark.parametrize(
@@ -212,9 +243,12 @@ def test_only_the_named_model_is_taken() -> None:
     [
         ({"classes": ("c0", "c9", "c1")}, "not distinct classes of the schema"),
         ({"classes": ("c0", "c0", "c1")}, "not distinct classes of the schema"),
+        ({"classes": ("c0",)}, "not distinct classes of the schema"),
+        ({"classes": ()}, "state `outcome` or `classes`"),
         ({"model": {"name": "mlp", "inputs": None, "options": {}}}, "leaves options open"),
         ({"model": {"name": "nothing", "inputs": None, "options": {}}}, "no model 'nothing'"),
-        ({"bins": 3}, "bins"),
+        ({"most": 3.0}, "model that predicts counts"),
+        ({"width": 4, "person": "mean"}, "not joined"),
         ({"sha256": "x"}, "sha256"),
     ],
 )
@@ -224,6 +258,25 @@ def test_parameters_that_do_not_fit_are_refused(changes: dict[str, Any], words: 
         task_of(architecture, arrays, SCHEMA, **changes)
     with pytest.raises(HostileInput, match="needs a label"):
         task_of(architecture, arrays, SCHEMA.model_copy(update={"label": None}), classes=("c0", "c1", "c2"))
+
+
+def test_a_classifier_may_read_columns_of_any_name() -> None:
+    """What the task calls its own columns are names of the schema here, the label's too."""
+    names = ("class", "right", "loss", "prediction")
+    columns = tuple(column.model_copy(update={"name": name}) for column, name in zip(SCHEMA.columns, names, strict=True))
+    label = SCHEMA.label.model_copy(update={"column": "predicted"})  # type: ignore[union-attr]
+    schema = DatasetSchema(columns=columns, label=label, max_records=SCHEMA.max_records)
+    architecture, arrays = network("mlp", WIDTH, CLASSES)
+    data = records(60)
+    same, broadcast = task_of(architecture, arrays, SCHEMA)
+    task, _ = task_of(architecture, arrays, schema)
+    np.testing.assert_array_equal(*(np.vstack(list(one.vectors(data, broadcast))) for one in (task, same)))
+
+
+def test_the_task_that_did_it_before_is_named_with_its_version() -> None:
+    with pytest.raises(HostileInput, match=r"removed after version 0\.2") as caught:
+        build_task("evaluation", {}, SCHEMA)
+    assert "with that version" in caught.value.advice
 
 
 def test_a_digest_tells_models_apart() -> None:
@@ -276,8 +329,7 @@ def test_a_discriminant_is_evaluated_clipped_as_it_is_applied() -> None:
     expected = np.where(lengths > 0.9, 0.9 * apart / lengths, apart) @ arrays["head.weight"].T + arrays["head.bias"]
     np.testing.assert_allclose(Model.from_result(result).scores(data), expected, atol=1e-12)
     task, _ = task_of(architecture, arrays, SCHEMA)
-    total = np.vstack(list(task.vectors(data, dict(found.arrays)))).sum(axis=0)
-    counts = task.layout().split(total)["confusion"]
+    counts = total_of(task, data, dict(found.arrays))["confusion/table"]
     for row in range(CLASSES):
         predicted = expected[np.asarray(data.labels) == row].argmax(axis=1)
         np.testing.assert_array_equal(counts[row], np.bincount(predicted, minlength=CLASSES))
@@ -336,7 +388,7 @@ def test_a_study_file_names_the_result_and_the_study_its_digest(tmp_path: Path) 
     assert request.parameters["missing"] == "skip"
     assert request.parameters["bins"] == 4
     study = compiled(request)
-    assert study.task("evaluation").parameters["sha256"] == told.sha256
+    assert study.task("predictions").parameters["sha256"] == told.sha256
     found = find_released(tmp_path, study)
     for name, array in told.arrays.items():
         np.testing.assert_array_equal(found[name], array)
@@ -438,7 +490,7 @@ def asked(
 @pytest.mark.parametrize("classes", [2, 3])
 def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, classes: int) -> None:
     schema = schema_of(WIDTH, classes)
-    study, result = asked(tmp_path, "linear", None, schema, bins=1000, largest_loss=1000.0)
+    study, result = asked(tmp_path, "linear", None, schema, bins=1000, largest_loss=20.0)
     data = {name: records(80 + 10 * index, classes=classes, seed=index) for index, name in enumerate(SITES)}
     summary = FederatedEvaluation().run(federation(study, data, find_released(tmp_path, study))).summary
     x = np.vstack([own.features for own in data.values()])
@@ -446,10 +498,12 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
     z = Model.from_result(result).scores(complete(x, y))
     said, p = z.argmax(axis=1), softmax(z, axis=1)
     precision, recall, f1, support = precision_recall_fscore_support(y, said, zero_division=0)
-    assert (summary["records"]["value"], summary["records"]["noise_error"]) == (pytest.approx(len(y), abs=1e-3), 0.0)
+    assert summary["records"]["value"] == pytest.approx(len(y), abs=1e-3)
+    assert summary["records"]["noise_error"] == 0.0
     assert summary["accuracy"]["value"] == pytest.approx(accuracy_score(y, said))
     guess = DummyClassifier(strategy="most_frequent").fit(y[:, None], y)
     assert summary["accuracy_of_constant_guess"]["value"] == pytest.approx(guess.score(y[:, None], y))
+    assert -np.log(p[np.arange(len(y)), y]).max() < 20.0  # none is cut
     assert summary["log_loss"]["value"] == pytest.approx(log_loss(y, p), rel=1e-4)
     for index, row in enumerate(summary["classes"]):
         assert row["records"]["value"] == pytest.approx(support[index], abs=1e-3)
@@ -469,9 +523,63 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
     assert "calibration_error_of_noise" not in summary
 
 
+def test_more_classes_than_a_table_holds_are_counted_by_their_margins(tmp_path: Path) -> None:
+    """Two of the classes are none of the model's; figures are scikit-learn's, and there are no confusion counts."""
+    classes = 226
+    schema = schema_of(WIDTH, classes)
+    save_result(tmp_path / "model", released("linear", schema, number=classes - 2))
+    request = make_request(schema, "federated-evaluation", None).model_copy(update={"parameters": {"result": "model"}})
+    study = compiled(with_model(request, tmp_path))
+    data = {name: records(900, classes=classes, seed=index) for index, name in enumerate(SITES)}
+    result = FederatedEvaluation().run(federation(study, data, find_released(tmp_path, study)))
+    summary, model = result.summary, Model.from_result(released("linear", schema, number=classes - 2))
+    y = np.concatenate([own.labels for own in data.values() if own.labels is not None])
+    said = np.concatenate([model.predict(own) for own in data.values()])
+    precision, recall, f1, support = precision_recall_fscore_support(y, said, labels=range(classes), zero_division=0)
+    assert "confusion" not in summary
+    assert set(result.arrays) == {"right_by_class", "right_by_prediction", "scores"}
+    assert summary["accuracy"]["value"] == pytest.approx(accuracy_score(y, said))
+    for index, row in enumerate(summary["classes"]):
+        assert row["records"]["value"] == pytest.approx(support[index], abs=1e-3)
+        assert row["recall"]["value"] == pytest.approx(recall[index])
+        assert row["f1"]["value"] == pytest.approx(f1[index])
+        if index < classes - 2 and "value" in row["precision"]:
+            assert row["precision"]["value"] == pytest.approx(precision[index])
+    assert "does not know" in summary["classes"][-1]["precision"]["not_estimable"]
+
+
+@pytest.mark.parametrize(("stated", "counted"), [({"at_most": 1}, 3), ({"at_most": 2}, 5), ({"person": "last"}, 3), ({}, 3)])
+def test_persons_count_as_stated(tmp_path: Path, stated: dict[str, Any], counted: int) -> None:
+    """Persons of one, two and three records; with nothing stated, each person's together are as long as one record."""
+    save_result(tmp_path / "model", released("mlp"))
+    request = make_request(SCHEMA, "federated-evaluation", None)
+    privacy = request.privacy.model_copy(update={"unit": "subject"})
+    request = request.model_copy(update={"parameters": {"result": "model", **stated}, "privacy": privacy})
+    study = compiled(with_model(request, tmp_path))
+    one = records(1)
+    subjects = np.array([0, 1, 1, 2, 2, 2])
+    own = replace(one.take(np.zeros(6, dtype=np.intp)), subjects=subjects)
+    found = FederatedEvaluation().run(federation(study, dict.fromkeys(SITES, own), find_released(tmp_path, study))).summary
+    assert found["records"]["value"] == pytest.approx(3 * counted, abs=0.05)
+    request = request.model_copy(
+        update={"parameters": {"result": "model", "at_most": 1}, "privacy": make_request(SCHEMA).privacy}
+    )
+    with pytest.raises(HostileInput, match="counts persons"):
+        compiled(with_model(request, tmp_path))
+
+
+def test_a_model_of_other_classes_is_refused_in_words(tmp_path: Path) -> None:
+    save_result(tmp_path / "model", released("linear"))
+    request = make_request(SCHEMA, "federated-evaluation", 1.0).model_copy(update={"parameters": {"result": "model"}})
+    request = with_model(request, tmp_path)
+    request = request.model_copy(update={"data": TWO})
+    with pytest.raises(ConfigurationError, match="not distinct classes of the schema"):
+        compiled(request)
+
+
 def test_with_noise_the_figures_are_within_their_errors(tmp_path: Path) -> None:
     study, result = asked(tmp_path, "linear", 2.0)
-    assert study.task("evaluation").releases == 1
+    assert study.task("predictions").releases == 1
     data = {name: records(300, seed=index) for index, name in enumerate(SITES)}
     model = Model.from_result(result)
     truth = np.mean([np.mean(model.predict(own) == own.labels) for own in data.values()])
@@ -487,7 +595,7 @@ def test_with_noise_the_figures_are_within_their_errors(tmp_path: Path) -> None:
 
 def test_sites_can_be_told_apart_where_they_agree_to_it(tmp_path: Path) -> None:
     study, result = asked(tmp_path, "mlp", 20.0, per_site=True)
-    assert study.task("evaluation").disclosure == "per-site"
+    assert study.task("predictions").disclosure == "per-site"
     data = {name: records(300, seed=index) for index, name in enumerate(SITES)}
     found = FederatedEvaluation().run(federation(study, data, find_released(tmp_path, study))).summary
     model = Model.from_result(result)
@@ -507,14 +615,9 @@ def test_expectations_are_the_methods_own_formulas(tmp_path: Path) -> None:
     assert first.main
     assert 0 < first.half_width < second.half_width < 0.5
     inner = federation(study, {name: records(300) for name in SITES}, find_released(tmp_path, study))
-    release = inner.sum("evaluation")
-    counts = np.full((3, 3), 900 / 3 * 0.1)
-    np.fill_diagonal(counts, 900 / 3 * 0.8)
-    from veilsum_aggregation.tables import share
-
-    expected = share(720.0, 900.0, (3, 6), release.noise_std["confusion"])
-    assert isinstance(expected, Figure)
-    assert first.half_width == pytest.approx(1.96 * expected.noise_error, rel=1e-4)
+    release = inner.sum("predictions")
+    expected = share(720.0, 900.0, (3, 6), release.noise_std["confusion/table"])
+    assert first.half_width == pytest.approx(expected.half_width, rel=1e-4)
 
 
 # -- at a site -------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,20 @@ def test_what_is_shrunk_moves_no_further_than_it_did(a: int, b: int, kept: int, 
 def test_neighbouring_values_stay_neighbours(a: int, step: int, kept: int, more: int) -> None:
     first, second = shrunk(np.array([a, a + step]), kept, kept + more).tolist()
     assert 0 <= second - first <= step
+
+
+@pytest.mark.parametrize(("stated", "counted"), [({"at_most": 2}, 8), ({"person": "mean"}, 4), ({"at_most": 3}, 12)])
+def test_without_noise_persons_count_as_stated(stated: dict[str, Any], counted: int) -> None:
+    """Of three alike records each."""
+    schema = schema_of(-1e12, 1e12)
+    fixed = {"name": "s", "method": "statistics", "dataset": "d", "data": schema, "query": ROUNDED[:1]}
+    privacy = demand(None).model_copy(update={"unit": "subject"})
+    study = agreed(StudyRequest.model_validate(fixed | {"privacy": privacy, "parameters": stated}), SITES)
+    own = replace(records_of(np.full(3, 3.0), np.ones(3), np.zeros(3), schema), subjects=np.zeros(3, np.int64))
+    summary = METHODS["statistics"].run(federation(study, dict.fromkeys(SITES, own))).summary
+    row = next(row for row in summary["means"] if row["column"] == "x")
+    assert row["count"]["value"] == counted
+    assert row["mean"]["value"] == pytest.approx(3.0, abs=NEAR * 2e12)
 
 
 def overfull(n: int, x: float = 1.0) -> tuple[DatasetSchema, Records]:

@@ -17,6 +17,8 @@ import pytest
 
 from support.ledgers import any_receipt, make_reservation
 from veilsum_node.canonical import canonical
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import Countersignature
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -77,6 +79,19 @@ def test_studies_and_what_follows_from_them(name: str) -> None:
     study = parse_study(data)
     assert study.to_bytes() == data
     assert agreed(study) == GOLDEN["studies"][name]["agreed"]
+
+
+@pytest.mark.parametrize("name", GOLDEN["former"])
+def test_studies_of_former_tasks_are_read_and_name_the_version_that_computes_them(name: str) -> None:
+    """As ledgers, stores and proofs hold them: bytes, digest and price stand."""
+    data = GOLDEN["former"][name]["study"].encode()
+    study = parse_study(data)
+    known = AgreedStudy(study)
+    assert (study.to_bytes(), known.digest.hex()) == (data, GOLDEN["former"][name]["digest"])
+    assert study_epsilon(study, study.privacy.delta) == study.privacy.epsilon
+    with pytest.raises(HostileInput, match="removed after version") as caught:
+        _ = known.tasks
+    assert "Verify its results with that version" in caught.value.advice
 
 
 def test_what_is_signed_and_sent() -> None:

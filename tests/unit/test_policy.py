@@ -18,11 +18,11 @@ from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.policy import refuse, study_faults
+from veilsum_participant.policy import former_tasks, refuse, study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks import FORMER, TASKS
 
 OWN = "a"
 PINNED = {"b": "1" * 64, "c": "2" * 64}
@@ -54,6 +54,23 @@ def codes(study: Study, config: ParticipantConfig, analyst: str = "ana", delta: 
 
 def test_the_default_policy_bears_an_ordinary_study() -> None:
     assert codes(make_study(), make_config()) == []
+
+
+def test_a_policy_that_lists_a_former_task_loads_and_says_what_took_its_place() -> None:
+    """No study can ask for it, and the list allows nothing else in its place."""
+    old = make_config(tasks=("class-moments", "evaluation"))
+    ((name, told, advice),) = former_tasks(old.policy)
+    assert (name, "model-tables" in told, "0.2" in told) == ("evaluation", True, True)
+    assert advice == "Take 'evaluation' out of policy.tasks, and list 'model-tables' if the site agrees to it."
+    ((_, _, advice),) = former_tasks(make_config(tasks=("model-tables", "evaluation")).policy)
+    assert advice == "Take 'evaluation' out of policy.tasks."
+    assert not list(former_tasks(make_config().policy))
+    assert not set(FORMER) & set(TASKS)
+    asks = altered(make_study(), task__task="model-tables")
+    assert codes(asks, old) == [RefusalCode.TASK]
+    gone = altered(make_study(), task__task="evaluation")
+    (fault,) = faults(gone, old)
+    assert (fault.code, "removed after version 0.2" in str(fault)) == (RefusalCode.STUDY_INVALID, True)
 
 
 def test_what_lies_on_a_border_is_within_it() -> None:

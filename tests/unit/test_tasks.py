@@ -82,8 +82,8 @@ def test_every_loss_and_family_has_its_neighbours() -> None:
     assert {"hazard-step", "site-hazard-scores"} <= {setting.task for setting in SETTINGS}
     queries = [query for setting in SETTINGS if setting.task == "tables" for query in setting.parameters["queries"]]
     assert "linear" in {query["kind"] for query in queries}
-    models = [setting.parameters["model"]["name"] for setting in SETTINGS if setting.task == "evaluation"]
-    assert {"linear", "mlp", "discriminant"} <= set(models)
+    models = [setting.parameters["model"]["name"] for setting in SETTINGS if setting.task == "model-tables"]
+    assert {"linear", "mlp", "discriminant", "trees"} <= set(models)
 
 
 def test_statistics_equals_numpy() -> None:

@@ -156,7 +156,9 @@ class Regression(Method):
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
             asked = expand(_asked(parameters, columns), columns)
-            tables = weigh(asked, derived, columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
+            largest = inputs.sites * inputs.schema.max_records
+            exact = inputs.exact_rows(persons)
+            tables = weigh(asked, derived, columns, largest=largest, private=inputs.private, exact_rows=exact)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
                 (question,) = (LinearRegression(query, columns) for query in tables.queries)
@@ -218,9 +220,7 @@ class Regression(Method):
         for each in coefficients(told, question, per=per):
             if each.term == "constant":
                 continue
-            half = (
-                math.inf if unlikely or isinstance(each.answer, NotEstimable) else (each.answer.high - each.answer.low) / 2.0
-            )
+            half = math.inf if unlikely else each.answer.half_width
             unit = f"per {each.per}" if each.per else ""
             size = per.get(each.term, 1.0) / _radius(question, each.term)
             basis = "a ratio of e = 2.7 over half its range, or between categories"

@@ -64,16 +64,18 @@ class FederatedStatistics(Method):
             raise Misuse("The method statistics takes its own parameters.")
         if parameters.derive and not parameters.query:
             raise ConfigurationError("[derive] makes columns for queries, and none is asked.", "Add a [[query]] table.")
+        persons = {"person": parameters.person, "at_most": parameters.at_most}
         try:
             derived = [request.column(name) for name, request in parameters.derive.items()]
             columns = Columns(inputs.schema, derived)
             queries = expand(parameters.query or overview(inputs.schema), columns)
-            tables = weigh(queries, derived, columns, largest=inputs.sites * inputs.schema.max_records, private=inputs.private)
+            largest = inputs.sites * inputs.schema.max_records
+            exact = inputs.exact_rows(persons)
+            tables = weigh(queries, derived, columns, largest=largest, private=inputs.private, exact_rows=exact)
         except ValidationError as error:
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
         except HostileInput as error:
             raise ConfigurationError(error.message, error.advice) from error
-        persons = {"person": parameters.person, "at_most": parameters.at_most}
         return (TaskPlan(TABLES, "tables", tables.model_copy(update=persons)),)
 
     def check(self, study: Study) -> None:

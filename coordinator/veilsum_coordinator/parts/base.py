@@ -7,9 +7,9 @@ from public values, before a study is run.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from veilsum_coordinator.parts.estimable import told_result
 from veilsum_coordinator.parts.expectations import Expectation, block_expectations
@@ -18,7 +18,7 @@ from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
+from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import DerivedTask, TrainingTask
 
@@ -113,6 +113,7 @@ class Inputs:
         private: whether its releases have noise.
         records: that each site is expected to have.
         epsilon: that the study asks for; None without noise, and where it asks for an error instead.
+        unit: whose records the study protects together: one record, or a subject's.
     """
 
     schema: DatasetSchema
@@ -121,6 +122,19 @@ class Inputs:
     private: bool = True
     records: int = 1000
     epsilon: float | None = None
+    unit: Unit = "record"
+
+    def exact_rows(self, persons: Mapping[str, Any]) -> int:
+        """Of how many rows a unit's exact sum is made; 0 where sums are not exact.
+
+        They are not with noise, nor where a person's rows are scaled down together, which values in limbs do not bear.
+
+        Args:
+            persons: how a person's records count, as parameters of the task.
+        """
+        if self.private or (self.unit == "subject" and not any(persons.values())):
+            return 0
+        return max(1, int(persons.get("at_most", 0)))
 
     @property
     def width(self) -> int:

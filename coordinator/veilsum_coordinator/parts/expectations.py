@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilsum_aggregation.figures import Z95 as Z95
-from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 
@@ -79,11 +78,6 @@ class Expectation:
 def finite(value: float) -> float | None:
     """The value, or None where it is infinite."""
     return value if math.isfinite(value) else None
-
-
-def half_width(answer: Answer, factor: float = 1.0) -> float:
-    """Half-width of a figure's 95% interval by noise alone, times ``factor``; infinite where it is not estimable."""
-    return math.inf if isinstance(answer, NotEstimable) else Z95 * answer.noise_error * factor
 
 
 def main_error(expectations: Iterable[Expectation]) -> float:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.figures import bounded_mean
-from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Z95, Expectation, half_width, released_noise
+from veilsum_aggregation.figures import Figure, bounded_mean
+from veilsum_coordinator.parts.expectations import OFFSET, SPREAD, Z95, Expectation, released_noise
 from veilsum_coordinator.parts.moment_plans import default_clip
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -172,7 +172,7 @@ def _expected_means(noised: Noised, shrink: float, main: bool) -> Iterator[Expec
             size = centre = 1.0 / number
             unit, basis = "", f"{number} equal categories"
         mean = bounded_mean(centre * shrink * records, records, std["sums"], std["counts"], -1.0, 1.0)
-        width = half_width(mean, half)
+        width = Z95 * mean.noise_error * half if isinstance(mean, Figure) else math.inf
         what, copies = f"class mean of {name}{noised.where}", k * number * noised.copies
         yield Expectation("class means", what, size * shrink, width, unit, basis, copies, main=main)
 

@@ -178,7 +178,13 @@ def prediction_plan(prediction: Prediction, inputs: Inputs, persons: Mapping[str
     queries = expand(requests, columns)
     largest = inputs.sites * inputs.schema.max_records
     weighed = weigh(
-        queries, derived, columns, largest=largest, fine=min(FINE, MOST_STEPS / math.sqrt(largest)), private=inputs.private
+        queries,
+        derived,
+        columns,
+        largest=largest,
+        fine=min(FINE, MOST_STEPS / math.sqrt(largest)),
+        private=inputs.private,
+        exact_rows=inputs.exact_rows(persons),
     )
     weighed = weighed.model_copy(update=dict(persons))
     if prediction.by is None:
@@ -289,9 +295,9 @@ def expected_measures(study: Study, cohort: int, records: int) -> Sequence[Expec
     reader = _PredictionReader(study, values, noise)
     found = []
     for name, answer in reader.measures():
-        half = math.inf if isinstance(answer, NotEstimable) else (answer.high - answer.low) / 2.0
         size = 1.0 if isinstance(answer, NotEstimable) else max(abs(answer.value), 0.5)
-        found.append(Expectation("measures", name, size, half, basis="a calibrated prediction", main=name in MAIN))
+        basis = "a calibrated prediction"
+        found.append(Expectation("measures", name, size, answer.half_width, basis=basis, main=name in MAIN))
     return found
 
 

@@ -33,7 +33,9 @@ def weigh(
     *,
     largest: int,
     fine: float = 1.0,
+    least_table: int = 8,
     private: bool = True,
+    exact_rows: int = 0,
 ) -> TablesParameters:
     """Give each query its integer scale, by the optimal weights of what one record can fulfil together.
 
@@ -44,7 +46,9 @@ def weigh(
         queries, derived, columns: of the study.
         largest: most records of the whole federation, by which a sum should fit a lane of 24 bits.
         fine: how much finer the steps are to which values are rounded, where they should not show even in sums of few values.
+        least_table: least scale of a table; the coarser, the less weights are what they should be, by up to a tenth.
         private: whether there is noise.
+        exact_rows: of a unit, as :meth:`veilsum_coordinator.parts.base.Inputs.exact_rows` has them.
 
     Raises:
         HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
@@ -53,15 +57,16 @@ def weigh(
     for question in questions:
         _check_possible(question, columns)
     incidence = find_incidence(questions, columns)
-    if not private and any(question.rounded for question in questions):
-        return _exact(questions, derived, columns, incidence, largest)
+    if exact_rows and any(question.rounded for question in questions):
+        return _exact(questions, derived, columns, incidence, largest, exact_rows)
     reference = [query.model_copy(update={"scale": 4096}) for query in queries]
     unit = [question.norm() / 4096.0**2 for question in build_questions(reference, columns)]
     costs = [question.figures() * question.query.importance for question in questions]
     weights = np.sqrt(balance(incidence, unit, costs))
     steps = fine * math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
-    scales = [max(question.least_scale, steps if question.rounded else 0.0) for question in questions]
+    scales = [max(question.least_scale, steps if question.rounded else least_table) for question in questions]
     least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
+    least = min(least, WORD_SCALE / float(weights.max()))  # the largest that a query may have, whatever the others need
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
     if not private:
         wanted = max(wanted, WORD_SCALE / float(weights.max()))
@@ -84,7 +89,12 @@ def weigh(
 
 
 def _exact(
-    questions: Sequence[QueryKind], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence, largest: int
+    questions: Sequence[QueryKind],
+    derived: Sequence[DerivedColumn],
+    columns: Columns,
+    incidence: Incidence,
+    largest: int,
+    rows: int,
 ) -> TablesParameters:
     """Values in steps of 2^-48, written in as few limbs as fit the sensitivity of a task and a lane of 46 bits.
 
@@ -99,7 +109,7 @@ def _exact(
         bits = math.ceil((EXACT_SCALE.bit_length() + 1) / limbs)
         norms = [_limb_norm(question, limbs, bits) for question in exact]
         sensitivity = math.isqrt(incidence.largest_integer(norms)) + 1
-        if sensitivity <= min(FINEST_NORM, EXACT_LANE // largest):
+        if sensitivity * rows <= min(FINEST_NORM, EXACT_LANE // largest):
             return TablesParameters(
                 queries=tuple(asked), derived=tuple(derived), sensitivity=sensitivity, limbs=limbs, limb_bits=bits
             )

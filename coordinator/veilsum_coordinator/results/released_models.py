@@ -23,7 +23,6 @@ from veilsum_privacy.results.result import MANIFEST, Result, load_result
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.evaluation import Evaluation
 from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.training.arrays import to_broadcast
@@ -218,7 +217,7 @@ def find_released(results: Path, study: Study) -> Mapping[str, Floats]:
     """
     found = dict(find_projection(results, study.encoder))
     for declaration in study.tasks:
-        if declaration.task in (Evaluation.name, ModelTables.name):
+        if declaration.task == ModelTables.name:
             found |= _find_model(results, str(declaration.parameters["sha256"]))
     return found
 

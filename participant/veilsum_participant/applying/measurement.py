@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.classification import auc, auc_figure, f1, mean_of, mean_recall, reliability
+from veilsum_aggregation.classification import ClassCounts, auc, auc_figure, mean_of, mean_recall, reliability
+from veilsum_aggregation.figures import Answer, Figure
 from veilsum_aggregation.tables import share
 
 Floats = NDArray[np.float64]
@@ -34,24 +35,25 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
     right = own == predicted
     counts = np.zeros((len(names), m), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)
-    guess = float(np.bincount(truth, minlength=1).max()) if n else 0.0  # of the class that most records have
+    columns = [classes.index(name) if name in classes else None for name in names]
+    told = ClassCounts.of_table(counts.astype(np.float64), columns)
     found: dict[str, Any] = {
         "evaluated": n,
-        "accuracy": _proportion(float(right.sum()), n),
-        "accuracy_of_constant_guess": _proportion(guess, n),
+        "accuracy": _told(told.accuracy),
+        "accuracy_of_constant_guess": _told(told.accuracy_of_constant_guess),
     }
-    table = list(_by_class(counts, names, classes))
-    known = [row for row in table if row["recall"] is not None]
-    hits = np.array([row["recall"]["value"] * row["records"] for row in known])
-    numbers = np.array([float(row["records"]) for row in known])
-    found["balanced_accuracy"] = mean_recall(hits, numbers).to_json() if known else None
+    rows = list(told.figures())
+    found["balanced_accuracy"] = _told(mean_recall(row["recall"] for row in rows))
     logs = _log_softmax(scores)
     losses = -logs[np.arange(n), own][own >= 0]
     found["log_loss"] = mean_of(losses, 0.0, float("inf")).to_json() if len(losses) > 1 else None
     found["auc"] = _area(logs, own) if m == 2 else None
     calibration = reliability(np.exp(logs.max(axis=1)), right, BINS, 1.0 / m) if n else None
     found["calibration_error"] = None if calibration is None else calibration.error.to_json()
-    found["classes"] = table
+    found["classes"] = [
+        {"class": name, "records": int(number), **{key: _told(row[key]) for key in ("recall", "precision", "f1")}}
+        for name, number, row in zip(names, counts.sum(axis=1), rows, strict=True)
+    ]
     found["confusion"] = {"true": list(names), "predicted": list(classes), "counts": counts.tolist()}
     found["calibration"] = []
     if calibration is not None:
@@ -62,7 +64,7 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
                 "to": float(edges[place + 1]),
                 "records": int(number),
                 "confidence": float(calibration.confidence[place]),
-                "accuracy": _proportion(float(round(calibration.accuracy[place] * number)), int(number)),
+                "accuracy": _told(share(round(calibration.accuracy[place] * number), int(number))),
             }
             for place, number in enumerate(calibration.numbers)
             if number
@@ -142,23 +144,6 @@ def _concordance(risks: Floats, times: Floats, events: NDArray[np.bool_]) -> flo
     return right / pairs if pairs else None
 
 
-def _by_class(counts: NDArray[np.int64], names: Sequence[str], classes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Recall, precision and F1 of each class; None where no record has the class, or none was predicted."""
-    for row, name in enumerate(names):
-        number = int(counts[row].sum())
-        column = classes.index(name) if name in classes else None
-        hit = 0 if column is None else int(counts[row, column])
-        said = 0 if column is None else int(counts[:, column].sum())
-        others = number + said - 2 * hit
-        yield {
-            "class": name,
-            "records": number,
-            "recall": _proportion(hit, number),
-            "precision": _proportion(hit, said),
-            "f1": f1(hit, others).to_json() if hit + others else None,
-        }
-
-
 def _area(logs: Floats, own: Integers) -> dict[str, float] | None:
     """Area under the ROC curve of the model's second class against its first."""
     used = own >= 0
@@ -175,5 +160,5 @@ def _log_softmax(scores: Floats) -> Floats:
     return result
 
 
-def _proportion(part: float, whole: int) -> dict[str, float] | None:
-    return share(part, float(whole)).to_json() if whole else None
+def _told(answer: Answer) -> dict[str, Any] | None:
+    return answer.to_json() if isinstance(answer, Figure) else None

@@ -27,7 +27,7 @@ from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
-from veilsum_participant.policy import column_faults, invited_faults, term_faults
+from veilsum_participant.policy import column_faults, former_tasks, invited_faults, term_faults
 from veilsum_participant.protocol.books import open_books
 from veilsum_participant.protocol.budgets import budget_faults
 from veilsum_participant.protocol.cohorts import joining_faults
@@ -208,6 +208,8 @@ class SiteCheck:
             yield Check("analysts", CheckOutcome.OK, ", ".join(policy.analysts))
         else:
             yield Check("analysts", CheckOutcome.WARNING, "none: every study is refused", "Name them under policy.analysts.")
+        for name, detail, advice in former_tasks(policy):
+            yield Check(f"task {name}", CheckOutcome.WARNING, detail, advice)
 
     def _pins(self, policy: Policy) -> Iterator[Check]:
         pinned = sorted(policy.trusted)

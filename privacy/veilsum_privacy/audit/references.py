@@ -146,9 +146,6 @@ def _references() -> Iterator[ReferenceTask]:
     yield ReferenceTask("tree-gradients", _schema(2, 3, classes=2), trees)
     grams = {"clip": 1.0, "missing": "centre", "model": linear, "layers": ["head"], "gram_clip": 1.0}
     yield ReferenceTask("grams", _schema(4, classes=3), grams)
-    scores = {"clip": 1e6, "missing": "centre", "score_weight": 0.6, "loss_weight": 0.4, "bins": 10, "largest_loss": 3.0}
-    model = {"model": linear, "sha256": "0" * 64, "classes": ("c0", "c1")}
-    yield ReferenceTask("evaluation", _schema(3, classes=2), {**scores, **model})
     training = {
         "clip": 2.0, "missing": "centre", "model": linear, "objective": {"name": "none", "options": {}}, "epochs": 1,
         "batch": 32, "learning_rate": 0.1, "momentum": 0.0, "decay": 0.0, "norm": 10.0, "weighting": "equal",

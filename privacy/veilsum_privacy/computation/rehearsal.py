@@ -25,7 +25,6 @@ from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks.base import Floats, Records, Task, TrainingTask
-from veilsum_privacy.tasks.evaluation import Evaluation
 from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET, ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.tasks.power_moments import columns_of_moments
@@ -124,7 +123,7 @@ def made_up_broadcast(agreed: AgreedTask) -> tuple[AgreedTask, dict[str, Floats]
     """A legal broadcast for a task, and the task that it is legal for: where that names arrays by their digest, these."""
     study, task, declared = agreed.study, agreed.task, agreed.declaration
     arrays = task.example_broadcast(study.sites)
-    if isinstance(task, Evaluation | ModelTables):
+    if isinstance(task, ModelTables):
         model = from_broadcast(arrays, task.architecture.shapes())
         parameters = {**declared.parameters, "sha256": model_digest(task.architecture, model)}
         declared = declared.model_copy(update={"parameters": parameters})

@@ -41,6 +41,7 @@ from veilsum_privacy.securesum.contribution import masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster, verify_roster
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks import check_former
 
 LEAST_DECRYPTORS = 2
 """Members that decrypt every sum, and sign for it."""
@@ -132,6 +133,9 @@ def check_study(proof: StudyProof, authority: x509.Certificate) -> CheckedStudy:
     with part(STUDY_FILE, "The analyst's signature does not hold:"):
         analyst = _certified(proof.analyst, authority, Role.ANALYST, study)
         verify(analyst.public_key, Label.STUDY, proof.study, proof.signature)
+    with part(STUDY_FILE, "This version cannot verify it:"):
+        for declaration in study.tasks:
+            check_former(declaration.task)
     with part(STUDY_FILE, "The roster does not hold:"):
         roster = verify_roster(proof.enrolments, study, agreed.digest, authority, None)
         for member in roster.members:

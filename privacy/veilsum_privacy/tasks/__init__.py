@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -15,7 +15,6 @@ from veilsum_privacy.tasks.barycenter_step import BarycenterStep
 from veilsum_privacy.tasks.base import Task
 from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
-from veilsum_privacy.tasks.evaluation import Evaluation
 from veilsum_privacy.tasks.feature_means import FeatureMeans
 from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
 from veilsum_privacy.tasks.gradient import Gradient
@@ -57,12 +56,35 @@ _ALL: tuple[type[Task[Any]], ...] = (
     AlignedMoments,
     PowerMoments,
     WithinMoments,
-    Evaluation,
     ModelTables,
 )
 
 TASKS: Mapping[str, type[Task[Any]]] = {task.name: task for task in _ALL}
 """Every task by name."""
+
+
+class Former(NamedTuple):
+    """A task that there was: the last version that has it, and the task that does what it did."""
+
+    version: str
+    now: str
+
+
+FORMER: Mapping[str, Former] = {"evaluation": Former("0.2", "model-tables")}
+"""By name. Ledgers and policies that name them are read as ever; what was signed for them is verified by that version."""
+
+
+def check_former(name: str) -> None:
+    """Refuse a task that there was.
+
+    Raises:
+        HostileInput: names the version that computes it.
+    """
+    if name in FORMER:
+        raise HostileInput(
+            f"The task {name!r} was removed after version {FORMER[name].version}.",
+            f"Verify its results with that version; a study compiled anew has the task {FORMER[name].now!r} for it.",
+        )
 
 
 def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) -> Task[Any]:
@@ -71,6 +93,7 @@ def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) 
     Raises:
         HostileInput: no such task, parameters that it does not accept, or a schema that it does not fit.
     """
+    check_former(name)
     if name not in TASKS:
         raise HostileInput(f"There is no task {name!r}.", did_you_mean(name, TASKS))
     kind = TASKS[name]

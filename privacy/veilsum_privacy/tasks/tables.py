@@ -12,6 +12,7 @@ from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
@@ -65,7 +66,7 @@ class TableTask(PersonTask[T]):
     A person whose records count at most m times changes the sum by m D.
     """
 
-    disclosures = ("joint",)
+    disclosures: ClassVar[tuple[Disclosure, ...]] = ("joint",)
 
     def __init__(self, parameters: T, schema: DatasetSchema, read: DatasetSchema | None = None) -> None:
         """See the base; ``read`` is the schema of what queries read, where that is more than the records."""
@@ -94,7 +95,7 @@ class TableTask(PersonTask[T]):
     def only_without_noise(self) -> str | None:
         return "writes values in limbs" if self.parameters.limbs > 1 else None
 
-    def branches(self) -> Branches:
+    def branches(self) -> Branches | None:
         return Branches.of(self._schema, self._columns, self.questions)
 
     def _rows(self, records: Records, counted: Bools) -> Iterator[Integers]:
