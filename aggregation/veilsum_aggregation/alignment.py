@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import moments
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
 from veilsum_aggregation.mixed_effects import Effects, two_way_local
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_noised, shrink_oas, shrink_ridge
@@ -27,7 +27,6 @@ from veilsum_aggregation.two_way import (
     whitening,
 )
 
-Floats = NDArray[np.float64]
 Kind = Literal["barycenter", "two-way", "slopes"]
 Shrinkage = Literal["auto", "oas", "noised", "ridge"]
 

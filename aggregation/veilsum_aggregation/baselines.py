@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
 
 MOST_PERIODS = 20
 """Of time that a study declares: pieces, where a period has several."""

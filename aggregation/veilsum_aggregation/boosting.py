@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
 
 LONGEST_STEP = 4.0
 """Of a leaf before it is shared among the trees of a round: more than a step towards certainty is noise."""

@@ -1,35 +1,21 @@
 """How well a classifier does, with closed-form 95% intervals: from counts, from scores, and from noised counts.
 
-An :class:`Interval` is of the records as a sample; that of a :class:`~veilsum_aggregation.figures.Figure` is of the noise as
-well. All arithmetic is in float64.
+Figures of counts and scores without noise have the records as a sample; all arithmetic is in float64.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Drowned, Figure, normal_figure
+from veilsum_aggregation.arrays import Bools, Floats, Integers
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, normal_figure, project
 from veilsum_aggregation.moments import within_noise
-from veilsum_aggregation.tables import count, share_in
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
-Z95 = 1.959963984540054
-"""Standard normal quantile of 97.5%."""
-
-
-class Interval(NamedTuple):
-    """A 95% interval."""
-
-    low: float
-    high: float
+from veilsum_aggregation.tables import count, share
 
 
 def f1_of_overlap(overlap: float) -> float:
@@ -37,24 +23,39 @@ def f1_of_overlap(overlap: float) -> float:
     return 2.0 * overlap / (1.0 + overlap)
 
 
-def mean_recall_interval(recalls: Sequence[Figure]) -> Interval:
-    """Interval of the mean of independent proportions: the distances to each one's limits are added as standard errors are
-    (Zou and Donner 2008)."""
-    mean, k = sum(recall.value for recall in recalls) / len(recalls), len(recalls)
-    low = math.hypot(*(recall.value - recall.low for recall in recalls)) / k
-    high = math.hypot(*(recall.high - recall.value for recall in recalls)) / k
-    return Interval(max(mean - low, 0.0), min(mean + high, 1.0))
+def f1(true_positive: float, others: float, cells: int = 1, std: float = 0.0) -> Answer:
+    """F1 from TP and from ``others`` = FP + FN, a sum of so many cells of noise ``std``: the share J, its limits by
+    :func:`f1_of_overlap`, its errors by dF1/dJ = 2 / (1 + J)^2."""
+    overlap = share(true_positive, true_positive + others, (1, cells), std)
+    if isinstance(overlap, NotEstimable):
+        return overlap
+    slope = 2.0 / (1.0 + overlap.value) ** 2
+    value, low, high = map(f1_of_overlap, (overlap.value, overlap.low, overlap.high))
+    return Figure(value, slope * overlap.noise_error, slope * overlap.sampling_error, low, high)
 
 
-def mean_interval(values: Floats, low: float, high: float) -> Interval:
-    """Normal interval of the mean of values (n,) that lie in [low, high]; all of that for fewer than two."""
+def mean_recall(recalls: Iterable[Answer]) -> Answer:
+    """The mean of independent proportions, of those that there are: the distances to each one's limits are added as standard
+    errors are (Zou and Donner 2008)."""
+    rates = [recall for recall in recalls if isinstance(recall, Figure)]
+    if not rates:
+        return NotEstimable("there is no record of any class")
+    mean, k = math.fsum(rate.value for rate in rates) / len(rates), len(rates)
+    noise = math.hypot(*(rate.noise_error for rate in rates)) / k
+    sampling = math.hypot(*(rate.sampling_error for rate in rates)) / k
+    low = math.hypot(*(rate.value - rate.low for rate in rates)) / k
+    high = math.hypot(*(rate.high - rate.value for rate in rates)) / k
+    return Figure(mean, noise, sampling, mean - low, mean + high).within(0.0, 1.0)
+
+
+def mean_of(values: Floats, low: float, high: float) -> Figure:
+    """The mean of values (n,) that lie in [low, high], with its normal interval; all of that for a single one."""
     if len(values) < 2:
-        return Interval(low, high)
-    mean, half = float(values.mean()), Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Interval(max(mean - half, low), min(mean + half, high))
+        return Figure(float(values.mean()), 0.0, (high - low) / 2.0, low, high)
+    return normal_figure(float(values.mean()), 0.0, float(values.var(ddof=1)) / len(values)).within(low, high)
 
 
-def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
+def auc(scores: Floats, positive: Bools) -> float:
     """Area under the ROC curve: how often a positive record scores above a negative one, ties counting half.
 
     Args:
@@ -66,24 +67,26 @@ def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
     return float(below.sum()) / (2.0 * len(above) * len(negative))
 
 
-def auc_interval(area: float, positive: int, negative: int) -> Interval:
-    """Interval of the area by Newcombe (2006, method 5): the areas a at which (area - a)^2 = z^2 V(a), with V by Hanley and
-    McNeil (1982), V(a) = a (1 - a) (1 + h (1 - a) / (2 - a) + h a / (1 + a)) / (m n), h = (m + n) / 2 - 1.
+def auc_figure(area: float, positive: int, negative: int) -> Figure:
+    """The area with its interval by Newcombe (2006, method 5): the areas a at which (area - a)^2 = z^2 V(a), with V by Hanley
+    and McNeil (1982), V(a) = a (1 - a) (1 + h (1 - a) / (2 - a) + h a / (1 + a)) / (m n), h = (m + n) / 2 - 1.
 
     It has no zero width where the classes are apart altogether.
     """
     h = (positive + negative) / 2.0 - 1.0
 
+    def variance(a: float) -> float:
+        return a * (1 - a) * (1 + h * (1 - a) / (2 - a) + h * a / (1 + a)) / (positive * negative)
+
     def excess(a: float) -> float:
-        variance = a * (1 - a) * (1 + h * (1 - a) / (2 - a) + h * a / (1 + a)) / (positive * negative)
-        return (area - a) ** 2 - Z95**2 * variance
+        return (area - a) ** 2 - Z95**2 * variance(a)
 
     near = 1e-9  # at the ends themselves V is 0
     from scipy.optimize import brentq  # a third of a process's start, where nobody asks for an interval
 
     low = 0.0 if area <= 0.0 else float(brentq(excess, 0.0, min(area, 1.0 - near), xtol=1e-12))
     high = 1.0 if area >= 1.0 else float(brentq(excess, max(area, near), 1.0, xtol=1e-12))
-    return Interval(low, high)
+    return Figure(area, 0.0, math.sqrt(variance(area)), low, high)
 
 
 class Reliability(NamedTuple):
@@ -92,16 +95,15 @@ class Reliability(NamedTuple):
     Attributes:
         numbers: (B,) records.
         confidence, accuracy: (B,) mean of the records; NaN in empty bins.
-        error: expected calibration error, the mean over records of |accuracy - confidence| of their bins (Guo et al. 2017).
-        interval: of the error, as if the bins' signs were known; where calibration is good, the error itself is too large by
+        error: expected calibration error, the mean over records of |accuracy - confidence| of their bins (Guo et al. 2017);
+            its interval is as if the bins' signs were known; where calibration is good, the error itself is too large by
             about what chance does in each bin.
     """
 
     numbers: Integers
     confidence: Floats
     accuracy: Floats
-    error: float
-    interval: Interval
+    error: Figure
 
 
 def bin_of(values: Floats, bins: int, low: float) -> Integers:
@@ -110,7 +112,7 @@ def bin_of(values: Floats, bins: int, low: float) -> Integers:
     return np.clip(places, 0, bins - 1).astype(np.int64)
 
 
-def reliability(confidence: Floats, right: NDArray[np.bool_], bins: int, low: float) -> Reliability:
+def reliability(confidence: Floats, right: Bools, bins: int, low: float) -> Reliability:
     """Calibration of predictions.
 
     Args:
@@ -126,17 +128,7 @@ def reliability(confidence: Floats, right: NDArray[np.bool_], bins: int, low: fl
         share = np.bincount(place, right.astype(np.float64), bins) / numbers
     signs = np.sign(np.where(numbers > 0, share - mean, 0.0))
     gaps = signs[place] * (right.astype(np.float64) - confidence)
-    return Reliability(numbers, mean, share, float(gaps.mean()), mean_interval(gaps, 0.0, 1.0))
-
-
-def noised_f1(true_positive: float, others: float, cells: int, std: float) -> Answer:
-    """F1 from TP and from FP + FN, which is a sum of so many cells; dF1/dJ = 2 / (1 + J)^2, and the interval is J's."""
-    overlap = share_in(true_positive, true_positive + others, (1, cells), std)
-    if isinstance(overlap, Drowned):
-        return overlap
-    slope = 2.0 / (1.0 + overlap.value) ** 2
-    errors = slope * overlap.noise_error, slope * overlap.sampling_error
-    return Figure(f1_of_overlap(overlap.value), *errors, f1_of_overlap(overlap.low), f1_of_overlap(overlap.high))
+    return Reliability(numbers, mean, share, mean_of(gaps, 0.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -177,13 +169,13 @@ class ClassCounts:
         """The share that is predicted rightly."""
         known = [row for row, column in enumerate(self.columns) if column is not None]
         right, cells = float(self.by_class[known, 1].sum()), (len(known), self._all - len(known))
-        return share_in(right, float(self.by_class.sum()), cells, self.std[0])
+        return share(right, float(self.by_class.sum()), cells, self.std[0])
 
     @property
     def accuracy_of_constant_guess(self) -> Answer:
         """The share of the class that most records have: where it is close to the accuracy, that says little."""
         numbers, cells = self.by_class.sum(axis=1), (self.cells[0], self._all - self.cells[0])
-        return share_in(float(numbers.max()), float(numbers.sum()), cells, self.std[0])
+        return share(float(numbers.max()), float(numbers.sum()), cells, self.std[0])
 
     @property
     def _all(self) -> int:
@@ -195,14 +187,14 @@ class ClassCounts:
         for (missed, hit), column in zip(self.by_class.tolist(), self.columns, strict=True):
             found: dict[str, Answer] = {"records": count(missed + hit, std * math.sqrt(cells))}
             if column is None:
-                found["recall"] = share_in(0.0, missed + hit, (0, cells), std)
-                found["precision"] = Drowned("the model does not know the class")
-                found["f1"] = noised_f1(0.0, missed + hit, cells, std)
+                found["recall"] = share(0.0, missed + hit, (0, cells), std)
+                found["precision"] = NotEstimable("the model does not know the class")
+                found["f1"] = f1(0.0, missed + hit, cells, std)
             else:
                 wrong, right = self.by_prediction[column].tolist()
-                found["recall"] = share_in(hit, missed + hit, (1, cells - 1), std)
-                found["precision"] = share_in(right, wrong + right, (1, others - 1), other_std)
-                found["f1"] = noised_f1(hit, missed + wrong, cells + others - 2, max(std, other_std))
+                found["recall"] = share(hit, missed + hit, (1, cells - 1), std)
+                found["precision"] = share(right, wrong + right, (1, others - 1), other_std)
+                found["f1"] = f1(hit, missed + wrong, cells + others - 2, max(std, other_std))
             yield found
 
 
@@ -221,23 +213,25 @@ class NoisedCalibration(NamedTuple):
 def noised_calibration(wrong: Floats, right: Floats, low: float, std: float) -> NoisedCalibration:
     """Expected calibration error from counts (B,) of wrong and right predictions by confidence, in equal bins of [low, 1].
 
-    With middles c and gaps g = (1 - c) right - c wrong it is E = sum |g| / N. Delta method: its slopes are
-    (sign g (1 - c) - E) / N and (-sign g c - E) / N. A gap of noise of standard deviation s has the mean size s sqrt(2 / pi).
-    The interval is as if the signs were known; where calibration is good, the error itself is too large by about what noise
-    and chance do in each bin.
+    With middles c and gaps g = (1 - c) right - c wrong it is E = sum |g| / N. Delta method, for the noise and for the sampling
+    of the cells: its slopes are (sign g (1 - c) - E) / N and (-sign g c - E) / N. A gap of noise of standard deviation s has
+    the mean size s sqrt(2 / pi). The interval is as if the signs were known; where calibration is good, the error itself is
+    too large by about what noise and chance do in each bin.
     """
     bins = len(wrong)
     middles = low + (1.0 - low) * (np.arange(bins) + 0.5) / bins
     counts = np.concatenate([right, wrong])
     whole = float(counts.sum())
     if within_noise(whole, std * math.sqrt(2 * bins)):
-        return NoisedCalibration(Drowned("the released count is within its noise", "more records, or more epsilon"), math.inf)
+        return NoisedCalibration(
+            NotEstimable("the released count is within its noise", "more records, or more epsilon"), math.inf
+        )
     gaps = (1.0 - middles) * right - middles * wrong
     error = float(np.abs(gaps).sum()) / whole
     signs = np.sign(gaps)
     slopes = np.concatenate([signs * (1.0 - middles) - error, -signs * middles - error]) / whole
     floor = math.sqrt(2.0 / math.pi) * std * float(np.hypot(1.0 - middles, middles).sum()) / whole
-    told = normal_figure(error, std**2 * float(slopes @ slopes), float(slopes**2 @ np.maximum(counts, 0.0)))
+    told = normal_figure(error, std**2 * float(slopes @ slopes), float(slopes**2 @ project(counts)))
     return NoisedCalibration(told.within(0.0, 1.0), floor)
 
 

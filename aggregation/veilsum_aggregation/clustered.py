@@ -21,12 +21,10 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
 from veilsum_aggregation.regression import Fit
-
-Floats = NDArray[np.float64]
 
 FEWEST_SITES = 3
 """With two, the quantile of Student's t is 12.7."""
@@ -142,9 +140,11 @@ class ClusteredFit(Fit):
         return self.fit.covariances[0], np.asarray(middle)
 
     @property
-    def drowned(self) -> Drowned | None:
+    def drowned(self) -> NotEstimable | None:
         if len(self.scores) < FEWEST_SITES:
-            return Drowned(f"errors clustered by site need {FEWEST_SITES} sites; {len(self.scores)} took part", "more sites")
+            return NotEstimable(
+                f"errors clustered by site need {FEWEST_SITES} sites; {len(self.scores)} took part", "more sites"
+            )
         return self.fit.drowned
 
     def combination(self, weights: Floats) -> Answer:
@@ -161,5 +161,5 @@ class ClusteredFit(Fit):
         changes = self.scores @ direction
         return len(changes) / (len(changes) - 1) * float(np.sum((changes - changes.mean()) ** 2))
 
-    def all_slopes(self) -> Test | Drowned:
+    def all_slopes(self) -> Test | NotEstimable:
         return self.fit.all_slopes()

@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Drowned, Figure, normal_figure
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 
 def area(without: Floats, events: Floats, std: float) -> Answer:
@@ -55,14 +53,12 @@ def _concordance(events: Floats, censored: Floats, beyond: Floats, variances: Fl
     of_pairs = _gradient(np.broadcast_to(later.sum(axis=0), events.shape), np.broadcast_to(events.sum(axis=0), events.shape))
     pairs_std = math.sqrt(float((of_pairs**2 * variances).sum()))
     if not pairs > max(NOISE_FLOOR * pairs_std, 0.5):
-        return Drowned("the number of pairs to compare is within its noise", "more records, more events, or more epsilon")
+        return NotEstimable("the number of pairs to compare is within its noise", "more records, more events, or more epsilon")
     value = concordant / pairs
     gradient = (_gradient(below, above) - value * of_pairs) / pairs
     cells = np.concatenate([events, censored, beyond[:, None]], axis=1)
     sampling = max(float((gradient**2 * cells).sum()), 0.0)
-    told = normal_figure(value, float((gradient**2 * variances).sum()), sampling)
-    shown, low, high = (min(max(end, 0.0), 1.0) for end in (told.value, told.low, told.high))
-    return Figure(shown, told.noise_error, told.sampling_error, low, high)
+    return normal_figure(value, float((gradient**2 * variances).sum()), sampling).within(0.0, 1.0)
 
 
 def _gradient(of_event: Floats, of_later: Floats) -> Floats:

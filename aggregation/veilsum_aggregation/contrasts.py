@@ -16,10 +16,9 @@ from functools import cached_property
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from veilsum_aggregation.arrays import Floats, Integers
+
 Columns = tuple[int, ...]
 
 MARGIN = 0.5

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
-from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 
 def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std: float, grain: float = 0.0) -> Answer:
@@ -27,12 +23,14 @@ def correlation(moments: Floats, i: int, j: int, diagonal_std: float, cross_std:
     advice = "more records, or more epsilon"
     n = float(moments[0, 0])
     if not n > max(NOISE_FLOOR * diagonal_std, 0.0):
-        return Drowned("the released count is within its noise", advice)
+        return NotEstimable("the released count is within its noise", advice)
     a, b = i + 1, j + 1
     mi, mj = moments[0, a] / n, moments[0, b] / n
     vi, vj = float(moments[a, a] / n - mi * mi), float(moments[b, b] / n - mj * mj)
     if min(vi, vj) <= NOISE_FLOOR * diagonal_std / n + 2.0 * grain:
-        return Drowned("a variance is within its noise", advice) if diagonal_std else Drowned("a column does not vary")
+        return (
+            NotEstimable("a variance is within its noise", advice) if diagonal_std else NotEstimable("a column does not vary")
+        )
     r = float(moments[a, b] / n - mi * mj) / math.sqrt(vi * vj)
     inside = min(max(r, -0.999), 0.999)
     noise = cross_std**2 / (n * n * vi * vj) + inside**2 / 4.0 * (diagonal_std / n) ** 2 * (vi**-2 + vj**-2)

@@ -10,12 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.moments import NOISE_FLOOR, within_noise
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 REFERENCE_MEAN, REFERENCE_VARIANCE = "reference.mean", "reference.variance"
 REFERENCE_SKEWNESS, REFERENCE_KURTOSIS = "reference.skewness", "reference.kurtosis"

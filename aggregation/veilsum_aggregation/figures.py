@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 FLAT = 1e-9
 """An eigenvalue below this share of the largest is 0 up to rounding."""
@@ -54,6 +53,11 @@ class Figure:
         return math.erfc(abs(self.value) / error / math.sqrt(2.0)) if error > 0.0 else float(self.value == 0.0)
 
     @property
+    def half_width(self) -> float:
+        """Half the width of the interval."""
+        return (self.high - self.low) / 2.0
+
+    @property
     def noise_share(self) -> float:
         """Share of the error's variance that is noise: near 1, the records could hardly show; 0 of an exact figure."""
         variance = self.noise_error**2 + self.sampling_error**2
@@ -68,14 +72,42 @@ class Figure:
     def within(self, low: float, high: float) -> Figure:
         """The figure of a quantity that lies in [low, high]: value and interval are cut off there."""
         value = min(max(self.value, low), high)
-        return Figure(
-            value, self.noise_error, self.sampling_error, min(max(self.low, low), high), max(min(self.high, high), low)
-        )
+        return replace(self, value=value, low=min(max(self.low, low), high), high=max(min(self.high, high), low))
+
+    def widened(self, by: float) -> Figure:
+        """The figure whose interval reaches so much further on both sides, for what rounding may have changed."""
+        return replace(self, low=self.low - by, high=self.high + by) if by else self
+
+    def root(self) -> Answer:
+        """The standard deviation of a variance; errors by the delta method, interval by the ends' roots.
+
+        A variance that noise left at 0 or below has none: 0 would say that the values do not differ.
+        """
+        if self.value <= 0.0 and self.noise_error > 0.0:
+            return NotEstimable("the variance is within its noise", "more records, or more epsilon")
+        value = math.sqrt(max(self.value, 0.0))
+        slope = 2.0 * max(value, 0.5 * math.sqrt(max(self.high, 1e-12)) if math.isfinite(self.high) else value, 1e-6)
+        ends = math.sqrt(max(self.low, 0.0)), math.sqrt(self.high) if math.isfinite(self.high) else math.inf
+        return Figure(value, self.noise_error / slope, self.sampling_error / slope, *ends)
+
+    def exponential(self, most: float = math.inf) -> Figure:
+        """exp of the figure, such as an odds ratio, against 1, not 0; errors by the delta method, ends by its own. What is
+        beyond e^700 is ``most``."""
+        value, low, high = (math.exp(end) if end < 700.0 else most for end in (self.value, self.low, self.high))
+        return Figure(value, value * self.noise_error, value * self.sampling_error, low, high, self.p_value)
+
+    def to_json(self) -> dict[str, Any]:
+        """``value``, both errors, and the interval's ends, infinite ones as None."""
+        if not math.isfinite(self.value):
+            return NotEstimable("the released sums give no number").to_json()
+        errors = {"noise_error": self.noise_error, "sampling_error": self.sampling_error}
+        low, high = (None if math.isinf(end) else end for end in (self.low, self.high))
+        return {"value": self.value, **errors, "low": low, "high": high}
 
 
 @dataclass(frozen=True)
-class Drowned:
-    """A figure that the released sums cannot tell.
+class NotEstimable:
+    """A figure that the released sums cannot tell. What is made of it cannot be told either, for the same reason.
 
     Attributes:
         reason: what is too small against what.
@@ -85,8 +117,33 @@ class Drowned:
     reason: str
     advice: str = ""
 
+    p_value: ClassVar[None] = None
+    noise_share: ClassVar[None] = None
+    half_width: ClassVar[float] = math.inf
 
-Answer = Figure | Drowned
+    def scaled(self, factor: float, shift: float = 0.0) -> NotEstimable:
+        """See :class:`Figure`; itself, as are the others."""
+        return self
+
+    def within(self, low: float, high: float) -> NotEstimable:
+        return self
+
+    def widened(self, by: float) -> NotEstimable:
+        return self
+
+    def root(self) -> NotEstimable:
+        return self
+
+    def exponential(self, most: float = math.inf) -> NotEstimable:
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """``not_estimable``, the reason, and ``advice``."""
+        return {"not_estimable": self.reason, "advice": self.advice}
+
+
+Answer = Figure | NotEstimable
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -108,6 +165,17 @@ class Test:
     left_out: tuple[int, ...] = ()
 
 
+def test_row(name: str, of: str, found: Test | NotEstimable, **more: Any) -> Row:
+    """A test as a row of a table."""
+    told: Row
+    if isinstance(found, NotEstimable):
+        told, note = dict.fromkeys(("statistic", "degrees", "p_value", "noise_share")), f"not estimable: {found.reason}"
+    else:
+        told = {name: getattr(found, name) for name in ("statistic", "degrees", "p_value", "noise_share")}
+        note = f"{len(found.left_out)} groups within noise are left out" if found.left_out else ""
+    return {"test": name, "of": of} | told | {"note": note} | more
+
+
 def normal_figure(value: float, noise_variance: float, sampling_variance: float) -> Figure:
     """A figure whose error is normal, with these variances; below 0, which rounding can make of none, they are 0."""
     noise_variance, sampling_variance = max(noise_variance, 0.0), max(sampling_variance, 0.0)
@@ -127,7 +195,7 @@ def ratio_figure(
         advice: what would help where the denominator is within noise.
     """
     if not bottom > NOISE_FLOOR * math.sqrt(noise[2]) or not bottom > 0.0:
-        return Drowned("the released count is within its noise", advice)
+        return NotEstimable("the released count is within its noise", advice)
     value = top / bottom
 
     def variance(part: tuple[float, float, float]) -> float:
@@ -138,8 +206,21 @@ def ratio_figure(
     root = half * half - lead * last
     if lead <= 0.0 or root < 0.0:
         return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), -math.inf, math.inf)
-    ends = (half - math.sqrt(root)) / lead, (half + math.sqrt(root)) / lead
+    low, high = (half - math.sqrt(root)) / lead, (half + math.sqrt(root)) / lead
+    ends = min(low, value), max(high, value)  # which only rounding leaves outside
     return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), *ends)
+
+
+def bounded_mean(total: float, number: float, total_std: float, number_std: float, low: float, high: float) -> Answer:
+    """The mean of values in [low, high] of which the sum and the number alone were released, by Fieller's rule.
+
+    Its sampling error is the largest that the mean m leaves: values have a variance of (m - low) (high - m) at most (Bhatia
+    and Davis 2000).
+    """
+    m = min(max(total / number, low), high) if number > 0.0 else low
+    spread = max(number, 0.0) * (m - low) * (high - m)
+    found = ratio_figure(total, number, (total_std**2, 0.0, number_std**2), (spread, 0.0, 0.0))
+    return found.within(low, high)
 
 
 def project(table: Floats) -> Floats:
@@ -177,10 +258,12 @@ def delta_rule(function: Callable[[Floats], float], table: Floats, noise_std: fl
     return function(table), float(gradient**2 @ noise**2), max(sampling, 0.0)
 
 
-NO_VARIANCE = Drowned("nothing varies that the test could compare")
+NO_VARIANCE = NotEstimable("nothing varies that the test could compare")
 
 
-def chi_squared(u: Floats, noise: Floats, sampling: Floats, degrees: int, left_out: tuple[int, ...] = ()) -> Test | Drowned:
+def chi_squared(
+    u: Floats, noise: Floats, sampling: Floats, degrees: int, left_out: tuple[int, ...] = ()
+) -> Test | NotEstimable:
     """The test that a vector has mean 0: u' V^+ u with V the sum of both covariances, against chi-squared.
 
     Its degrees of freedom are V's rank: combinations that do not vary, beside :data:`FLAT` of the largest, are no part of it.

@@ -18,7 +18,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
+
 Permutation = NDArray[np.intp]
 Solver = Literal["exact", "sinkhorn"]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilsum_aggregation.polar import CovarianceError, Floats, Followed, factor, polar, spectrum
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.polar import CovarianceError, Followed, factor, polar, spectrum
 from veilsum_aggregation.transport import AffineMap, Gaussian, geodesic, push, transport_map, wasserstein2
 
 __all__ = [

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats, Integers
+
 Scale = Literal["eigenvalue", "std"]
 
 
@@ -89,11 +89,11 @@ def directions(geometry: ClassGeometry, scale: Scale = "std") -> Floats:
 def generate(
     geometry: ClassGeometry,
     centres: Floats,
-    classes: NDArray[np.int64],
+    classes: Integers,
     copies: int,
     scale: Scale,
     rng: np.random.Generator,
-) -> tuple[Floats, NDArray[np.int64]]:
+) -> tuple[Floats, Integers]:
     """Samples around centres, each with its class's geometry: ``copies`` of the first centre, then of the second, and so on.
 
     Args:
@@ -113,7 +113,7 @@ def generate(
     n, d = centres.shape
     if classes.shape != (n,) or d != geometry.means.shape[1] or copies < 0:
         raise ValueError(f"{copies} copies of centres {centres.shape} with classes {classes.shape} cannot be generated")
-    labels: NDArray[np.int64] = np.repeat(classes.astype(np.int64), copies)
+    labels: Integers = np.repeat(classes.astype(np.int64), copies)
     if n and not (int(classes.min()) >= 0 and int(classes.max()) < len(geometry.means)):
         raise ValueError("a centre is of a class that the geometry does not hold")
     samples: Floats = np.repeat(centres.astype(np.float64), copies, axis=0)

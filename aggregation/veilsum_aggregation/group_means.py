@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilsum_aggregation.figures import Answer, Drowned, Test, chi_squared, ratio_figure
+from veilsum_aggregation.figures import Answer, NotEstimable, Test, chi_squared, ratio_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 
@@ -65,10 +65,11 @@ class NumberSums:
 def mean(sums: NumberSums) -> Answer:
     """The mean, in [-1, 1], by Fieller's rule."""
     if sums.drowned:
-        return Drowned("the released count is within its noise", "more records, or more epsilon")
+        return NotEstimable("the released count is within its noise", "more records, or more epsilon")
     spread = sums.count * sums.careful_variance()
-    found = ratio_figure(sums.total, sums.count, (sums.total_std**2, 0.0, sums.count_std**2), (spread, 0.0, 0.0))
-    return found if isinstance(found, Drowned) else found.within(-1.0, 1.0)
+    return ratio_figure(sums.total, sums.count, (sums.total_std**2, 0.0, sums.count_std**2), (spread, 0.0, 0.0)).within(
+        -1.0, 1.0
+    )
 
 
 def variance(sums: NumberSums) -> Answer:
@@ -79,7 +80,7 @@ def variance(sums: NumberSums) -> Answer:
     that is larger.
     """
     if sums.drowned:
-        return Drowned("the released count is within its noise", "more records, or more epsilon")
+        return NotEstimable("the released count is within its noise", "more records, or more epsilon")
     n = sums.count
     m = min(max(sums.total / n, -1.0), 1.0)
     value, _ = sums.plain_variance()
@@ -91,8 +92,7 @@ def variance(sums: NumberSums) -> Answer:
         sums.count_std**2,
     )
     spread = n * careful**2 * (kurtosis(m, careful) - 1.0)
-    found = ratio_figure(value * n, n, noise, (spread, 0.0, 0.0))
-    return found if isinstance(found, Drowned) else found.within(0.0, 1.0)
+    return ratio_figure(value * n, n, noise, (spread, 0.0, 0.0)).within(0.0, 1.0)
 
 
 LEAST_VARIANCE = 1e-3
@@ -117,7 +117,7 @@ def kurtosis(m: float, v: float) -> float:
     return 3.0 + (HEAVY * excess if excess > 0.0 else max(excess + 0.3, -1.2))
 
 
-def equal_means(groups: list[NumberSums]) -> Test | Drowned:
+def equal_means(groups: list[NumberSums]) -> Test | NotEstimable:
     """The score test that all groups have one mean, without assuming equal variances.
 
     With m = sum s / sum n: U_g = s_g - m n_g, V_g = n_g v_g + sigma_s^2 + m^2 sigma_n^2, v_g the second moment about m; U is
@@ -127,7 +127,7 @@ def equal_means(groups: list[NumberSums]) -> Test | Drowned:
     kept = [place for place, group in enumerate(groups) if not group.drowned]
     left_out = tuple(place for place in range(len(groups)) if place not in kept)
     if len(kept) < 2:
-        return Drowned("fewer than two groups are above the noise", "fewer groups, more records, or more epsilon")
+        return NotEstimable("fewer than two groups are above the noise", "fewer groups, more records, or more epsilon")
     n = np.array([groups[place].count for place in kept])
     s = np.array([groups[place].total for place in kept])
     m = float(s.sum() / n.sum())

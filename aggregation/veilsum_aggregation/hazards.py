@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.baselines import Baseline, LifeTable, first_baseline
-from veilsum_aggregation.figures import FLAT, Drowned
+from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.newton import (
     FLOOR,
     LONGEST_STEP,
@@ -37,8 +37,6 @@ from veilsum_aggregation.newton import (
     without,
 )
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
-
-Floats = NDArray[np.float64]
 
 FIRST_STEP = 1.5
 """Longest first gamma: the association with the event overstates that with the hazard."""
@@ -318,7 +316,7 @@ class HazardFit(Fit):
         return float(self._spectrum[0][0])
 
     @property
-    def drowned(self) -> Drowned | None:
+    def drowned(self) -> NotEstimable | None:
         whiten = self.model.whiten
         weakest = np.concatenate([[0.0], whiten @ self._spectrum[1][:, 0]])
         step = without(self.step[self.model.q :], whiten, self.apart[1:])

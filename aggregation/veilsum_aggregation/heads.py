@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats, Integers
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,9 @@ class LinearHead:
         result: Floats = x @ self.weights.T + self.bias
         return result
 
-    def predict(self, features: Floats) -> NDArray[np.int64]:
+    def predict(self, features: Floats) -> Integers:
         """Index of the predicted class (n,) for features (n, d)."""
-        best: NDArray[np.int64] = np.argmax(self.scores(features), axis=1).astype(np.int64)
+        best: Integers = np.argmax(self.scores(features), axis=1).astype(np.int64)
         return best
 
 

@@ -24,10 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from veilsum_aggregation.arrays import Floats, Integers
 
 LARGEST_GAP = 50.0
 """Scores further apart than this give weights below 2e-22; gaps between neighbouring scores are cut to it."""

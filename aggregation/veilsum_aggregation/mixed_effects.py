@@ -21,10 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from veilsum_aggregation.arrays import Bools, Floats
 
 _STRUCTURE = 1e-6
 """Mean squared distance of class means, in standard deviations within classes, below which they have no structure to turn."""

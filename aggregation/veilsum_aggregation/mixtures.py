@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.gaussian import factor
 from veilsum_aggregation.moments import within_noise
-
-Floats = NDArray[np.float64]
 
 _FLOOR = 1e-4
 """A variance is at least this share of the mean variance of its class."""
@@ -103,9 +101,7 @@ def mixture_from_moments(
     return Mixture(n / total, means, np.maximum((1.0 - share) * raw + share * target, least))
 
 
-def sample(
-    mixtures: Sequence[Mixture | None], numbers: Sequence[int], rng: np.random.Generator
-) -> tuple[Floats, NDArray[np.int64]]:
+def sample(mixtures: Sequence[Mixture | None], numbers: Sequence[int], rng: np.random.Generator) -> tuple[Floats, Integers]:
     """Draw ``numbers[c]`` points of each class's mixture, class by class.
 
     Args:

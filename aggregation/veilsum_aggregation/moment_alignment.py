@@ -15,11 +15,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.feature_moments import FeatureMoments, moments_of_sums, read_reference
 from veilsum_aggregation.power_polynomials import Cubics, fit_cubics
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Adjust = Literal["mean", "variance", "both"]
 
 REACH = 4.0

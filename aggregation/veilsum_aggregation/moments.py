@@ -6,64 +6,20 @@ alone; how much a statistic would vary between samples of patients is not in the
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.shrinkage import project_psd as project_psd
 from veilsum_aggregation.shrinkage import shrink_noised as shrink_noised
 from veilsum_aggregation.shrinkage import shrink_oas as shrink_oas
-
-Floats = NDArray[np.float64]
 
 NOISE_FLOOR = 3.0
 """A denominator below this many standard deviations of its own noise is within the noise."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A statistic and the standard error that the noise gives it, by the delta method; 0 without noise."""
-
-    value: float
-    std_error: float
-
-
-@dataclass(frozen=True)
-class NotEstimable:
-    """A statistic that the released sums cannot tell, and why."""
-
-    reason: str
-
-
-Statistic = Estimate | NotEstimable
-
-
 def within_noise(denominator: float, std: float) -> bool:
     """Whether a released denominator cannot be told from zero: at most 0, or below :data:`NOISE_FLOOR` standard deviations."""
     return not denominator > max(NOISE_FLOOR * std, 0.0)
-
-
-def _too_small(what: str) -> NotEstimable:
-    return NotEstimable(f"the released {what} is within its noise")
-
-
-def count(total: float, std: float) -> Estimate:
-    """A released count, as it is: noise can leave it below 0, and cutting it off there would count too many on average."""
-    return Estimate(total, std)
-
-
-def mean(total: float, number: float, total_std: float, number_std: float, *, low: float, high: float) -> Statistic:
-    """Mean ``total / number`` of values in [low, high], clamped to these bounds.
-
-    Delta method for independent noise: Var = (sigma_t^2 + m^2 sigma_n^2) / n^2, m the mean before clamping.
-    """
-    if within_noise(number, number_std):
-        return _too_small("count")
-    value = total / number
-    error = math.hypot(total_std, value * number_std) / number
-    return Estimate(min(max(value, low), high), error)
 
 
 def symmetric(diagonal: Floats, upper: Floats) -> Floats:

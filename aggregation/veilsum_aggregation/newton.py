@@ -20,12 +20,10 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import FLAT, Drowned
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import FLAT, NotEstimable
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
-
-Floats = NDArray[np.float64]
 
 Family = Literal["logistic", "poisson"]
 
@@ -127,7 +125,7 @@ errors grow with them. What noise moves comes on top, :data:`TAIL` of its standa
 TAIL = 6.0
 
 
-def unconverged(step: Floats, noise: Floats, sampling: Floats) -> Drowned | None:
+def unconverged(step: Floats, noise: Floats, sampling: Floats) -> NotEstimable | None:
     """What to say where the last step d (k,) leaves an error of about |d| d / 2, for the curvature that it did not know of.
 
     Args:
@@ -136,7 +134,7 @@ def unconverged(step: Floats, noise: Floats, sampling: Floats) -> Drowned | None
     left, of_noise = float(np.linalg.norm(step)) * np.abs(step), np.diag(noise)
     if np.all(left <= np.sqrt(of_noise + np.diag(sampling))) and np.all(np.abs(step) <= STILL + TAIL * np.sqrt(of_noise)):
         return None
-    return Drowned(
+    return NotEstimable(
         "the last step was too long for the model to have converged",
         "more records or epsilon, fewer terms, none that separates the outcomes; or an outcome that is less rare",
     )
@@ -266,6 +264,6 @@ class NewtonFit(Fit):
         return np.asarray(noise), np.asarray(sampling)
 
     @property
-    def drowned(self) -> Drowned | None:
+    def drowned(self) -> NotEstimable | None:
         weak = too_weak(self.reach, self.smallest, WEAKEST, self.named(self.whiten @ self._spectrum[1][:, 0]))
         return weak or unconverged(without(self.step, self.whiten, self.apart), *self._white_covariances)

@@ -10,10 +10,8 @@ Who took part is public, and so are p and pi. The draw protects nothing.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from veilsum_aggregation.arrays import Floats, Integers
 
 SUM_SLACK = 1e-9
 """How far the importances may be from sum 1, and inclusion probabilities from sum K."""

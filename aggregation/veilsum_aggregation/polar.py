@@ -9,9 +9,8 @@ of the digits of an ill-conditioned one. What the geometry makes of it is in gau
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
 
 EPSILON = float(np.finfo(np.float64).eps)
 INDEFINITE = 1e-10

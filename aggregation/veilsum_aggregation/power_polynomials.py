@@ -14,8 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from veilsum_aggregation.arrays import Bools, Floats
 
 STAGES = 14
 """Steps of the continuation from the normal distribution to the target; each is solved before the next begins."""

@@ -18,18 +18,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Drowned, normal_figure, project, ratio_figure
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure, project, ratio_figure
 from veilsum_aggregation.group_means import kurtosis
 from veilsum_aggregation.moments import NOISE_FLOOR
 
-Floats = NDArray[np.float64]
 Function = Callable[[Floats], Floats]
 
 ADVICE = "more records, or more epsilon"
-FEW = Drowned("the released count is within its noise", ADVICE)
-FLAT = Drowned("the prediction varies too little against the noise", ADVICE)
+FEW = NotEstimable("the released count is within its noise", ADVICE)
+FLAT = NotEstimable("the prediction varies too little against the noise", ADVICE)
 
 LARGEST_COUNT = 5000
 """Whose probability is added up; a cohort's larger counts are taken to be that."""

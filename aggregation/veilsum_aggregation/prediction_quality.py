@@ -10,16 +10,14 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.concordance import area, concordance
-from veilsum_aggregation.figures import Answer, Drowned, Figure, project
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, project
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.prediction_levels import ADVICE, FEW, Levels, OutcomeRange
 
-Floats = NDArray[np.float64]
-
-FEW_EVENTS = Drowned("the released number of records with the event, or without it, is within its noise", ADVICE)
+FEW_EVENTS = NotEstimable("the released number of records with the event, or without it, is within its noise", ADVICE)
 
 AREA, BRIER, LOG_LOSS, LIFT = "area under the ROC curve", "Brier score", "log loss", "deviance explained"
 SKILL, SLOPE, INTERCEPT, RATIO = "Brier skill score", "calibration slope", "calibration intercept", "observed over expected"
@@ -64,10 +62,10 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
 
     slope = levels.solution(both, np.array([0.0, 1.0]))[1]
     yield AREA, _untied(area(levels.sums[:, 0], levels.sums[:, 1], std), slope, levels)
-    yield BRIER, _within(levels.mean(square), 0.0, 1.0)
+    yield BRIER, levels.mean(square).within(0.0, 1.0)
     share = float(totals[1] / totals.sum())
     yield SKILL, _skill(levels.ratio(square, np.broadcast_to([share**2, (1.0 - share) ** 2], square.shape)))
-    yield LOG_LOSS, _within(levels.mean(loss), 0.0, math.inf)
+    yield LOG_LOSS, levels.mean(loss).within(0.0, math.inf)
     constant = -math.log(1.0 - share), -math.log(share)
     yield LIFT, _skill(levels.ratio(loss, np.broadcast_to(constant, loss.shape)))
     yield RATIO, levels.ratio(happened, expected)
@@ -78,7 +76,7 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
 def _untied(found: Answer, slope: Answer, levels: Levels) -> Answer:
     """An area with what ties hide: within a level the odds of the event rise with the calibration slope b, so that the record
     with the event has the larger prediction in 1/2 + b w / 12 of the pairs, to first order in w."""
-    if isinstance(found, Drowned) or isinstance(slope, Drowned):
+    if isinstance(found, NotEstimable) or isinstance(slope, NotEstimable):
         return found
     totals = levels.sums.sum(axis=0)
     tied = float(levels.sums[:, 0] @ levels.sums[:, 1]) / float(totals[0] * totals[1])
@@ -91,14 +89,10 @@ def _skill(found: Answer) -> Answer:
     The guess that is best for the released sums stands in the ratio as a constant: the loss does not change with it, to first
     order, so that its own error does not count.
     """
-    if isinstance(found, Drowned):
+    if isinstance(found, NotEstimable):
         return found
     told = 1.0 - found.high, 1.0 - found.low
     return Figure(1.0 - found.value, found.noise_error, found.sampling_error, *told).within(-math.inf, 1.0)
-
-
-def _within(answer: Answer, low: float, high: float) -> Answer:
-    return answer if isinstance(answer, Drowned) else answer.within(low, high)
 
 
 def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str, Answer]]:
@@ -126,9 +120,9 @@ def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str
     spread = np.broadcast_to([middling**2 + shift, -2.0 * middling, 1.0], error.shape)
     yield EXPLAINED, _skill(levels.ratio(error, spread))
     squared = levels.mean(error)
-    yield ROOT, squared if isinstance(squared, Drowned) else _root(squared.scaled(half**2))
+    yield ROOT, squared if isinstance(squared, NotEstimable) else _root(squared.scaled(half**2))
     off = levels.mean(np.stack([-at, ones, 0.0 * ones], axis=1))
-    yield ERROR, off if isinstance(off, Drowned) else off.scaled(half)
+    yield ERROR, off.scaled(half)
 
     def line(sums: Floats, point: Floats) -> Floats:
         count, x = sums[:, 0], sums[:, 1]
@@ -145,7 +139,7 @@ def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str
 def _root(figure: Figure) -> Answer:
     """The root of a figure that is 0 or more; errors by the delta method, its interval by the ends."""
     if not figure.value > 0.0:
-        return Drowned("the squared error is within its noise", ADVICE)
+        return NotEstimable("the squared error is within its noise", ADVICE)
     value = math.sqrt(figure.value)
     ends = math.sqrt(max(figure.low, 0.0)), math.sqrt(figure.high) if math.isfinite(figure.high) else math.inf
     return Figure(value, figure.noise_error / (2.0 * value), figure.sampling_error / (2.0 * value), *ends)
@@ -172,7 +166,7 @@ def rate_measures(levels: Levels, outcome: OutcomeRange, product: OutcomeRange) 
     yield RATIO, levels.ratio(counted, np.stack([mean, zeros, zeros, zeros], axis=1))
     deviance = -2.0 * (h + 1.0)[:, None] * counted
     deviance += 2.0 * np.stack([mean + product.middle, zeros, zeros, zeros + product.half], axis=1)
-    yield DEVIANCE, _within(levels.mean(deviance), 0.0, math.inf)
+    yield DEVIANCE, levels.mean(deviance).within(0.0, math.inf)
 
     mean_count = float((counted * levels.sums).sum()) / levels.number
     products = np.stack([zeros + product.middle, zeros, zeros, zeros + product.half], axis=1)

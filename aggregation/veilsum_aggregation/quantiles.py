@@ -11,22 +11,20 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure
+from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
 
-Floats = NDArray[np.float64]
 
-
-def toeplitz_column(bins: int, scale: int = 64) -> NDArray[np.int64]:
+def toeplitz_column(bins: int, scale: int = 64) -> Integers:
     """The first column (bins,) of A places ``scale``, rounded: f_0 = 1, f_k = f_k-1 (2k - 1) / (2k)."""
     k = np.arange(1, bins)
     factors = np.concatenate([[1.0], np.cumprod((2 * k - 1) / (2 * k))])
     return np.asarray(np.rint(scale * factors), dtype=np.int64)
 
 
-def prefix_matrix(column: NDArray[np.int64]) -> Floats:
+def prefix_matrix(column: Integers) -> Floats:
     """W (bins, bins) with C = W Y: L places the inverse of the integer matrix."""
     bins = len(column)
     places = np.subtract.outer(np.arange(bins), np.arange(bins))
@@ -34,9 +32,7 @@ def prefix_matrix(column: NDArray[np.int64]) -> Floats:
     return np.asarray(np.linalg.solve(matrix.T, np.tril(np.ones((bins, bins))).T).T, dtype=np.float64)
 
 
-def quantiles(
-    sums: Floats, column: NDArray[np.int64], noise_std: float, edges: Sequence[float], at: Sequence[float]
-) -> list[Answer]:
+def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[float], at: Sequence[float]) -> list[Answer]:
     """Quantiles of a number from the released sums (bins,) of its columns, with Woodruff's intervals.
 
     With G(t) = C(t) - q N the interval reaches from the edge before the first one with |G(t)| <= z sqrt(v_t + N q (1 - q)) to
@@ -55,7 +51,7 @@ def quantiles(
     prefix = weights @ sums
     total, total_std = float(prefix[-1]), noise_std * float(np.linalg.norm(weights[-1]))
     if not total > max(NOISE_FLOOR * total_std, 0.0):
-        return [Drowned("the released count is within its noise", "more records, or more epsilon") for _ in at]
+        return [NotEstimable("the released count is within its noise", "more records, or more epsilon") for _ in at]
     whole, ends = np.concatenate([[0.0], np.clip(isotonic(prefix), 0.0, None)]), np.asarray(edges, dtype=np.float64)
     rows, counts = np.vstack([np.zeros(len(weights)), weights]), np.concatenate([[0.0], prefix])
     found: list[Answer] = []

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure, Test, project
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test, normal_figure, project
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.tables import shares
 
-Floats = NDArray[np.float64]
-
 CELLS = ("the exposed with the event", "the exposed without it", "the others with the event", "the others without it")
 """What cells are called where nobody says otherwise."""
+
+LARGEST = math.exp(700.0)
+"""Ratio that no larger one is told from."""
 
 ADVICE = "more records, or more epsilon"
 
@@ -49,8 +49,8 @@ def odds_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     if drowned := _empty(table.ravel(), std, cells):
         return drowned
     a, b, c, d = map(float, table.ravel())
-    sampling = float(np.sum(1.0 / table))
-    return _exponential(math.log(a) + math.log(d) - math.log(b) - math.log(c), std**2 * float(np.sum(table**-2.0)), sampling)
+    sampling, log = float(np.sum(1.0 / table)), math.log(a) + math.log(d) - math.log(b) - math.log(c)
+    return normal_figure(log, std**2 * float(np.sum(table**-2.0)), sampling).exponential(LARGEST)
 
 
 def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -61,7 +61,7 @@ def risk_ratio(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answe
     sampling = float(np.sum(1.0 / events - 1.0 / sizes))
     noise = float(np.sum((1.0 / events - 1.0 / sizes) ** 2 + sizes**-2.0)) * std**2
     log = float(np.log(events[0] / sizes[0]) - np.log(events[1] / sizes[1]))
-    return _exponential(log, noise, max(sampling, 0.0))
+    return normal_figure(log, noise, sampling).exponential(LARGEST)
 
 
 def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> Answer:
@@ -91,7 +91,7 @@ def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
         std: of the noise in each cell.
     """
     kept = _strata(tables, std)
-    if isinstance(kept, Drowned):
+    if isinstance(kept, NotEstimable):
         return kept
     top, bottom = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std)
     if drowned := _too_small(top, bottom, std):
@@ -109,7 +109,7 @@ def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
 def pooled_risk_ratio(tables: Floats, std: float) -> Answer:
     """The risk ratio that strata have in common, with the variance of Greenland and Robins (1985). Arguments as above."""
     kept = _strata(tables, std)
-    if isinstance(kept, Drowned):
+    if isinstance(kept, NotEstimable):
         return kept
     top, bottom = _Pooled(_EXPOSED, kept, std), _Pooled(_OTHERS, kept, std)
     if drowned := _too_small(top, bottom, std):
@@ -124,12 +124,12 @@ def pooled_risk_difference(tables: Floats, std: float) -> Answer:
     """The risk difference that strata have in common, with the variance of Sato (1989), which holds for few large strata and
     for many small ones. Arguments as above."""
     kept = _strata(tables, std)
-    if isinstance(kept, Drowned):
+    if isinstance(kept, NotEstimable):
         return kept
     top, other, bottom = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std), _Pooled(_SIZES, kept, std)
     if bottom.value <= 0.0 or bottom.value < NOISE_FLOOR * bottom.error(std):
         beyond = " in numbers beyond the noise" if std else ""
-        return Drowned(f"no stratum has both groups{beyond}", ADVICE)
+        return NotEstimable(f"no stratum has both groups{beyond}", ADVICE)
     value = (top.value - other.value) / bottom.value
     a, b, c, d = kept.T
     n, exposed, others = kept.sum(axis=1), a + b, c + d
@@ -138,17 +138,16 @@ def pooled_risk_difference(tables: Floats, std: float) -> Answer:
     sampling = max(float(value * first + second), 0.0) / bottom.value**2
     gradient = top.gradient - other.gradient - value * bottom.gradient
     noise = std**2 * float(np.sum(gradient**2)) / bottom.value**2
-    half = Z95 * math.sqrt(sampling + noise)
-    return Figure(value, math.sqrt(noise), math.sqrt(sampling), value - half, value + half)
+    return normal_figure(value, noise, sampling)
 
 
-def no_association(tables: Floats, std: float) -> Test | Drowned:
+def no_association(tables: Floats, std: float) -> Test | NotEstimable:
     """The test that exposure and event are independent in every stratum (Cochran 1954, Mantel and Haenszel 1959), without
     correction for continuity. Arguments as above."""
     from scipy.stats import chi2
 
     kept = _strata(tables, std)
-    if isinstance(kept, Drowned):
+    if isinstance(kept, NotEstimable):
         return kept
     top, other = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std)
     a, b, c, d = kept.T
@@ -157,7 +156,7 @@ def no_association(tables: Floats, std: float) -> Test | Drowned:
     noise = std**2 * float(np.sum((top.gradient - other.gradient) ** 2))
     variance = max(sampling, 0.0) + noise
     if variance <= 0.0:
-        return Drowned("in every stratum all have one exposure, or all or none the event", ADVICE)
+        return NotEstimable("in every stratum all have one exposure, or all or none the event", ADVICE)
     statistic = (top.value - other.value) ** 2 / variance
     return Test(statistic, 1, float(chi2.sf(statistic, 1)), noise / variance, tuple(_left_out(tables, std)))
 
@@ -181,22 +180,24 @@ class _Pooled:
 
 def _ratio(top: _Pooled, bottom: _Pooled, std: float, sampling: float) -> Figure:
     gradient = top.gradient / top.value - bottom.gradient / bottom.value
-    return _exponential(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling)
+    return normal_figure(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling).exponential(
+        LARGEST
+    )
 
 
-def _too_small(top: _Pooled, bottom: _Pooled, std: float) -> Drowned | None:
+def _too_small(top: _Pooled, bottom: _Pooled, std: float) -> NotEstimable | None:
     for part, who in ((top, "the exposed"), (bottom, "those that they are compared with")):
         if part.value <= 0.0 or part.value < NOISE_FLOOR * part.error(std):
             reason = f"over all strata, too few of {who} have what is counted"
-            return Drowned(f"{reason} beyond the noise" if std else f"{reason}: the sum is 0", ADVICE)
+            return NotEstimable(f"{reason} beyond the noise" if std else f"{reason}: the sum is 0", ADVICE)
     return None
 
 
-def _strata(tables: Floats, std: float) -> Floats | Drowned:
+def _strata(tables: Floats, std: float) -> Floats | NotEstimable:
     """Strata with records beyond the noise, (k, 4)."""
     left_out = _left_out(tables, std)
     kept = np.delete(tables.reshape(-1, 4), left_out, axis=0)
-    return kept if len(kept) else Drowned("the number of records of every stratum is within its noise", ADVICE)
+    return kept if len(kept) else NotEstimable("the number of records of every stratum is within its noise", ADVICE)
 
 
 def _left_out(tables: Floats, std: float) -> list[int]:
@@ -204,42 +205,26 @@ def _left_out(tables: Floats, std: float) -> list[int]:
     return [place for place, n in enumerate(totals.tolist()) if n <= 0.0 or n < NOISE_FLOOR * 2.0 * std]
 
 
-def _empty(counts: Floats, std: float, names: Sequence[str]) -> Drowned | None:
+def _empty(counts: Floats, std: float, names: Sequence[str]) -> NotEstimable | None:
     """Why a ratio has no value: a cell is empty, or could be."""
     for count, name in zip(counts.tolist(), names, strict=True):
         if count <= 0.0 and std == 0.0:
-            return Drowned(
+            return NotEstimable(
                 f"there is no record of {name}", "The risk difference has an interval all the same; or wider groups."
             )
         if count < NOISE_FLOOR * std or count <= 0.0:
-            return Drowned(f"the number of records of {name} is within its noise", ADVICE)
+            return NotEstimable(f"the number of records of {name} is within its noise", ADVICE)
     return None
 
 
-def _groups(table: Floats, std: float, cells: Sequence[str]) -> Drowned | None:
+def _groups(table: Floats, std: float, cells: Sequence[str]) -> NotEstimable | None:
     for row, (one, other) in zip(table, (cells[:2], cells[2:]), strict=True):
         total = float(row.sum())
         if total <= 0.0 or total < NOISE_FLOOR * std * math.sqrt(2.0):
             found = "there is no record of" if std == 0.0 else "within its noise is the number of records of"
-            return Drowned(f"{found} {one}, or {other}", ADVICE)
+            return NotEstimable(f"{found} {one}, or {other}", ADVICE)
     return None
 
 
 def _errors(figure: Figure) -> tuple[float, float]:
     return figure.noise_error, figure.sampling_error
-
-
-def _exponential(log: float, noise: float, sampling: float) -> Figure:
-    """exp of a quantity with a normal error; against 1, not 0."""
-    half, value = Z95 * math.sqrt(noise + sampling), math.exp(min(log, 700.0))
-    plain = Figure(log, math.sqrt(noise), math.sqrt(sampling), log - half, log + half)
-    ends = math.exp(min(log - half, 700.0)), math.exp(min(log + half, 700.0))
-    return replace(
-        plain,
-        value=value,
-        noise_error=value * plain.noise_error,
-        sampling_error=value * plain.sampling_error,
-        low=ends[0],
-        high=ends[1],
-        significance=plain.p_value,
-    )

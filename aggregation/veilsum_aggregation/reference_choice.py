@@ -18,15 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.heads import LinearHead
 from veilsum_aggregation.mixed_effects import two_way_local, two_way_update
 from veilsum_aggregation.two_way import SiteMoments, effective_counts, fit_two_way, pooled_within, whitening
 
-Floats = NDArray[np.float64]
 Blocks = Mapping[str, Floats]
 MOST_CELLS, MOST_PRODUCTS = 500, 2e10
 """Classes at sites that are left out in turn, at most, and products that this may take; evenly chosen among all."""

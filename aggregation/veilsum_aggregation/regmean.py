@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.filters import (
     ChannelGroup,
-    Floats,
     GroupMember,
     Permutation,
     Solver,

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import FLAT, NO_VARIANCE, Answer, Drowned, Test, chi_squared, normal_figure
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import FLAT, NO_VARIANCE, Answer, NotEstimable, Test, chi_squared, normal_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 WEAKEST = 1.0 / 3.0
 """The noise of A, as a share of its smallest eigenvalue, up to which intervals hold (measured: docs/results.md)."""
@@ -50,7 +48,7 @@ class Fit(ABC):
 
     @property
     @abstractmethod
-    def drowned(self) -> Drowned | None:
+    def drowned(self) -> NotEstimable | None:
         """Why no interval holds; None where they do."""
 
     @property
@@ -65,7 +63,7 @@ class Fit(ABC):
         noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
         return normal_figure(float(weights @ self.coefficients), noise, sampling)
 
-    def all_slopes(self) -> Test | Drowned:
+    def all_slopes(self) -> Test | NotEstimable:
         """The Wald test that every coefficient but the constant is 0."""
         if (drowned := self.drowned) is not None:
             return drowned
@@ -80,7 +78,7 @@ class Fit(ABC):
         _, lengths, directions = np.linalg.svd(self.untold[1:].T)
         return np.asarray(directions[np.count_nonzero(lengths > NEARLY) :].T, dtype=np.float64)
 
-    def hidden(self, weights: Floats) -> Drowned | None:
+    def hidden(self, weights: Floats) -> NotEstimable | None:
         """Why a combination (p,) is not told; None where it is."""
         if not self.untold.size:
             return None
@@ -89,8 +87,10 @@ class Fit(ABC):
             return None
         terms = self.named(self.untold @ inside)
         if terms and "," not in terms:
-            return Drowned(f"no record has {terms}, or too few against the noise", "leave it out, or more records or epsilon")
-        return Drowned(f"the records do not tell {terms or 'some terms'} apart", "fewer terms")
+            return NotEstimable(
+                f"no record has {terms}, or too few against the noise", "leave it out, or more records or epsilon"
+            )
+        return NotEstimable(f"the records do not tell {terms or 'some terms'} apart", "fewer terms")
 
     def named(self, direction: Floats) -> str:
         """The terms that a direction (p,) is mainly of."""
@@ -141,11 +141,11 @@ class UntoldFit(Fit):
         number: of coefficients.
     """
 
-    why: Drowned
+    why: NotEstimable
     number: int
 
     @property
-    def drowned(self) -> Drowned:
+    def drowned(self) -> NotEstimable:
         return self.why
 
     @property
@@ -157,7 +157,7 @@ class UntoldFit(Fit):
         return np.zeros((self.p, self.p)), np.zeros((self.p, self.p))
 
 
-def too_weak(reach: float, smallest: float, most: float, terms: str = "") -> Drowned | None:
+def too_weak(reach: float, smallest: float, most: float, terms: str = "") -> NotEstimable | None:
     """What to say of a matrix whose noise, of operator norm ``reach``, exceeds ``most`` of its smallest eigenvalue.
 
     Args:
@@ -167,9 +167,9 @@ def too_weak(reach: float, smallest: float, most: float, terms: str = "") -> Dro
         return None
     reason = f"a combination of {terms or 'the terms'} varies too little against the noise"
     if smallest <= 0.0:
-        return Drowned(reason, "fewer terms, tighter bounds, more records, or more epsilon")
+        return NotEstimable(reason, "fewer terms, tighter bounds, more records, or more epsilon")
     factor = reach / (most * smallest)
-    return Drowned(reason, f"about {factor:.1f} times the records or the epsilon; or fewer terms, or tighter bounds")
+    return NotEstimable(reason, f"about {factor:.1f} times the records or the epsilon; or fewer terms, or tighter bounds")
 
 
 @dataclass(frozen=True)
@@ -222,12 +222,12 @@ class LinearFit(Fit):
         return float(self._spectrum[0][0])
 
     @property
-    def drowned(self) -> Drowned | None:
+    def drowned(self) -> NotEstimable | None:
         told = self._directions[0]
         if told.shape[1] == 0:
-            return Drowned("no record has all the terms and the outcome")
+            return NotEstimable("no record has all the terms and the outcome")
         if self.std == 0.0 and float(self.moments[0, 0]) < told.shape[1] + 0.5:  # weights are 1 at most
-            return Drowned("there are not more records than terms", "fewer terms, or more records")
+            return NotEstimable("there are not more records than terms", "fewer terms, or more records")
         return too_weak(self.reach, self.smallest, WEAKEST, self.named(told @ self._spectrum[1][:, 0]))
 
     @cached_property
@@ -280,7 +280,9 @@ class LinearFit(Fit):
         u[0], u[-1] = -float(self.moments[0, -1]) / number, 1.0
         rest, total = float(v @ self.moments @ v), float(u @ self.moments @ u)
         if not total > max(4.0 * self.std * float(u @ u), max(FLAT, self.grain) * number):
-            return Drowned("the outcome varies too little against the noise", "more records or epsilon, or tighter bounds")
+            return NotEstimable(
+                "the outcome varies too little against the noise", "more records or epsilon, or tighter bounds"
+            )
         value = 1.0 - rest / total
         slope = np.outer(u, u) * rest / total**2 - np.outer(v, v) / total
         noise = (self.std * float(np.linalg.norm(slope))) ** 2

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Drowned, normal_figure
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Answer, NotEstimable, normal_figure
 from veilsum_aggregation.regression import Fit
-
-Floats = NDArray[np.float64]
 
 MOST_NOISE = 0.5
 """Noise of a robust variance, as a share of what is taken of it, up to which it is told."""
@@ -55,7 +53,7 @@ class RobustFit(Fit):
         return self.fit.untold
 
     @property
-    def drowned(self) -> Drowned | None:
+    def drowned(self) -> NotEstimable | None:
         return self.fit.drowned
 
     @property
@@ -80,7 +78,7 @@ class RobustFit(Fit):
         noise, sampling = (float(weights @ matrix @ weights) for matrix in self.covariances)
         direction = self.influence.T @ weights
         if self._correction * self.std * float(direction @ direction) > MOST_NOISE * sampling > 0.0:
-            return Drowned(
+            return NotEstimable(
                 "the robust variance is within its noise", "more records or epsilon, fewer terms, or the model's errors"
             )
         return normal_figure(float(weights @ self.coefficients), noise, sampling)

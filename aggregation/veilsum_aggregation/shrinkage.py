@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
 
 
 def project_psd(matrix: Floats, floor: float = 0.0) -> Floats:

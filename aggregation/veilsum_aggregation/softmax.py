@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats, Integers
 
 _NEWTON_STEPS = 200
 _CONJUGATE_STEPS = 500
@@ -38,7 +37,7 @@ class SoftmaxFit:
 
 def fit_softmax(
     x: Floats,
-    labels: NDArray[np.int64],
+    labels: Integers,
     sample_weights: Floats | None,
     classes: int,
     ridge: float,
@@ -102,7 +101,7 @@ class _Problem:
     def __init__(
         self,
         x: Floats,
-        labels: NDArray[np.int64],
+        labels: Integers,
         sample_weights: Floats | None,
         classes: int,
         ridge: float,

@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Z95, Drowned, Figure, Test, chi_squared, delta_rule
-
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Z95, Figure, NotEstimable, Test, chi_squared, delta_rule
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class SurvivalCurve:
     truncated: bool
 
 
-def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | Drowned:
+def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | NotEstimable:
     """The life-table estimate, with Greenwood's sampling error and the noise's own, and an interval on the scale log(-log S).
 
     d log(1 - h_b) = -(dd_b - h_b dr_b) / (r_b (1 - h_b)). Where all at risk seem to have the event, S is 0 and the curve ends:
@@ -92,7 +90,9 @@ def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | Drowned:
     """
     told = counts.told()
     if told == 0:
-        return Drowned("the number at risk is within its noise", "fewer intervals or groups, more records, or more epsilon")
+        return NotEstimable(
+            "the number at risk is within its noise", "fewer intervals or groups, more records, or more epsilon"
+        )
     risk, events = counts.at_risk()[:told], counts.ends[:told, 1:].sum(axis=1)
     alive, figures = _alive(counts, risk, events), list[Figure]()
     ended = [b for b, left in enumerate(alive) if left.value <= 0.0]
@@ -149,7 +149,7 @@ def _survival_figure(s: float, noise: float, sampling: float) -> Figure:
     return Figure(s, *parts, s ** math.exp(half), s ** math.exp(-half)).within(0.0, 1.0)
 
 
-def survival_quantile(curve: SurvivalCurve, start: float, q: float) -> Figure | Drowned:
+def survival_quantile(curve: SurvivalCurve, start: float, q: float) -> Figure | NotEstimable:
     """The time by which a share ``q`` has had an event: 0.5 for the median; Woodruff's interval from the curve's bands."""
     times = np.array([start, *curve.times])
     value = np.array([1.0, *(figure.value for figure in curve.survival)])
@@ -159,7 +159,7 @@ def survival_quantile(curve: SurvivalCurve, start: float, q: float) -> Figure | 
     if math.isinf(ends[0]):
         above = "" if math.isinf(ends[1]) else f"; with 97.5% it is above {ends[1]:g}"
         reason = f"the curve stays above {1.0 - q:g} to its end{above}"
-        return Drowned(reason, "a longer horizon, more records, or more epsilon")
+        return NotEstimable(reason, "a longer horizon, more records, or more epsilon")
     slope = max((1.0 - value[-1]) / max(times[-1] - start, 1e-300), 1e-300)
     near = int(np.argmin(np.abs(value[1:] - (1.0 - q))))
     figure = curve.survival[near]
@@ -176,10 +176,10 @@ def _first_below(times: Floats, band: Floats, level: float) -> float:
     return float(times[b - 1] + (band[b - 1] - level) / (band[b - 1] - band[b]) * (times[b] - times[b - 1]))
 
 
-def restricted_mean(counts: SurvivalCounts) -> Figure | Drowned:
+def restricted_mean(counts: SurvivalCounts) -> Figure | NotEstimable:
     """The mean time without event up to the horizon: the area under the curve, by trapezoids, by the delta rule."""
     if counts.told() < counts.bins and not counts.died_out:
-        return Drowned("the curve ends before the horizon", "a shorter horizon, more records, or more epsilon")
+        return NotEstimable("the curve ends before the horizon", "a shorter horizon, more records, or more epsilon")
     lengths = np.diff(counts.edges)
 
     def area(vector: Floats) -> float:
@@ -209,7 +209,7 @@ def cumulative_incidence(counts: SurvivalCounts, cause: int) -> tuple[Figure, ..
     return tuple(figures)
 
 
-def log_rank(groups: Sequence[SurvivalCounts]) -> Test | Drowned:
+def log_rank(groups: Sequence[SurvivalCounts]) -> Test | NotEstimable:
     """The test that all groups have one survival curve, up to the first interval in which one of them is within noise.
 
     U_g = sum_b (d_gb - d_b r_gb / r_b); sampling covariance sum_b d_b (r_b - d_b) / (r_b - 1) (diag(f) - f f') with
@@ -217,7 +217,7 @@ def log_rank(groups: Sequence[SurvivalCounts]) -> Test | Drowned:
     """
     told = min(group.told() for group in groups)
     if told == 0 or len(groups) < 2:
-        return Drowned("the number at risk in a group is within its noise", "fewer intervals or groups, or more epsilon")
+        return NotEstimable("the number at risk in a group is within its noise", "fewer intervals or groups, or more epsilon")
     shape, count = groups[0].ends.shape, len(groups)
 
     def scores(vector: Floats) -> Floats:

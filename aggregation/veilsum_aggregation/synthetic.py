@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.tables import project
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Pair = tuple[int, int]
 
 MIXED = 0.02

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure, Test, chi_squared, ratio_figure
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, Test, chi_squared, ratio_figure
 from veilsum_aggregation.figures import project as project
 from veilsum_aggregation.moments import NOISE_FLOOR
-
-Floats = NDArray[np.float64]
 
 
 def count(value: float, std: float) -> Figure:
@@ -20,44 +17,34 @@ def count(value: float, std: float) -> Figure:
     return Figure(value, std, 0.0, value - Z95 * std, value + Z95 * std)
 
 
-def shares(counts: Floats, std: float) -> list[Answer]:
-    """The share of each cell in the sum of all of them (k,), each with noise ``std``, by Fieller's rule.
+def share(part: float, whole: float, cells: tuple[int, int] = (1, 1), std: float = 0.0) -> Answer:
+    """The share of ``part`` in ``whole``, sums of so many ``cells`` and of these and so many others, by Fieller's rule.
 
-    See :func:`share_in`.
+    Noise of part - p whole, each of a and b cells having ``std``: sigma^2 (a (1 - p)^2 + b p^2). Sampling: N p (1 - p), at the
+    p in question, so that without noise the interval is Wilson's (1927).
     """
-    total, others = float(counts.sum()), len(counts) - 1
-    return [share_in(float(cell), total, (1, others), std) for cell in counts]
-
-
-def share_in(part: float, whole: float, cells: tuple[int, int], std: float) -> Answer:
-    """The share of a sum of p of a table's cells in that of p + q of them, each with noise ``std``, by Fieller's rule.
-
-    Noise of P - s N: sigma^2 (p (1 - s)^2 + q s^2) = sigma^2 (p - 2 p s + (p + q) s^2). Sampling: N s (1 - s), at the s in
-    question, so that without noise it is the interval of Wilson (1927).
-
-    Args:
-        part, whole: the sums P and N.
-        cells: p and q.
-    """
-    n, (own, others), variance = max(whole, 0.0), cells, std**2
+    n = max(whole, 0.0)
     inside = min(max(part, 0.0), n)  # beyond, no share is left that the data do not reject
-    noise = own * variance, -2.0 * own * variance, (own + others) * variance
-    found = ratio_figure(inside, whole, noise, (0.0, n, -n), "fewer groups, more records, or more epsilon")
-    if isinstance(found, Drowned):
-        return found
-    told = found.within(0.0, 1.0)
-    return replace(told, low=min(told.low, told.value), high=max(told.high, told.value))  # rounding may leave it outside
+    own, others = cells
+    noise = (own * std**2, -2.0 * own * std**2, (own + others) * std**2)
+    return ratio_figure(inside, whole, noise, (0.0, n, -n), "fewer groups, more records, or more epsilon").within(0.0, 1.0)
+
+
+def shares(counts: Floats, std: float) -> list[Answer]:
+    """The share of each cell in the sum of all of them (k,), each with noise ``std``."""
+    total = float(counts.sum())
+    return [share(float(cell), total, (1, len(counts) - 1), std) for cell in counts]
 
 
 def share_of(part: float, whole: float, part_std: float, whole_std: float) -> Answer:
     """The share of some records in all of them, both released, by Fieller's rule."""
     n = max(whole, 0.0)
     inside = min(max(part, 0.0), n)
-    found = ratio_figure(inside, whole, (part_std**2, 0.0, whole_std**2), (0.0, n, -n), "more records, or more epsilon")
-    return found if isinstance(found, Drowned) else found.within(0.0, 1.0)
+    noise = (part_std**2, 0.0, whole_std**2)
+    return ratio_figure(inside, whole, noise, (0.0, n, -n), "more records, or more epsilon").within(0.0, 1.0)
 
 
-def independence(table: Floats, std: float) -> Test | Drowned:
+def independence(table: Floats, std: float) -> Test | NotEstimable:
     """The test that rows and columns (r, c) are independent, with the noise in its covariance (Kifer and Rogers 2017).
 
     D = (I - a 1') N (I - 1 b') with the noised margins' shares a and b; its covariance is M (n diag(a b') + sigma^2 I) M';
@@ -67,10 +54,10 @@ def independence(table: Floats, std: float) -> Test | Drowned:
     if std == 0.0:
         table = table[table.any(axis=1)][:, table.any(axis=0)]
     if min(table.shape) < 2:
-        return Drowned("all records are in one row or one column of the table")
+        return NotEstimable("all records are in one row or one column of the table")
     n = float(table.sum())
     if n < NOISE_FLOOR * std * math.sqrt(table.size):
-        return Drowned("the table's total is within its noise", "fewer cells, more records, or more epsilon")
+        return NotEstimable("the table's total is within its noise", "fewer cells, more records, or more epsilon")
     a, b = np.maximum(table.sum(axis=1) / n, 1e-9), np.maximum(table.sum(axis=0) / n, 1e-9)
     a, b = a / a.sum(), b / b.sum()
     left = np.eye(len(a)) - np.outer(a, np.ones(len(a)))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilsum_aggregation.polar import Floats, check_symmetric, factor, polar, spectrum
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.polar import check_symmetric, factor, polar, spectrum
 
 SOURCE_FLOOR = 1e-12
 """A source's variances below this share of its largest are raised to it before a map divides by them."""

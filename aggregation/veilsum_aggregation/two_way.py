@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
 from veilsum_aggregation.mixed_effects import slope_variance, two_way_local, two_way_update
 
@@ -31,7 +31,6 @@ __all__ = [
     "whitening",
 ]
 
-Floats = NDArray[np.float64]
 
 _FLOOR = 1e-5
 """Eigenvalues of the within-class covariance below this share of their mean are raised to it before whitening.

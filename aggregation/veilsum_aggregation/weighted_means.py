@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from veilsum_aggregation.figures import Z95, Answer, Drowned, Figure, normal_figure, ratio_figure
+from veilsum_aggregation.figures import Z95, Answer, Figure, NotEstimable, normal_figure, ratio_figure
 from veilsum_aggregation.moments import NOISE_FLOOR
 
 
@@ -52,9 +52,9 @@ class WeightedSums:
 
 def difference(treated: Answer, untreated: Answer) -> Answer:
     """Of two independent figures."""
-    if isinstance(treated, Drowned):
+    if isinstance(treated, NotEstimable):
         return treated
-    if isinstance(untreated, Drowned):
+    if isinstance(untreated, NotEstimable):
         return untreated
     variances = (
         treated.noise_error**2 + untreated.noise_error**2,
@@ -65,12 +65,12 @@ def difference(treated: Answer, untreated: Answer) -> Answer:
 
 def ratio(treated: Answer, untreated: Answer) -> Answer:
     """Of two independent shares, with an interval on the scale of logarithms."""
-    if isinstance(treated, Drowned):
+    if isinstance(treated, NotEstimable):
         return treated
-    if isinstance(untreated, Drowned):
+    if isinstance(untreated, NotEstimable):
         return untreated
     if min(treated.value, untreated.value) <= 0.0:
-        return Drowned("a share is within its noise", "more records, tighter bounds, or more epsilon")
+        return NotEstimable("a share is within its noise", "more records, tighter bounds, or more epsilon")
     value = treated.value / untreated.value
     noise, sampling = (
         math.hypot(getattr(treated, part) / treated.value, getattr(untreated, part) / untreated.value)

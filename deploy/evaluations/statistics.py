@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evaluations.tables import print_table, run_options
 from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
 from veilsum_aggregation.concordance import area, concordance
-from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.survival import SurvivalCounts, SurvivalCurve
@@ -54,7 +54,7 @@ def line(what: str, n: int, answers: Sequence[Answer], truth: float, runs: int) 
     return f"| {what} | {n} | {covered:.3f} | {len(told) / runs:.0%} |"
 
 
-def rejection(what: str, n: int, found: Sequence[Test | Drowned]) -> str:
+def rejection(what: str, n: int, found: Sequence[Test | NotEstimable]) -> str:
     """One row: how often a true hypothesis is rejected at 5%."""
     told = [test for test in found if isinstance(test, Test)]
     rate = f"{np.mean([test.p_value < 0.05 for test in told]):.3f}" if told else "not estimable"
@@ -127,7 +127,7 @@ def survival_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
         edges = np.linspace(0, 6, bins + 1)
         names = "survival at 3 years", "median survival", "restricted mean", "cumulative incidence at 3 years"
         found: dict[str, list[Answer]] = {name: [] for name in names}
-        tests: list[Test | Drowned] = []
+        tests: list[Test | NotEstimable] = []
         for _ in range(runs):
             times, causes = cohort(n, rng)
             one = counts(times, causes, edges, rng)

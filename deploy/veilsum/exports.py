@@ -19,19 +19,18 @@ from veilsum.markov_fields import fit_field
 from veilsum.pictures import Row, plot
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_coordinator.parts.query_answers import RECORDS
-from veilsum_coordinator.parts.query_readers import NOISE, PAIRS, SCALE
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.file_names import file_name, write_files
 from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
 
 FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost", "onnx")
 
 MODELS = ("tree", "graph")
 """Of synthetic records: the result's own, of a tree of pairs; or new ones of a Markov random field, veilsum[synthetic]."""
 
-PARTS = ("value", "noise_error", "sampling_error", "low", "high", "std_error")
+PARTS = ("value", "noise_error", "sampling_error", "low", "high")
 
 SUMMARY = "summary"
 """The table of what a result tells outside of its tables."""
@@ -197,8 +196,6 @@ def cell(value: Any) -> str:
     if "low" in value and "value" in value:
         low, high = ("…" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
         return f"{value['value']:.4g} ({low} to {high})"
-    if "std_error" in value:
-        return f"{value['value']:.4g} ± {value['std_error']:.2g}"
     if "below" in value:
         return f"< {value['below']}"
     return f"not estimable: {value['not_estimable']}" if "not_estimable" in value else str(dict(value))

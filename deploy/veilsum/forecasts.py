@@ -263,8 +263,8 @@ def _width(figure: Mapping[str, Any], *, logarithm: bool) -> tuple[float | None,
     if "value" not in figure:
         return None, math.inf, 0.0
     value, deviation = float(figure["value"]), float(figure.get("sampling_error", 0.0))
-    if "half" in figure or "std_error" in figure:
-        return value, float(figure["half"] if "half" in figure else Z95 * figure["std_error"]), 0.0
+    if "half" in figure:
+        return value, float(figure["half"]), 0.0
     low, high = figure.get("low"), figure.get("high")
     if low is None or high is None or (logarithm and low <= 0.0):
         return value, math.inf, deviation

@@ -120,10 +120,10 @@ class Rehearsal:
         for batch in agreed.task.vectors(self.pool, {}):
             squares += np.square(batch.astype(np.float64)).sum(axis=0)
         found, at = dict[str, float](), 0
-        for encoding in agreed.task.encodings:
-            end = at + sum(block.size for block in encoding.blocks())
-            question = encoding.query.part_of or encoding.query.name
-            found[question] = found.get(question, 0.0) + float(squares[at:end].sum() / max(squares.sum(), 1e-300))
+        for question in agreed.task.questions:
+            end = at + sum(block.size for block in question.blocks())
+            name = question.query.part_of or question.query.name
+            found[name] = found.get(name, 0.0) + float(squares[at:end].sum() / max(squares.sum(), 1e-300))
             at = end
         return found
 

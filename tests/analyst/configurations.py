@@ -22,7 +22,7 @@ from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.hazard_step import PERIODS
 from veilsum_privacy.tasks.local_training import SEEDS
-from veilsum_privacy.tasks.queries.encodings import ENCODINGS
+from veilsum_privacy.tasks.queries.kinds import KINDS
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, resolve_objective
@@ -323,7 +323,7 @@ def _asked(rng: np.random.Generator, unit: Unit) -> Setting:
     persons = _persons(rng) if unit == "subject" else {}
     common: dict[str, Any] = {"derived": asker.derived, **persons}
     if rng.random() < 0.65:
-        kinds = [str(_pick(rng, sorted(ENCODINGS))) for _ in range(int(rng.integers(1, 4)))]
+        kinds = [str(_pick(rng, sorted(KINDS))) for _ in range(int(rng.integers(1, 4)))]
         queries = []
         for index, kind in enumerate(kinds):
             queries.append(asker.query(f"q{index}", kind))

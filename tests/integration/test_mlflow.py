@@ -147,7 +147,7 @@ def test_a_study_is_one_run_with_its_cost_numbers_and_files(
     rows = {row["class"]: row["count"] for row in result.rows("classes")}
     assert {name: numbers[f"classes/{name}/count"] for name in rows} == {name: row["value"] for name, row in rows.items()}
     assert numbers["cohort"] == 3
-    assert numbers["classes/yes/count_std_error"] == rows["yes"]["std_error"] > 0
+    assert numbers["classes/yes/count_noise_error"] == rows["yes"]["noise_error"] > 0
 
     files = server.files(key)
     directory = result.directory

@@ -16,7 +16,7 @@ from support.randomness import RARE_DEVIATIONS
 from veilsum_coordinator.parts.query_requests import QueryRequest
 from veilsum_deploy.cli import main
 from veilsum_privacy.results.result import load_result
-from veilsum_privacy.tasks.queries.encodings import ENCODINGS
+from veilsum_privacy.tasks.queries.kinds import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
 
@@ -111,7 +111,7 @@ def test_the_study_on_three_real_hospitals(tmp_path: Path) -> None:
 def test_the_page_names_every_kind_and_key() -> None:
     text = PAGE.read_text()
     kinds = set(re.findall(r"^\| `([a-z-]+)` \| .* \| .* \| .*\|$", text, re.MULTILINE))
-    assert kinds == {*ENCODINGS, "table-one"}
+    assert kinds == {*KINDS, "table-one"}
     keys = {
         name
         for line in re.findall(r"^\| (`[a-z]+`(?:, `[a-z]+`)?) \| [^|]*\|$", text, re.MULTILINE)

@@ -22,7 +22,6 @@ from support.fresh import COORDINATOR, LEDGER, fresh_database
 from support.proving import proven
 from support.randomness import SeededRandom
 from veilsum.local.federation import LocalFederation, results_directory
-from veilsum_coordinator.parts.query_answers import RECORDS
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
@@ -38,6 +37,7 @@ from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.queries.kinds.synthetic import RECORDS
 from veilsum_proto import federation_pb2 as pb
 
 NAMES, WIDTH = "abcd", 3

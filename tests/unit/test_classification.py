@@ -15,8 +15,8 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from veilsum_aggregation import classification as c
 from veilsum_aggregation.concordance import area
-from veilsum_aggregation.figures import Answer, Drowned, Figure
-from veilsum_aggregation.tables import share_in
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable
+from veilsum_aggregation.tables import share
 
 DRAWS = 4000
 
@@ -25,10 +25,11 @@ DRAWS = 4000
 def test_without_noise_a_shares_interval_is_wilsons(whole: int, data: st.DataObject) -> None:
     part = data.draw(st.integers(0, whole))
     expected = binomtest(part, whole).proportion_ci(0.95, method="wilson")
-    found = told(share_in(part, whole, (1, 1), 0.0))
+    found = told(share(part, whole))
     assert found.low == pytest.approx(max(expected.low, 0.0), abs=1e-12)
     assert found.high == pytest.approx(min(expected.high, 1.0), abs=1e-12)
-    assert found.low <= part / whole <= found.high
+    assert found.low <= found.value <= found.high
+    assert found.value == part / whole
 
 
 def told(answer: Answer) -> Figure:
@@ -37,13 +38,15 @@ def told(answer: Answer) -> Figure:
 
 
 def test_nothing_counted_says_nothing() -> None:
-    assert isinstance(share_in(0, 0, (1, 1), 0.0), Drowned)
-    assert c.mean_interval(np.array([0.3]), 0.0, 5.0) == (0.0, 5.0)
+    assert isinstance(share(0, 0), NotEstimable)
+    assert isinstance(c.mean_recall([share(0, 0)]), NotEstimable)
+    one = c.mean_of(np.array([0.3]), 0.0, 5.0)
+    assert (one.low, one.high) == (0.0, 5.0)
 
 
 def test_f1_and_its_interval() -> None:
     truth, said = np.repeat([1, 1, 0, 0], [30, 7, 12, 50]), np.repeat([1, 0, 1, 0], [30, 7, 12, 50])
-    found = told(c.noised_f1(30, 19, 2, 0.0))
+    found = told(c.f1(30, 19))
     assert found.value == pytest.approx(f1_score(truth, said))
     inner = binomtest(30, 49).proportion_ci(0.95, method="wilson")
     assert (found.low / (2 - found.low), found.high / (2 - found.high)) == pytest.approx(
@@ -61,14 +64,15 @@ def test_the_area_is_that_of_scikit_learn(seed: int, positive: int, negative: in
 
 
 @given(st.floats(0, 1), st.integers(1, 5000), st.integers(1, 5000))
-def test_the_areas_interval_solves_its_equation(area: float, positive: int, negative: int) -> None:
-    low, high = c.auc_interval(area, positive, negative)
-    assert 0 <= low <= area <= high <= 1
+def test_the_areas_interval_solves_its_equation(found_area: float, positive: int, negative: int) -> None:
+    found = c.auc_figure(found_area, positive, negative)
+    low, high = found.low, found.high
+    assert 0 <= low <= found_area <= high <= 1
     h = (positive + negative) / 2 - 1
     for end in (low, high):
-        if 1e-6 < end < 1 - 1e-6 and abs(end - area) > 1e-6:
+        if 1e-6 < end < 1 - 1e-6 and abs(end - found_area) > 1e-6:
             variance = end * (1 - end) * (1 + h * (1 - end) / (2 - end) + h * end / (1 + end)) / (positive * negative)
-            assert abs(end - area) == pytest.approx(1.959963984540054 * math.sqrt(variance), rel=1e-4)
+            assert abs(end - found_area) == pytest.approx(1.959963984540054 * math.sqrt(variance), rel=1e-4)
 
 
 def test_the_areas_interval_covers_and_has_width_where_classes_are_apart() -> None:
@@ -77,11 +81,12 @@ def test_the_areas_interval_covers_and_has_width_where_classes_are_apart() -> No
     hits = 0
     for _ in range(400):
         scores = np.concatenate([rng.normal(1.0, 1.0, 40), rng.normal(0.0, 1.0, 60)])
-        low, high = c.auc_interval(c.auc(scores, np.arange(100) < 40), 40, 60)
-        hits += low <= truth <= high
+        found = c.auc_figure(c.auc(scores, np.arange(100) < 40), 40, 60)
+        hits += found.low <= truth <= found.high
     assert 0.91 <= hits / 400 <= 0.99
-    assert c.auc_interval(1.0, 20, 20).low < 0.95
-    assert c.auc_interval(0.0, 20, 20) == pytest.approx([1 - x for x in reversed(c.auc_interval(1.0, 20, 20))])
+    none, whole = c.auc_figure(0.0, 20, 20), c.auc_figure(1.0, 20, 20)
+    assert whole.low < 0.95
+    assert (none.low, none.high) == pytest.approx((1 - whole.high, 1 - whole.low))
 
 
 def test_calibration_is_that_of_scikit_learn() -> None:
@@ -94,11 +99,11 @@ def test_calibration_is_that_of_scikit_learn() -> None:
     np.testing.assert_allclose(found.confidence, 0.25 + 0.75 * mean)
     assert found.numbers.sum() == 5000
     expected = float(np.sum(found.numbers / 5000 * np.abs(found.accuracy - found.confidence)))
-    assert found.error == pytest.approx(expected)
-    assert found.interval.low < expected < found.interval.high
+    assert found.error.value == pytest.approx(expected)
+    assert found.error.low < expected < found.error.high
     # Records of one bin that are right as often as was said: no error at all.
     perfect = c.reliability(np.array([0.75] * 4), np.array([True, True, True, False]), 10, 0.5)
-    assert perfect.error == 0.0
+    assert perfect.error.value == 0.0
 
 
 def test_bins_hold_their_lower_ends_and_the_last_one_both() -> None:
@@ -109,12 +114,8 @@ def test_bins_hold_their_lower_ends_and_the_last_one_both() -> None:
 def test_the_mean_recalls_interval_covers() -> None:
     rng = np.random.default_rng(2)
     rates, numbers = np.array([0.9, 0.6, 0.99]), np.array([40, 60, 30])
-    drawn = [rng.binomial(numbers, rates) for _ in range(500)]
-    found = [
-        c.mean_recall_interval([told(share_in(int(r), int(n), (1, 1), 0.0)) for r, n in zip(right, numbers, strict=True)])
-        for right in drawn
-    ]
-    assert np.mean([low <= rates.mean() <= high for low, high in found]) > 0.92
+    found = [told(c.mean_recall(map(share, rng.binomial(numbers, rates).tolist(), numbers.tolist()))) for _ in range(500)]
+    assert np.mean([each.low <= rates.mean() <= each.high for each in found]) > 0.92
 
 
 def _spread(figure: Callable[[np.ndarray], Answer], counts: np.ndarray) -> tuple[float, float]:
@@ -186,7 +187,7 @@ def test_a_class_that_the_model_does_not_know_is_never_right() -> None:
     assert told(known["recall"]).value == 1.0
     assert (told(unknown["recall"]).value, told(unknown["f1"]).value) == (0.0, 0.0)
     assert told(unknown["recall"]).high > 0.0
-    assert isinstance(unknown["precision"], Drowned)
+    assert isinstance(unknown["precision"], NotEstimable)
     assert told(c.ClassCounts.of_table(COUNTS[:2, :1], (0, None)).accuracy).value == pytest.approx(300 / 350)
 
 
@@ -203,7 +204,7 @@ def test_without_noise_figures_are_exact() -> None:
     confidence = np.concatenate([np.repeat(middles, part.astype(int)) for part in (wrong, right)])
     flags = np.repeat([False, True], [int(wrong.sum()), int(right.sum())])
     found = c.noised_calibration(wrong, right, 0.5, 0.0)
-    assert told(found.error).value == pytest.approx(c.reliability(confidence, flags, 3, 0.5).error)
+    assert told(found.error).value == pytest.approx(c.reliability(confidence, flags, 3, 0.5).error.value)
     assert found.by_noise == 0.0
 
 
@@ -234,13 +235,33 @@ def test_what_the_noise_makes_of_perfect_calibration_is_said() -> None:
 
 
 def test_counts_within_their_noise_tell_nothing() -> None:
-    assert isinstance(share_in(5.0, 8.0, (1, 2), 10.0), Drowned)
-    assert isinstance(c.noised_f1(5.0, 3.0, 2, 10.0), Drowned)
-    assert isinstance(area(np.ones(4), np.ones(4), 10.0), Drowned)
-    assert isinstance(c.noised_calibration(np.ones(3), np.ones(3), 0.5, 10.0).error, Drowned)
+    assert isinstance(share(5.0, 8.0, (1, 2), 10.0), NotEstimable)
+    assert isinstance(c.f1(5.0, 3.0, 2, 10.0), NotEstimable)
+    assert isinstance(area(np.ones(4), np.ones(4), 10.0), NotEstimable)
+    assert isinstance(c.noised_calibration(np.ones(3), np.ones(3), 0.5, 10.0).error, NotEstimable)
 
 
 def test_values_beyond_what_can_be_are_clamped() -> None:
-    found = told(share_in(110.0, 100.0, (1, 2), 1.0))
+    found = told(share(110.0, 100.0, (1, 2), 1.0))
     assert (found.value, found.high) == (1.0, 1.0)
     assert found.low < 1.0
+
+
+def test_intervals_have_sample_and_noise_in_them() -> None:
+    """Of a share, of F1 and of the calibration error: samples of 400 records, and noise on every cell."""
+    rng, share_of = np.random.default_rng(6), np.array([[0.3, 0.08, 0.02], [0.1, 0.4, 0.1]])
+    cells, std, half = share_of.ravel(), 6.0, (share_of[0] + share_of[1])
+    middles = 0.5 + 0.5 * (np.arange(3) + 0.5) / 3
+    truths = [0.4, 2 * 0.3 / (2 * 0.3 + 0.08 + 0.1), float(np.abs(share_of[1] - middles * half).sum())]
+    covered = np.zeros(3)
+    for _ in range(2000):
+        counts = rng.multinomial(400, cells) + std * rng.normal(size=6)
+        wrong, right = counts[:3], counts[3:]
+        found = (
+            share(float(wrong.sum()), float(counts.sum()), (3, 3), std),
+            c.f1(float(counts[0]), float(counts[1:4].sum() - counts[2]), 2, std),
+            c.noised_calibration(wrong, right, 0.5, std).error,
+        )
+        covered += [told(each).low <= truth <= told(each).high for each, truth in zip(found, truths, strict=True)]
+    assert np.all(covered / 2000 > 0.93)
+    assert np.all(covered / 2000 < 0.975)

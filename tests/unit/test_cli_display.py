@@ -20,6 +20,7 @@ from veilsum.costs import study_cost
 from veilsum.plan import plan_study
 from veilsum.progress import Pace, duration, follow, words
 from veilsum.remote import StudyInfo
+from veilsum_aggregation.figures import Figure, NotEstimable
 from veilsum_deploy.cli.display import print_result, print_study
 from veilsum_deploy.cli.planned import figure, print_plan
 from veilsum_node.errors import StateError
@@ -351,13 +352,13 @@ def test_a_watch_that_shows_nothing_is_an_error() -> None:
 
 def test_a_result_is_shown_with_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        {"column": "age", "mean": {"value": 54.321, "std_error": 0.5}},
-        {"column": "sex", "mean": {"not_estimable": "noise"}},
+        {"column": "age", "mean": Figure(54.321, 0.5, 0.0, 53.3, 55.3).to_json()},
+        {"column": "sex", "mean": NotEstimable("noise").to_json()},
     ]
-    summary = {"records": {"value": 150.0, "std_error": 3.25}, "cohort": 3, "numbers": rows}
+    summary = {"records": Figure(150.0, 3.25, 0.0, 143.6, 156.4).to_json(), "cohort": 3, "numbers": rows}
     print_result(Result("statistics", summary, {"w": np.zeros((2, 3))}), Path("out"), as_json=False)
     out = capsys.readouterr().out
-    for text in ("150 ± 3.2", "54.321 ± 0.5", "not estimable: noise", "numbers", "age"):
+    for text in ("150 (143.6 to 156.4)", "54.32 (53.3 to 55.3)", "not estimable: noise", "numbers", "age"):
         assert text in out
     print_result(Result("statistics", summary, {"w": np.zeros((2, 3))}), Path("out"), as_json=True)
     assert json.loads(capsys.readouterr().out)["arrays"] == {"w": [2, 3]}
@@ -385,12 +386,11 @@ def test_every_refusal_that_a_request_can_mend_says_how(capsys: pytest.CaptureFi
 
 
 def test_a_results_error_is_called_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan shows half-widths of 95% intervals with the same sign."""
-    estimate = {"value": 3.0, "std_error": 0.5}
+    estimate = Figure(3.0, 0.5, 0.0, 2.0, 4.0).to_json()
     nested = {"numbers": [{"column": "age", "mean": estimate}]}
     for summary, said in (({"records": estimate}, True), (nested, True), ({"records": 3.0, "names": ["a"]}, False)):
         print_result(Result("statistics", summary, {}), tmp_path, as_json=False)
-        assert ("standard error" in capsys.readouterr().out) is said
+        assert ("95% interval" in capsys.readouterr().out) is said
 
 
 def test_a_query_over_many_columns_stays_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from support.studies import agreed, complete, demand, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum_aggregation.concordance import area, concordance
-from veilsum_aggregation.figures import Drowned, Figure
+from veilsum_aggregation.figures import Figure, NotEstimable
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -76,7 +76,7 @@ def test_it_is_the_share_of_all_pairs(levels: int, intervals: int, causes: int, 
     pairs = [(one, two) for one in people if one[2] for two in people if two[1] > one[1]]
     found = concordance(ends, beyond, 0.0)
     if not pairs:
-        assert isinstance(found, Drowned)
+        assert isinstance(found, NotEstimable)
         return
     concordant = sum((one[0] > two[0]) + 0.5 * (one[0] == two[0]) for one, two in pairs)
     assert isinstance(found, Figure)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from support.studies import agreed, complete, demand, federation, split_records
 from veilsum.compile import PrivacyRequest, StudyRequest
-from veilsum_aggregation.figures import Drowned, Figure
+from veilsum_aggregation.figures import Figure, NotEstimable
 from veilsum_aggregation.weighted_means import WeightedSums, difference, ratio
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
@@ -130,8 +130,8 @@ def test_what_noise_drowns_and_what_cannot_be_asked_say_so() -> None:
     rows = answers(records, request_of(0.05, STAY))["stay"]
     assert all("not_estimable" in row["value"] for row in rows)
     assert rows[2]["p_value"] is None
-    drowned = Drowned("no", "more")
+    drowned = NotEstimable("no", "more")
     figure = Figure(0.2, 0.1, 0.1, 0.0, 0.4)
     assert difference(drowned, figure) is difference(figure, drowned) is drowned
     assert ratio(drowned, figure) is ratio(figure, drowned) is drowned
-    assert isinstance(ratio(figure, Figure(-0.1, 0.1, 0.1, -0.3, 0.1)), Drowned)
+    assert isinstance(ratio(figure, Figure(-0.1, 0.1, 0.1, -0.3, 0.1)), NotEstimable)

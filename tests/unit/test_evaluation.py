@@ -29,7 +29,7 @@ from support.randomness import SeededRandom
 from support.studies import agreed, complete
 from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
-from veilsum_aggregation.classification import auc_interval
+from veilsum_aggregation.classification import auc_figure
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.networks import network_head
@@ -220,7 +220,7 @@ def test_no_record_is_longer_than_stated(seed: int, counts: int, losses: int, mo
     task, broadcast = task_of(architecture, arrays, SCHEMA, largest_loss=most, queries=asked)
     assert isinstance(task, ModelTables)
     rows = np.vstack(list(task.vectors(records(40, seed=seed), broadcast)))
-    most_square = sum(encoding.norm() for encoding in task.encodings)
+    most_square = sum(question.norm() for question in task.questions)
     assert (rows**2).sum(axis=1).max() <= most_square
     assert (rows[:, : CLASSES**2] ** 2).sum(axis=1).max() == counts**2
 
@@ -517,7 +517,7 @@ def test_without_noise_the_figures_are_those_of_pooled_records(tmp_path: Path, c
         area = summary["auc"]["value"]
         assert summary["auc"]["low"] < area < summary["auc"]["high"]
         positives = y.mean() * len(y)
-        closed = auc_interval(area, round(positives), round(len(y) - positives))  # of the sample, in closed form
+        closed = auc_figure(area, round(positives), round(len(y) - positives))  # of the sample, in closed form
         assert summary["auc"]["high"] - summary["auc"]["low"] == pytest.approx(closed.high - closed.low, rel=0.25)
     assert "calibration_error_of_noise" not in summary
 

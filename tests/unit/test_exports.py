@@ -45,14 +45,14 @@ RESULT = Result(
     "statistics",
     {
         "means <b> & more": ROWS,
-        "records": {"value": 812.0, "std_error": 2.5},
+        "records": figure(812.0),
         "weights": {"share_of_noise": 0.03, "notes": ["a"]},
         "model": "mlp <1>",
         "names": ["a", "b"],
         "converged": True,
     },
 )
-SHOWN = {"records": "812 ± 2.5", "weights share_of_noise": "0.03", "model": "mlp <1>", "converged": "yes"}
+SHOWN = {"records": "812 (810.5 to 813.5)", "weights share_of_noise": "0.03", "model": "mlp <1>", "converged": "yes"}
 
 
 def one_line(text: str) -> str:
@@ -74,7 +74,7 @@ def test_csv_has_every_name_and_number() -> None:
     again = pd.read_csv(io.StringIO(to_csv(figures_of(RESULT)))).set_index("name")
     assert set(again.index) == set(SHOWN)
     assert float(again.loc["records", "value"]) == 812.0
-    assert again.loc["records", "value_std_error"] == 2.5
+    assert again.loc["records", "value_noise_error"] == 0.5
 
 
 def latex_rows(text: str) -> list[list[str]]:
@@ -141,14 +141,14 @@ def test_html_holds_names_as_text_and_no_element_of_their_making(kept: StudyResu
 
 def test_what_stands_outside_of_tables_is_a_table_of_its_own(kept: StudyResult, tmp_path: Path) -> None:
     assert {row["name"]: row["value"] for row in kept.rows("summary")} == {
-        "records": {"value": 812.0, "std_error": 2.5},
+        "records": figure(812.0),
         "weights share_of_noise": 0.03,
         "model": "mlp <1>",
         "converged": True,
     }
-    assert kept.to_pandas("summary").set_index("name").loc["records", "value_std_error"] == 2.5
+    assert kept.to_pandas("summary").set_index("name").loc["records", "value_noise_error"] == 0.5
     assert kept.to_arrow("summary").column("value").type == pa.string()
-    assert "812 $\\pm$ 2.5" in kept.to_latex("summary")
+    assert "812 (810.5 to 813.5)" in kept.to_latex("summary")
     assert "summary" not in kept.tables
     with pytest.raises(Misuse, match="no table"):
         open_result(save_result(tmp_path / "bare", Result("x", {"a": ROWS})).parent).rows("summary")

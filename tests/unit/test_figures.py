@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
-from veilsum_aggregation.figures import Answer, Drowned, Figure, Test, delta_rule, ratio_figure
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test, delta_rule, ratio_figure
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_aggregation.survival import SurvivalCounts, SurvivalCurve
 
@@ -53,7 +53,7 @@ def test_a_ratio_without_noise_is_a_score_interval() -> None:
 
 
 def test_an_interval_is_unbounded_exactly_where_the_denominator_is_within_noise() -> None:
-    assert isinstance(ratio_figure(1, 2.9, (1, 0, 1), (0, 0, 0)), Drowned)
+    assert isinstance(ratio_figure(1, 2.9, (1, 0, 1), (0, 0, 0)), NotEstimable)
     open_ended = (
         figure(ratio_figure(40, 3.5, (1, 0, 4 / 1.2), (0, 0, 0))) if False else ratio_figure(1, 3.1, (1, 0, 1), (9, 0, 9))
     )
@@ -120,8 +120,8 @@ def test_groups_within_noise_leave_the_test_by_their_counts() -> None:
     found = group_means.equal_means([sums(rng.uniform(-1, 1, 900), rng), small, sums(rng.uniform(-1, 1, 900), rng)])
     assert isinstance(found, Test)
     assert (found.left_out, found.degrees) == ((1,), 1)
-    assert isinstance(group_means.equal_means([small, small]), Drowned)
-    assert isinstance(group_means.mean(small), Drowned)
+    assert isinstance(group_means.equal_means([small, small]), NotEstimable)
+    assert isinstance(group_means.mean(small), NotEstimable)
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------------
@@ -344,6 +344,6 @@ def test_a_curve_ends_where_the_number_at_risk_is_within_noise() -> None:
     assert isinstance(curve, SurvivalCurve)
     assert curve.truncated
     few = SurvivalCounts(np.full((4, 2), 1.0), 2.0, SIGMA, (0.0, 1.0, 2.0, 3.0, 4.0))
-    assert isinstance(survival.survival_curve(few), Drowned)
-    assert isinstance(survival.restricted_mean(few), Drowned)
-    assert isinstance(survival.log_rank([few, few]), Drowned)
+    assert isinstance(survival.survival_curve(few), NotEstimable)
+    assert isinstance(survival.restricted_mean(few), NotEstimable)
+    assert isinstance(survival.log_rank([few, few]), NotEstimable)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from veilsum.exports import export_result
 from veilsum.markov_fields import EVIDENCE, MarkovField, choose_pairs, fit_field
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_coordinator.parts.query_answers import RECORDS
-from veilsum_coordinator.parts.query_readers import NOISE, PAIRS, SCALE
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
 
 LEVELS = (3, 3, 2)
 NAMES = ("grade", "stage", "arm")

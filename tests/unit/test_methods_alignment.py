@@ -370,5 +370,5 @@ def test_fedcgs_per_site_without_an_alignment_adds_the_sites_up() -> None:
     study = compiled("fedcgs", {"disclosure": "per-site"}, epsilon=3.0)
     assert study.tasks[0].disclosure == "per-site"
     noised = get_method("fedcgs").run(federation(study, sites))
-    assert noised.summary["classes"][0]["count"]["std_error"] > 0
+    assert noised.summary["classes"][0]["count"]["noise_error"] > 0
     assert np.isfinite(noised.arrays["weights"]).all()

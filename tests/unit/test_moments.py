@@ -10,44 +10,46 @@ from hypothesis.extra.numpy import arrays
 from sklearn.covariance import oas
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.moments import Estimate, NotEstimable, Statistic
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, bounded_mean
+from veilsum_aggregation.tables import count
 
 RNG = np.random.default_rng(5)
 
 
-def value(statistic: Statistic) -> float:
-    assert isinstance(statistic, Estimate)
-    return statistic.value
+def value(answer: Answer) -> float:
+    assert isinstance(answer, Figure)
+    return answer.value
 
 
 @settings(max_examples=60, deadline=None)
 @given(arrays(np.float64, st.integers(1, 40), elements=st.floats(-1, 1)))
 def test_a_mean_without_noise_is_numpys(x: np.ndarray) -> None:
-    estimate = moments.mean(x.sum(), len(x), 0, 0, low=-1, high=1)
-    assert estimate == Estimate(pytest.approx(x.mean(), abs=1e-12), 0.0)
+    estimate = bounded_mean(x.sum(), len(x), 0, 0, -1, 1)
+    assert isinstance(estimate, Figure)
+    assert (estimate.value, estimate.noise_error) == (pytest.approx(x.mean(), abs=1e-12), 0.0)
 
 
 def test_standard_errors_match_simulation() -> None:
     x = RNG.beta(2, 5, 2000) * 2 - 1
     draws, total_std, count_std = 16_000, 20.0, 30.0
     noisy = x.sum() + total_std * RNG.standard_normal(draws), len(x) + count_std * RNG.standard_normal(draws)
-    means = [value(moments.mean(a, c, total_std, count_std, low=-1, high=1)) for a, c in zip(*noisy, strict=True)]
-    mean = moments.mean(x.sum(), len(x), total_std, count_std, low=-1, high=1)
-    assert isinstance(mean, Estimate)
-    assert np.std(means) == pytest.approx(mean.std_error, rel=0.03)
+    means = [value(bounded_mean(a, c, total_std, count_std, -1, 1)) for a, c in zip(*noisy, strict=True)]
+    mean = bounded_mean(x.sum(), len(x), total_std, count_std, -1, 1)
+    assert isinstance(mean, Figure)
+    assert np.std(means) == pytest.approx(mean.noise_error, rel=0.03)
 
 
 def test_within_noise_is_not_a_number_but_a_statement() -> None:
     for number in (-5.0, 0.0, 29.0):
-        assert isinstance(moments.mean(1, number, 1, 10, low=-1, high=1), NotEstimable)
-    assert isinstance(moments.mean(1, 31, 1, 10, low=-1, high=1), Estimate)
-    assert isinstance(moments.mean(1, 0, 0, 0, low=-1, high=1), NotEstimable)
-    assert isinstance(moments.mean(1, float("nan"), 1, 1, low=-1, high=1), NotEstimable)
+        assert isinstance(bounded_mean(1, number, 1, 10, -1, 1), NotEstimable)
+    assert isinstance(bounded_mean(1, 31, 1, 10, -1, 1), Figure)
+    assert isinstance(bounded_mean(1, 0, 0, 0, -1, 1), NotEstimable)
+    assert isinstance(bounded_mean(1, float("nan"), 1, 1, -1, 1), NotEstimable)
 
 
 def test_estimates_stay_in_range() -> None:
-    assert value(moments.mean(500, 100, 1, 1, low=-1, high=1)) == 1
-    assert moments.count(-3.0, 2.0) == Estimate(-3.0, 2.0)
+    assert value(bounded_mean(500, 100, 1, 1, -1, 1)) == 1
+    assert (value(count(-3.0, 2.0)), count(-3.0, 2.0).noise_error) == (-3.0, 2.0)
 
 
 def test_covariances_equal_numpy() -> None:

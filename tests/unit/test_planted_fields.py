@@ -67,6 +67,7 @@ PUBLIC = {
     ("TaskCost", "noise"): "standard deviations",
     ("OwnAlignment", "noise_std"): "standard deviations",
     ("Release", "noise_std"): "standard deviations",
+    ("ReleasedPart", "noise_std"): "standard deviations",
     ("LocalTrainingParameters", "noise_step"): "the grid of a study's noise",
     ("KeptReceipt", "consent"): "a commitment, not the consent",
     ("Receipt", "consent"): "a commitment, not the consent",

@@ -1,4 +1,4 @@
-"""Queries of the method "statistics": their language, their encodings' norms, and the sensitivity of several together."""
+"""Queries of the method "statistics": their language, their questions' norms, and the sensitivity of several together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from veilsum_privacy.tasks.persons import join_records
 from veilsum_privacy.tasks.queries.arithmetic import evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.cells import LevelCells, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import parse_condition
-from veilsum_privacy.tasks.queries.encodings import build_encoding, build_encodings
+from veilsum_privacy.tasks.queries.kinds import build_question, build_questions
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import balance, find_incidence
 from veilsum_privacy.tasks.tables import Tables, TablesParameters
@@ -70,8 +70,8 @@ def every_record() -> Records:
 def rows_of(queries: list[Query], records: Records) -> np.ndarray:
     return np.hstack(
         [
-            encoding.rows(COLUMNS.cells(records, COLUMNS.domains), len(records))
-            for encoding in build_encodings(queries, COLUMNS)
+            question.rows(COLUMNS.cells(records, COLUMNS.domains), len(records))
+            for question in build_questions(queries, COLUMNS)
         ]
     )
 
@@ -188,7 +188,7 @@ def test_derived_numbers_are_sums_of_products() -> None:
             parse_sum(text, COLUMNS.domains)
 
 
-# -- encodings --------------------------------------------------------------------------------------------------------------
+# -- questions --------------------------------------------------------------------------------------------------------------
 
 QUERIES = [
     Query(name="all", kind="count"),
@@ -229,21 +229,21 @@ QUERIES = [
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
 @pytest.mark.parametrize("scale", [8, 37, 200])
 def test_the_largest_norm_of_a_row_is_exactly_the_stated_one(query: Query, scale: int) -> None:
-    encoding = build_encoding(query.model_copy(update={"scale": scale}), COLUMNS)
+    question = build_question(query.model_copy(update={"scale": scale}), COLUMNS)
     dense = [(age, stay, 0, 0, 1, 0) for age in np.linspace(20, 90, 401) for stay in (0.0, 60.0, 120.0)]
     records = [every_record(), records_of(dense)]
-    rows = np.vstack([encoding.rows(COLUMNS.cells(part, COLUMNS.domains), len(part)) for part in records])
-    assert rows.shape[1] == encoding.size == sum(block.size for block in encoding.blocks())
+    rows = np.vstack([question.rows(COLUMNS.cells(part, COLUMNS.domains), len(part)) for part in records])
+    assert rows.shape[1] == question.size == sum(block.size for block in question.blocks())
     largest = int((rows**2).sum(axis=1).max())
-    assert largest <= encoding.norm()
-    assert largest >= encoding.norm() * (0.85 if query.kind in ("mean", "correlation", "synthetic", "linear") else 1)
+    assert largest <= question.norm()
+    assert largest >= question.norm() * (0.85 if query.kind in ("mean", "correlation", "synthetic", "linear") else 1)
 
 
 def test_a_table_counts_records() -> None:
     records = every_record()
-    encoding = build_encoding(QUERIES[1].model_copy(update={"scale": 1}), COLUMNS)
+    question = build_question(QUERIES[1].model_copy(update={"scale": 1}), COLUMNS)
     rows = rows_of([QUERIES[1].model_copy(update={"scale": 1})], records)
-    table = rows.sum(axis=0).reshape(encoding.blocks()[0].shape)
+    table = rows.sum(axis=0).reshape(question.blocks()[0].shape)
     assert table.shape == (4, 3, 3)  # each with its missing level
     assert table.sum() == len(records)
     ages = np.where(records.present[:, 0], records.features[:, 0] * 35 + 55, np.nan)
@@ -255,9 +255,9 @@ def test_a_table_counts_records() -> None:
 def test_means_come_back_from_their_sums() -> None:
     records = every_record()
     rows = rows_of([QUERIES[5].model_copy(update={"scale": 200})], records)
-    encoding = build_encoding(QUERIES[5].model_copy(update={"scale": 200}), COLUMNS)
+    question = build_question(QUERIES[5].model_copy(update={"scale": 200}), COLUMNS)
     total, blocks, start = rows.sum(axis=0), {}, 0
-    for block in encoding.blocks():
+    for block in question.blocks():
         blocks[block.name.split("/")[1]] = total[start : start + block.size].reshape(block.shape) / block.weight
         start += block.size
     ages, present = records.features[:, 0], records.present[:, 0]
@@ -305,11 +305,11 @@ def test_the_sensitivity_is_that_of_the_worst_record(asked: list[tuple[str, str,
             queries.append(
                 Query(kind="histogram", over=("dx",), **common) if False else Query(kind="count", over=("dx",), **common)
             )
-    encodings = build_encodings(queries, COLUMNS)
-    incidence = find_incidence(encodings, COLUMNS)
+    questions = build_questions(queries, COLUMNS)
+    incidence = find_incidence(questions, COLUMNS)
     largest = int((rows_of(queries, every_record()) ** 2).sum(axis=1).max())
     assert incidence.exact
-    assert incidence.largest_integer([encoding.norm() for encoding in encodings]) == largest
+    assert incidence.largest_integer([question.norm() for question in questions]) == largest
 
 
 MIDDLE = (50.0, 5.0, 0, 0, 0, 0)
@@ -339,31 +339,31 @@ def test_conditions_meet_at_what_is_missing_and_between_constants(conditions: li
     """Each set holds together for one value, or in one open interval, that no other set of values makes up for."""
     holding = [where for where in conditions if where != "sex = 'f'"]
     queries = [Query(name=f"q{place}", kind="count", where=where, scale=3 + place) for place, where in enumerate(conditions)]
-    encodings = build_encodings(queries, COLUMNS)
-    norms = [encoding.norm() for encoding in encodings]
+    questions = build_questions(queries, COLUMNS)
+    norms = [question.norm() for question in questions]
     worst = int((rows_of(queries, records_of([record])) ** 2).sum())
     assert worst == sum(norms[: len(holding)])
-    assert find_incidence(encodings, COLUMNS).largest_integer(norms) == worst
+    assert find_incidence(questions, COLUMNS).largest_integer(norms) == worst
 
 
 @given(st.lists(CONDITIONS, min_size=2, max_size=6, unique=True))
 @settings(max_examples=30)
 def test_the_bound_beyond_the_limit_is_never_below(conditions: list[str]) -> None:
     queries = [Query(name=f"q{place}", kind="count", where=where, scale=3 + place) for place, where in enumerate(conditions)]
-    encodings = build_encodings(queries, COLUMNS)
-    norms = [encoding.norm() for encoding in encodings]
-    exact = find_incidence(encodings, COLUMNS).largest_integer(norms)
+    questions = build_questions(queries, COLUMNS)
+    norms = [question.norm() for question in questions]
+    exact = find_incidence(questions, COLUMNS).largest_integer(norms)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("veilsum_privacy.tasks.queries.sensitivity.MAX_ATOMS", 0)
-        bound = find_incidence(encodings, COLUMNS)
+        bound = find_incidence(questions, COLUMNS)
     assert bound.largest_integer(norms) >= exact
     assert bound.exact == all(not where for where in conditions)
 
 
 def test_disjoint_queries_share_nothing() -> None:
     wheres = ["age < 40", "age >= 40 and age < 65", "age >= 65", "age is missing"]
-    encodings = build_encodings([Query(name=f"q{i}", kind="count", where=where) for i, where in enumerate(wheres)], COLUMNS)
-    incidence = find_incidence(encodings, COLUMNS)
+    questions = build_questions([Query(name=f"q{i}", kind="count", where=where) for i, where in enumerate(wheres)], COLUMNS)
+    incidence = find_incidence(questions, COLUMNS)
     assert incidence.patterns.sum(axis=1).tolist() == [1, 1, 1, 1]
     assert balance(incidence, [1.0] * 4, [1.0] * 4) == pytest.approx(np.ones(4), rel=1e-3)
 
@@ -373,8 +373,8 @@ def test_weights_are_those_of_a_solver() -> None:
     from scipy.optimize import minimize
 
     wheres = ["", "age < 40", "age >= 65", "sex = 'f'", "stay > 7 and age < 40"]
-    encodings = build_encodings([Query(name=f"q{i}", kind="count", where=where) for i, where in enumerate(wheres)], COLUMNS)
-    incidence = find_incidence(encodings, COLUMNS)
+    questions = build_questions([Query(name=f"q{i}", kind="count", where=where) for i, where in enumerate(wheres)], COLUMNS)
+    incidence = find_incidence(questions, COLUMNS)
     norms, costs = np.array([1.0, 2.0, 1.0, 3.0, 1.0]), np.array([1.0, 5.0, 2.0, 8.0, 1.0])
     x = balance(incidence, norms, costs)
     matrix = incidence.patterns * norms
@@ -423,10 +423,10 @@ def test_scales_lose_little_and_keep_lanes_narrow() -> None:
         largest=4 * 2000,
     )
     assert 2 * 8_000 * parameters.sensitivity < 2**24
-    encodings = build_encodings(parameters.queries, COLUMNS)
-    incidence = find_incidence(encodings, COLUMNS)
-    costs = [encoding.figures() for encoding in encodings]
-    unit = [encoding.norm() / encoding.query.scale**2 for encoding in encodings]
+    questions = build_questions(parameters.queries, COLUMNS)
+    incidence = find_incidence(questions, COLUMNS)
+    costs = [question.figures() for question in questions]
+    unit = [question.norm() / question.query.scale**2 for question in questions]
     ideal = float((np.array(costs) / balance(incidence, unit, costs)).sum())
     reached = (
         sum(cost / query.scale**2 for cost, query in zip(costs, parameters.queries, strict=True)) * parameters.sensitivity**2
@@ -551,7 +551,7 @@ def test_a_hostile_analysts_query_takes_no_memory(query: Query) -> None:
     columns = [CategoryColumn(name=name, categories=levels) for name in names]
     wide = Columns(DatasetSchema(columns=(*columns, NumberColumn(name="x", low=0, high=1000))))
     with pytest.raises(HostileInput, match=r"values; at most|too many combinations"):
-        build_encoding(query, wide)
+        build_question(query, wide)
 
 
 def test_numbers_that_overflow_are_missing() -> None:

@@ -12,7 +12,7 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import StratifiedTable, Table2x2
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from veilsum_aggregation.figures import Answer, Drowned, Figure, Test
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
 from veilsum_aggregation.ratios import (
     no_association,
     odds_ratio,
@@ -104,9 +104,9 @@ def test_an_empty_cell_has_no_ratio_and_says_which(place: int) -> None:
     table.flat[place] = 0.0
     names = ["one", "two", "three", "four"]
     found = odds_ratio(table, 0.0, names)
-    assert isinstance(found, Drowned)
+    assert isinstance(found, NotEstimable)
     assert found.reason == f"there is no record of {names[place]}"
-    assert isinstance(risk_ratio(table, 0.0, names), Drowned if place in (0, 2) else Figure)
+    assert isinstance(risk_ratio(table, 0.0, names), NotEstimable if place in (0, 2) else Figure)
     (a, b), (c, d) = table
     apart = figure(risk_difference(table, 0.0))
     assert (apart.low, apart.high) == pytest.approx(
@@ -114,7 +114,7 @@ def test_an_empty_cell_has_no_ratio_and_says_which(place: int) -> None:
     )
     table.flat[place] = 2.9 * SIGMA
     found = odds_ratio(table * 1.0, SIGMA, names)
-    assert isinstance(found, Drowned)
+    assert isinstance(found, NotEstimable)
     assert "within its noise" in found.reason
 
 
@@ -137,7 +137,7 @@ def test_no_table_is_too_odd(std: float) -> None:
         for cells in np.stack(np.meshgrid(*[values] * 4), -1).reshape(-1, 2, 2):
             for function in EVERY:
                 found = function(cells, std)
-                if isinstance(found, Drowned):
+                if isinstance(found, NotEstimable):
                     assert found.reason
                 elif isinstance(found, Test):
                     assert 0.0 <= found.p_value <= 1.0

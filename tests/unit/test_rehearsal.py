@@ -93,7 +93,7 @@ def test_a_fault_behind_a_condition_is_found_whether_it_holds_or_not(monkeypatch
     setting = asked(where, over=("k0", "k1"), by=("y",))
     task = agreed_of(setting).task
     assert isinstance(task, Tables)
-    condition, columns = task.encodings[0].condition, Columns(DATA, task.parameters.derived)
+    condition, columns = task.questions[0].condition, Columns(DATA, task.parameters.derived)
 
     def holds(records: Records) -> Bools:
         if condition is None:

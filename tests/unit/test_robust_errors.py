@@ -12,7 +12,7 @@ from scipy import stats
 
 from support.studies import STAYS, agreed, demand, federation, split_records
 from veilsum.compile import StudyRequest
-from veilsum_aggregation.figures import Drowned, Figure
+from veilsum_aggregation.figures import Figure, NotEstimable
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.robust import RobustFit
 from veilsum_coordinator.methods import METHODS
@@ -124,10 +124,10 @@ def test_a_variance_within_its_noise_is_not_told() -> None:
     assert found.sampling_error == pytest.approx(math.sqrt(310.0 * 1000 / 998) / 1000)
     assert found.noise_error == pytest.approx(math.sqrt(fit.covariances[0][1, 1]))
     lost = RobustFit(fit, 300.0 * np.eye(2), 400.0, np.eye(2) / 1000.0, 1000.0).combination(np.array([0.0, 1.0]))
-    assert isinstance(lost, Drowned)
+    assert isinstance(lost, NotEstimable)
     assert "within its noise" in lost.reason
     negative = RobustFit(fit, -900.0 * np.eye(2), 400.0, np.eye(2) / 1000.0, 1000.0)
-    assert isinstance(negative.combination(np.array([0.0, 1.0])), Drowned)
+    assert isinstance(negative.combination(np.array([0.0, 1.0])), NotEstimable)
     assert np.all(np.linalg.eigvalsh(negative.covariances[1]) > 0)
 
 

@@ -16,7 +16,7 @@ from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.features import CLASS_WEIGHTS, class_weights
 from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.queries.base import mark_cells
-from veilsum_privacy.tasks.queries.encodings import ENCODINGS, build_encoding
+from veilsum_privacy.tasks.queries.kinds import KINDS, build_question
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 
 DATA = schema(3, categories=(2, 3))
@@ -46,45 +46,45 @@ ASKED: dict[str, dict[str, Any]] = {
 """A query of every kind, the label in most of them."""
 
 
-def encoding_of(kind: str, **more: Any) -> Any:
+def question_of(kind: str, **more: Any) -> Any:
     query = Query.model_validate({"name": "q", "kind": kind, "missing": "level", "scale": 10, **ASKED[kind], **more})
-    return build_encoding(query, COLUMNS)
+    return build_question(query, COLUMNS)
 
 
-def rows(encoding: Any, records: Records) -> np.ndarray:
-    found: np.ndarray = encoding.rows(COLUMNS.cells(records, COLUMNS.domains), len(records))
+def rows(question: Any, records: Records) -> np.ndarray:
+    found: np.ndarray = question.rows(COLUMNS.cells(records, COLUMNS.domains), len(records))
     return found
 
 
 def test_every_kind_is_asked() -> None:
-    assert set(ASKED) == set(ENCODINGS)
+    assert set(ASKED) == set(KINDS)
 
 
 @pytest.mark.parametrize("missing", ["drop", "level"])
 @pytest.mark.parametrize("where", ["", "n0 > 0.5", "not (n2 > 0.5)", "k0 is missing or y = 'c2'"])
-@pytest.mark.parametrize("kind", sorted(ENCODINGS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_no_value_makes_a_query_fail_or_its_row_too_long(kind: str, where: str, missing: str) -> None:
     """Of missing, poisoned and complete records, with classes that there are not; in company as alone."""
-    encoding = encoding_of(kind, where=where, missing=missing)
+    question = question_of(kind, where=where, missing=missing)
     rng = np.random.default_rng(5)
     records = spoil(random_records(rng, 200, DATA), rng)
     assert records.labels is not None
     records.labels[::3] = np.resize(BEYOND, len(records.labels[::3]))
     with np.errstate(all="ignore"):
-        together = rows(encoding, records)
-        assert int((together.astype(object) ** 2).sum(axis=1).max()) <= encoding.norm()
+        together = rows(question, records)
+        assert int((together.astype(object) ** 2).sum(axis=1).max()) <= question.norm()
         for place in range(0, 200, 9):
-            np.testing.assert_array_equal(rows(encoding, records.take(slice(place, place + 1)))[0], together[place])
+            np.testing.assert_array_equal(rows(question, records.take(slice(place, place + 1)))[0], together[place])
 
 
-@pytest.mark.parametrize("kind", sorted(ENCODINGS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_class_that_there_is_not_is_a_missing_one(kind: str) -> None:
-    encoding = encoding_of(kind)
+    question = question_of(kind)
     records = random_records(np.random.default_rng(6), 60, DATA, complete=True)
     found = []
     for label in (-1, *BEYOND[1:4], 2**62, -(2**40)):
         labels = np.full(60, label) if label < 0 or label > 2 else np.full(60, 3)
-        found.append(rows(encoding, Records(records.features, records.present, labels)))
+        found.append(rows(question, Records(records.features, records.present, labels)))
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
 
@@ -93,16 +93,16 @@ def test_a_class_that_there_is_not_is_a_missing_one(kind: str) -> None:
 @pytest.mark.parametrize("where", ["", "n0 > 0.5", "k0 is missing"])
 def test_a_record_without_its_treatment_adds_nothing_to_an_effect(where: str, missing: str) -> None:
     """Whether it meets the condition or not; the records beside it add what they do without it."""
-    encoding = encoding_of("effect", where=where, missing=missing)
+    question = question_of("effect", where=where, missing=missing)
     records = random_records(np.random.default_rng(7), 40, DATA, complete=True)
-    before = rows(encoding, records)
+    before = rows(question, records)
     treatment = slice(3, 5)
     records.features[::2, treatment], records.present[::2, treatment] = 0.0, False
-    after = rows(encoding, records)
+    after = rows(question, records)
     assert not after[::2].any()
     np.testing.assert_array_equal(after[1::2], before[1::2])
     assert before.any() == (where != "k0 is missing")
-    assert [axis.levels for axis in encoding.groups] == [("a", "b")]
+    assert [axis.levels for axis in question.groups] == [("a", "b")]
 
 
 @given(st.lists(st.integers(-(2**62), 2**62) | st.integers(-3, 6)), st.integers(0, 4), st.sampled_from([(), (2,)]))

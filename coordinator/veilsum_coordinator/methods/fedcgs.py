@@ -17,6 +17,7 @@ from pydantic import Field
 from veilsum_aggregation import moments
 from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
+from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.alignment import (
     Aligned,
     AlignmentParameters,
@@ -27,7 +28,7 @@ from veilsum_coordinator.parts.alignment import (
     task_alignment,
 )
 from veilsum_coordinator.parts.application import linear_result
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.class_tables import COLUMNS, class_tables, columns_plan, released_means
 from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -191,7 +192,7 @@ class FedCGS(Method):
         summary = {
             "cohort": len(release.cohort),
             "classes": [
-                {"class": name, "count": plain(moments.count(float(number), std)), "in_head": index in known}
+                {"class": name, "count": count(float(number), std).to_json(), "in_head": index in known}
                 for index, (name, number) in enumerate(zip(study.data.classes, counts, strict=True))
             ],
             **summary,

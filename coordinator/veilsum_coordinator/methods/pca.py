@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation import moments
+from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.application import application
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, plain
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import gaussian_moments, resolved_clip
 from veilsum_node.errors import ConfigurationError
@@ -80,7 +81,7 @@ class PCA(Method):
         parameters = PCAParameters.model_validate(study.parameters)
         release = federation.sum(MOMENTS)
         number, std = float(release.values["count"][0]), release.noise_std
-        summary: dict[str, Any] = {"cohort": len(release.cohort), "records": plain(moments.count(number, std["count"]))}
+        summary: dict[str, Any] = {"cohort": len(release.cohort), "records": count(number, std["count"]).to_json()}
         if moments.within_noise(number, std["count"]):
             summary["not_estimable"] = "the released number of records is within its noise; ask for less noise or more records"
             return Result(self.name, summary)

@@ -18,23 +18,15 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import newton
-from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.figures import NotEstimable, test_row
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.newton import NewtonFit
 from veilsum_aggregation.regression import Fit, UntoldFit
 from veilsum_aggregation.robust import RobustFit, spread_of
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, linear_scores, score_release
-from veilsum_coordinator.parts.coefficients import (
-    coefficients,
-    ratio,
-    score_row,
-    term_names,
-    told_of,
-)
 from veilsum_coordinator.parts.estimable import told_rows, told_tables
-from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.figure_rows import shown, test_row
+from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.first_moments import FirstMoments
 from veilsum_coordinator.parts.newton_rounds import fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
@@ -44,7 +36,6 @@ from veilsum_coordinator.parts.proportional_hazards import (
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_readers import LinearReader
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, check_persons, expand
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_coordinator.parts.robust_errors import PRODUCTS, product_release, robust
@@ -59,10 +50,16 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.persons import Reduction
+from veilsum_privacy.tasks.queries.coefficients import (
+    coefficients,
+    score_row,
+    term_names,
+    told_of,
+)
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 from veilsum_privacy.tasks.site_scores import SiteScoresParameters
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tables import questions_of
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
@@ -160,12 +157,12 @@ class Regression(Method):
             tables = weigh(asked, derived, columns, largest=largest, private=inputs.private, exact_rows=exact)
             start = TaskPlan(MOMENTS, "tables", tables.model_copy(update=persons), share=SHARES[0])
             if parameters.family == "linear":
-                (encoding,) = (LinearEncoding(query, columns) for query in tables.queries)
-                scores = linear_scores(tables.queries[0], tuple(derived), encoding.longest).model_copy(update=persons)
+                (question,) = (LinearRegression(query, columns) for query in tables.queries)
+                scores = linear_scores(tables.queries[0], tuple(derived), question.longest).model_copy(update=persons)
                 return start, *_score_releases(parameters, scores, (start,), inputs)
             step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
             name = "hazard-step" if isinstance(step, HazardStepParameters) else "newton-step"
-            _check_units(parameters, LinearEncoding(step.query, columns))
+            _check_units(parameters, LinearRegression(step.query, columns))
             build_task(name, step.model_dump(mode="json"), inputs.schema)
         except ValidationError as error:
             raise ConfigurationError(" ".join(explain(error, DerivedColumn)), "Correct the study's file.") from error
@@ -180,14 +177,14 @@ class Regression(Method):
     ) -> NewtonStepParameters | HazardStepParameters:
         if parameters.family == "cox":
             return hazard_step(parameters.outcome, query, derived)
-        encoding = LinearEncoding(query, columns)
+        question = LinearRegression(query, columns)
         family: newton.Family = "logistic" if parameters.family == "logistic" else "poisson"
         return NewtonStepParameters(
             query=query.model_copy(update={"scale": 1}),
             derived=tuple(derived),
             family=family,
-            most=1.0 if family == "logistic" else parameters.most or encoding.outcome.high / 2.0,
-            length=newton.REACH * math.sqrt(len(encoding.terms) + 1),
+            most=1.0 if family == "logistic" else parameters.most or question.outcome.high / 2.0,
+            length=newton.REACH * math.sqrt(len(question.terms) + 1),
             information_share=FREE_INFORMATION[family],
         )
 
@@ -199,46 +196,44 @@ class Regression(Method):
         study = federation.study
         family = study.parameters["family"]
         first = federation.sum(MOMENTS)
-        encoding, most = _model(study)
+        question, most = _model(study)
         cohort = {"cohort": len(first.cohort)}
         outcome = study.parameters["outcome"]
-        about = {"query": QUERY, "kind": family, "over": ", ".join(encoding.query.over), "where": encoding.query.where}
+        about = {"query": QUERY, "kind": family, "over": ", ".join(question.query.over), "where": question.query.where}
         clustered = _is_clustered(study)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
-        moments = FirstMoments(first, QUERY, encoding, _grain(study, first))
+        (asked,) = (each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if isinstance(each, LinearRegression))
+        moments = FirstMoments(first, asked)
         if family == "linear":
-            reader = LinearReader(encoding, first, 0)
-            of_model: dict[str, Callable[[], Iterator[Row]]] = {
-                QUERY: reader.rows,
-                f"{QUERY} tests": reader.tests,
-                SCORE: partial(reader.score, moments.gram),
-            }
-            tables = told_tables(self.name, of_model)
-            if clustered and reader.fit().drowned is None:
-                told = replace(reader, told=cluster(federation, first, reader.fit()))
-                tables = _told_twice(tables, told_rows(errors, told.rows))
-            elif _is_robust(study) and reader.fit().drowned is None:
-                robustly = replace(reader, told=_robust(federation, moments, reader.fit()))
-                tables = _told_twice(tables, told_rows(errors, robustly.rows))
+            part = moments.part
+            of_model = {f"{QUERY}{suffix}": rows for suffix, rows in question.result_tables(part).items()}
+            tables = told_tables(self.name, of_model | {SCORE: partial(question.score, part, moments.gram)})
+            told = question.fit(part)
+            if clustered and told.drowned is None:
+                told_apart = cluster(federation, first, told)
+                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, told_apart)))
+            elif _is_robust(study) and told.drowned is None:
+                robustly = _robust(federation, moments, told)
+                tables = _told_twice(tables, told_rows(errors, partial(question.answer, part, robustly)))
             return Result(self.name, {**summary, **tables, PREDICTION: _predicts(study)})
         fit: Fit
         if (none := moments.no_outcome(family)) is not None:
             fit = UntoldFit(none, len(moments.gram))
         elif family == "cox":
-            fit = fit_hazards(federation, first, QUERY, STEPS, term_names(encoding))
+            fit = fit_hazards(federation, first, QUERY, STEPS, term_names(question))
         else:
             fit = fit_newton(federation, moments, STEPS, "logistic" if family == "logistic" else "poisson", most)
         infinite = moments.infinite(fit, family, most)
         if isinstance(fit, NewtonFit | HazardFit):
-            fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(encoding)]])
+            fit = replace(fit, apart=np.eye(len(moments.gram))[:, [term in infinite for term in term_names(question)]])
         if isinstance(fit, HazardFit):
             summary["queries"][0] |= fit.baseline_told
-        rows = partial(_rows, encoding=encoding, name=RATIOS[family], per=_units(study), infinite=infinite)
+        rows = partial(_rows, question=question, name=RATIOS[family], per=_units(study), infinite=infinite)
         of_fit: dict[str, Callable[[], Iterator[Row]]] = {
             QUERY: partial(rows, fit),
             f"{QUERY} tests": lambda: iter([test_row("all slopes are 0 (Wald)", outcome, fit.all_slopes())]),
-            SCORE: partial(score_row, fit, encoding, moments.gram),
+            SCORE: partial(score_row, fit, question, moments.gram),
         }
         tables = told_tables(self.name, of_fit)
         if clustered and isinstance(fit, NewtonFit | HazardFit):
@@ -279,8 +274,8 @@ def _asked(parameters: RegressionParameters, columns: Columns) -> list[QueryRequ
     return [about.model_copy(update={"outcome": event_condition(event, censored, columns)}), ends]
 
 
-def _check_units(parameters: RegressionParameters, encoding: LinearEncoding) -> None:
-    numbers = [name for name, level in encoding.terms if not level]
+def _check_units(parameters: RegressionParameters, question: LinearRegression) -> None:
+    numbers = [name for name, level in question.terms if not level]
     for name in parameters.per:
         if name not in numbers:
             raise ConfigurationError(f"per: {name!r} is no numeric term.", f"Numeric terms: {', '.join(numbers) or 'none'}.")
@@ -290,15 +285,15 @@ def _units(study: Study) -> Mapping[str, float]:
     return {name: float(step) for name, step in RegressionParameters.model_validate(study.parameters).per.items()}
 
 
-def _model(study: Study) -> tuple[LinearEncoding, float]:
+def _model(study: Study) -> tuple[LinearRegression, float]:
     """Terms and outcome, and the largest mean of counts."""
     task = AgreedStudy(study).task(MOMENTS if study.parameters["family"] == "linear" else STEPS[-1]).task
     if isinstance(task, NewtonStep):
-        return task.encoding, float(task.parameters.most)
+        return task.question, float(task.parameters.most)
     if isinstance(task, HazardStep):
-        return task.encoding, 1.0
-    (encoding,) = task.encodings  # type: ignore[attr-defined]  # of "tables"
-    return encoding, 1.0
+        return task.question, 1.0
+    (question,) = task.questions  # type: ignore[attr-defined]  # of "tables"
+    return question, 1.0
 
 
 def _is_robust(study: Study) -> bool:
@@ -327,23 +322,16 @@ def _score_releases(
     return (score_release(step, others, inputs.sites),) * (parameters.errors == "clustered")
 
 
-def _grain(study: Study, first: Release) -> float:
-    """What rounding changes an entry of the first release's moments by at most, for each record; 0 where noise hides it."""
-    task = AgreedStudy(study).task(MOMENTS).task
-    scales = [each.scale for each in task.encodings if isinstance(each, LinearEncoding)] if isinstance(task, Tables) else []
-    return 0.0 if first.noise_std[f"{QUERY}/diagonal"] else 0.5 / min(scales)
-
-
 def _rows(
-    fit: Fit, encoding: LinearEncoding, name: str, per: Mapping[str, float], infinite: Mapping[str, Drowned]
+    fit: Fit, question: LinearRegression, name: str, per: Mapping[str, float], infinite: Mapping[str, NotEstimable]
 ) -> Iterator[Row]:
-    for found in coefficients(fit, encoding, per=per, infinite=infinite):
+    for found in coefficients(fit, question, per=per, infinite=infinite):
         if name == RATIOS["cox"] and found.term == "constant":
             continue
-        row: Row = {"term": found.term, "per": found.per, name: shown(ratio(found.answer))}
-        yield row | {"log": shown(found.answer)} | told_of(found)
+        row: Row = {"term": found.term, "per": found.per, name: found.answer.exponential().to_json()}
+        yield row | {"log": found.answer.to_json()} | told_of(found)
 
 
-def _radius(encoding: LinearEncoding, term: str) -> float:
-    domain = encoding.columns.domains.get(term)
+def _radius(question: LinearRegression, term: str) -> float:
+    domain = question.columns.domains.get(term)
     return float(getattr(domain, "high", 2.0) / 2.0 - getattr(domain, "low", 0.0) / 2.0)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from veilsum_aggregation.moments import NotEstimable, Statistic
 from veilsum_coordinator.parts.estimable import told_result
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_node.fields import Frozen
@@ -193,10 +192,3 @@ class Method(ABC):
     @abstractmethod
     def compute(self, federation: Federation) -> Result:
         """The result, for :meth:`run`."""
-
-
-def plain(statistic: Statistic) -> dict[str, Any]:
-    """A statistic as JSON: ``value`` and ``std_error``, or ``not_estimable`` with the reason."""
-    if isinstance(statistic, NotEstimable):
-        return {"not_estimable": statistic.reason}
-    return {"value": statistic.value, "std_error": statistic.std_error}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,15 @@ from numpy.typing import NDArray
 
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.query_readers import READERS
 from veilsum_coordinator.parts.query_requests import QueryRequest, expand
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.queries.base import Encoding
+from veilsum_privacy.tasks.queries.base import ReleasedPart
+from veilsum_privacy.tasks.queries.kinds.means import Means
 from veilsum_privacy.tasks.queries.language import Columns
-from veilsum_privacy.tasks.queries.number_encodings import MeanEncoding
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tables import questions_of
 
 Floats = NDArray[np.float64]
 
@@ -56,41 +54,36 @@ def columns_plan(inputs: Inputs, share: float) -> TaskPlan:
 def released_means(release: Release, study: Study) -> Floats:
     """The noised means (d,) of the features of all classes together, within their bounds."""
     found: dict[str, Floats] = {}
-    for encoding in _encodings(study):
-        name = encoding.query.name
-        if isinstance(encoding, MeanEncoding):
+    for question in questions_of(AgreedStudy(study).task(COLUMNS).task):
+        name = question.query.name
+        if isinstance(question, Means):
             count, absent = release.values[f"{name}/records"].sum(), release.values.get(f"{name}/absent")
             std = release.noise_std[f"{name}/records"]
-            for place, column in enumerate(encoding.query.over):
+            for place, column in enumerate(question.query.over):
                 own = float(count)
-                if absent is not None and column in encoding.open:
-                    own -= float(absent[:, encoding.open.index(column)].sum())
+                if absent is not None and column in question.open:
+                    own -= float(absent[:, question.open.index(column)].sum())
                 total = float(release.values[f"{name}/sum"][:, place].sum())
                 found[column] = np.array([np.clip(total / max(own, std, 1e-9), -1.0, 1.0)])
         else:
             table = release.values[f"{name}/table"].sum(axis=0)
             whole = max(float(table.sum()), release.noise_std[f"{name}/table"], 1e-9)
-            found[encoding.query.over[0]] = np.clip(table / whole, 0.0, 1.0)
+            found[question.query.over[0]] = np.clip(table / whole, 0.0, 1.0)
     return np.concatenate([found[column.name] for column in study.data.columns])
 
 
 def class_tables(release: Release, study: Study) -> dict[str, list[dict[str, Any]]]:
     """Each number's count, mean and deviation by class with a test of equal means, and counts and shares of categories."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for encoding in _encodings(study):
-        reader = READERS[type(encoding)](encoding, release, 0)
-        if isinstance(encoding, MeanEncoding):
-            found[NUMBERS] = list(reader.rows())
-            found[TESTS] = list(reader.tests())
+    for question in questions_of(AgreedStudy(study).task(COLUMNS).task):
+        part = ReleasedPart(question.query, release.values, release.noise_std)
+        if isinstance(question, Means):
+            found[NUMBERS] = list(question.answer(part))
+            found[TESTS] = list(question.tests(part))
         else:
-            (column,), (label,) = encoding.query.over, encoding.query.by
+            (column,), (label,) = question.query.over, question.query.by
             # One table of all columns: the level of each row under one heading.
-            for row in reader.rows():
+            for row in question.answer(part):
                 about = {label: row[label], "column": column, "level": row[column]}
                 found.setdefault(SHARES, []).append(about | {name: row[name] for name in ("count", "share") if name in row})
     return found
-
-
-def _encodings(study: Study) -> Sequence[Encoding]:
-    task = AgreedStudy(study).task(COLUMNS).task
-    return task.encodings if isinstance(task, Tables) else ()

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.classification import ClassCounts, folded, noised_calibration
 from veilsum_aggregation.concordance import area
-from veilsum_aggregation.group_means import NumberSums, mean
+from veilsum_aggregation.figures import Row
 from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.figure_rows import Row, rescaled, shown
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.predictions import LABEL
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.model_tables import (
     CLASS,
@@ -34,11 +34,10 @@ from veilsum_privacy.tasks.model_tables import (
     classified_schema,
     same_two,
 )
+from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.language import Columns, Query
-from veilsum_privacy.tasks.queries.number_encodings import SHIFT
+from veilsum_privacy.tasks.tables import questions_of
 from veilsum_privacy.training.models import ModelSpec
-
-Floats = NDArray[np.float64]
 
 CONFUSION, SCORES = "confusion", "scores"
 """Queries: records by true and predicted class; by score, and class or whether it was the predicted one."""
@@ -153,11 +152,9 @@ class _ClassReader:
 
     def __init__(self, study: Study) -> None:
         self.asked = ModelTablesParameters.model_validate(study.task(LABEL).parameters)
-        self._classes, self._named, self._two = (
-            study.data.classes,
-            self.asked.classes,
-            same_two(study.data, self.asked.classes),
-        )
+        self._questions = {each.query.name: each for each in questions_of(AgreedStudy(study).task(LABEL).task)}
+        self._classes, self._named = study.data.classes, self.asked.classes
+        self._two = same_two(study.data, self.asked.classes)
         self._columns = [self._named.index(name) if name in self._named else None for name in self._classes]
 
     def _counts(self, values: Mapping[str, Floats], noise: Mapping[str, float]) -> ClassCounts:
@@ -169,28 +166,24 @@ class _ClassReader:
     def overall(self, values: Mapping[str, Floats], noise: Mapping[str, float]) -> Row:
         """Records, area and calibration, accuracy, that of the constant guess, and log loss, as JSON."""
         counts = self._counts(values, noise)
-        found: Row = {"records": shown(counts.records)}
+        found: Row = {"records": counts.records.to_json()}
         if SCORES + TABLE in values:
             found |= self._of_scores(values[SCORES + TABLE], noise[SCORES + TABLE])
-        found["accuracy"] = shown(counts.accuracy)
-        found["accuracy_of_constant_guess"] = shown(counts.accuracy_of_constant_guess)
+        found["accuracy"] = counts.accuracy.to_json()
+        found["accuracy_of_constant_guess"] = counts.accuracy_of_constant_guess.to_json()
         if self.asked.largest_loss:
-            (n, n_std), (total, total_std), (square, square_std) = (
-                (float(values[name].sum()), noise[name]) for name in (f"{LOSS}/records", f"{LOSS}/sum", f"{LOSS}/square")
-            )
-            half = self.asked.largest_loss / 2.0
-            loss = mean(NumberSums(n, total, square, SHIFT, n_std, total_std, square_std))
-            found["log_loss"] = shown(rescaled(loss, half, half))
+            loss = self._questions[LOSS]
+            found["log_loss"] = next(loss.answer(ReleasedPart(loss.query, values, noise)))["mean"]
         return found
 
     def _of_scores(self, histogram: Floats, std: float) -> Row:
         found: Row = {}
         low, (wrong, right) = self.asked.low, histogram
         if self._two:
-            found["auc"] = shown(area(histogram[0], histogram[1], std))
+            found["auc"] = area(histogram[0], histogram[1], std).to_json()
             low, (wrong, right), std = 0.5, folded(histogram), math.sqrt(2.0) * std
         calibration = noised_calibration(wrong, right, low, std)
-        found["calibration_error"] = shown(calibration.error)
+        found["calibration_error"] = calibration.error.to_json()
         if std > 0 and math.isfinite(calibration.by_noise):
             found["calibration_error_of_noise"] = calibration.by_noise
         return found
@@ -199,12 +192,13 @@ class _ClassReader:
         """Tables by class: recall, precision and F1, and the confusion counts where they were asked for."""
         rows = zip(self._classes, self._counts(values, noise).figures(), strict=True)
         found: dict[str, list[Row]] = {
-            "classes": [{"class": name} | {key: shown(told) for key, told in row.items()} for name, row in rows]
+            "classes": [{"class": name} | {key: told.to_json() for key, told in row.items()} for name, row in rows]
         }
         if CONFUSION + TABLE in values:
             std = noise[CONFUSION + TABLE]
             found["confusion"] = [
-                {"class": own} | {f"predicted {said}": shown(count(n, std)) for said, n in zip(self._named, row, strict=True)}
+                {"class": own}
+                | {f"predicted {said}": count(n, std).to_json() for said, n in zip(self._named, row, strict=True)}
                 for own, row in zip(self._classes, values[CONFUSION + TABLE].tolist(), strict=True)
             ]
         return found

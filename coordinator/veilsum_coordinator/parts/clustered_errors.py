@@ -121,7 +121,7 @@ def newton_asked(
 ) -> tuple[float, dict[str, Floats], Floats]:
     """The same of events and counts; ``rate`` is the variance of counts."""
     length, most = float(task.parameters.length), float(task.parameters.most)
-    largest = length * (1.0 if task.parameters.family == "logistic" else max(task.encoding.outcome.high, most))
+    largest = length * (1.0 if task.parameters.family == "logistic" else max(task.question.outcome.high, most))
     least = largest if task.parameters.family == "logistic" else min(length * TAILS["poisson"] * math.sqrt(rate), largest)
     spread = math.sqrt(float(np.mean(np.diag(fit.floored))) / sites)
     bound = score_bound(spread, std, least, largest)

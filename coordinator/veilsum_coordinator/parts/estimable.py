@@ -1,7 +1,7 @@
 """The net under formulas: what is released is paid for, so a formula that fails takes nothing along but its own figure.
 
-Formulas say of a figure that it is not estimable, and why (:class:`~veilsum_aggregation.figures.Drowned`). What they did not
-foresee ends here: the question, or at last the whole method, is then not estimable for that reason, and the rest stands.
+Formulas say of a figure that it is not estimable, and why (:class:`~veilsum_aggregation.figures.NotEstimable`). What they did
+not foresee ends here: the question, or at last the whole method, is then not estimable for that reason, and the rest stands.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.figures import NotEstimable, Row
 from veilsum_coordinator.parts.federation import Federation, Floats, NoFurtherRoundError, Release
-from veilsum_coordinator.parts.figure_rows import Row, shown
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.study import Study
@@ -27,10 +26,10 @@ FORMULA_ERRORS = (ArithmeticError, ValueError)
 """What formulas raise on numbers that they cannot take; those of linear algebra among them."""
 
 
-def unforeseen(error: Exception, what: str) -> Drowned:
+def unforeseen(error: Exception, what: str) -> NotEstimable:
     """The reason for what a formula did not foresee; the log has where it happened."""
     LOG.error("%s: not estimable, for a formula failed", what, exc_info=error)
-    return Drowned(f"it could not be computed from the released sums: {str(error) or type(error).__name__}", "report it")
+    return NotEstimable(f"it could not be computed from the released sums: {str(error) or type(error).__name__}", "report it")
 
 
 def told_rows(what: str, rows: Callable[[], Iterator[Row]]) -> list[Row]:
@@ -39,8 +38,17 @@ def told_rows(what: str, rows: Callable[[], Iterator[Row]]) -> list[Row]:
     try:
         found.extend(row for row in rows() if row)
     except FORMULA_ERRORS as error:
-        found.append({"value": shown(unforeseen(error, what))})
+        found.append({"value": unforeseen(error, what).to_json()})
     return found
+
+
+def told_arrays(what: str, arrays: Callable[[], Mapping[str, NDArray[Any]]]) -> Mapping[str, NDArray[Any]]:
+    """The arrays of a question; none where a formula fails."""
+    try:
+        return arrays()
+    except FORMULA_ERRORS as error:
+        unforeseen(error, what)
+        return {}
 
 
 def told_tables(what: str, tables: Mapping[str, Callable[[], Iterator[Row]]]) -> dict[str, list[Row]]:
@@ -52,7 +60,7 @@ def finite(value: Any) -> Any:
     """A summary without numbers that are none: a figure that is none is not estimable, any other is left open."""
     if isinstance(value, Mapping):
         if isinstance(own := value.get("value"), float) and not math.isfinite(own):
-            return shown(Drowned("the released sums give no number"))
+            return NotEstimable("the released sums give no number").to_json()
         return {name: finite(own) for name, own in value.items()}
     if isinstance(value, list | tuple):
         return [finite(own) for own in value]

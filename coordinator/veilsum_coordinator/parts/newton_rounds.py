@@ -10,10 +10,10 @@ from veilsum_aggregation import newton
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import told_directions
-from veilsum_coordinator.parts.coefficients import term_names
 from veilsum_coordinator.parts.federation import Federation, Floats, Release
 from veilsum_coordinator.parts.first_moments import FirstMoments
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
+from veilsum_privacy.tasks.queries.coefficients import term_names
 
 
 def fit_newton(
@@ -28,13 +28,13 @@ def fit_newton(
         family: of the regression.
         most: the largest mean of counts.
     """
-    gram, std, grain = first.gram, first.std, first.grain
+    gram, std, grain = first.gram, first.std, first.part.grain
     whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
     point, released = newton.first_point(family, gram, first.events, whiten, most), list[NewtonRelease]()
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
         released.append(_read(federation.sum(label, broadcast, members=first.release.cohort), point))
-        fit = NewtonFit(whiten, tuple(released), term_names(first.encoding), untold)
+        fit = NewtonFit(whiten, tuple(released), term_names(first.question), untold)
         point = fit.point
     return fit
 

@@ -1,7 +1,7 @@
 """Evaluating predictions, formulas of columns or models: what is asked of the sites, and the measures that the sums tell.
 
 What is measured follows from what is predicted, a number, a probability, a rate or a hazard, and not from the method that
-made the prediction. One query by level of the prediction tells all of it, with the encodings of the method statistics.
+made the prediction. One query by level of the prediction tells all of it, with the questions of the method statistics.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from veilsum_aggregation import tables
-from veilsum_aggregation.figures import Answer, Drowned
-from veilsum_aggregation.group_means import NumberSums, mean
+from veilsum_aggregation.figures import Answer
+from veilsum_aggregation.group_means import mean
 from veilsum_aggregation.prediction_levels import Levels, event_levels, number_levels, rate_levels
 from veilsum_aggregation.prediction_levels import OutcomeRange as Range
 from veilsum_aggregation.prediction_quality import (
@@ -28,7 +28,6 @@ from veilsum_aggregation.prediction_quality import (
 )
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.estimable import told_rows
-from veilsum_coordinator.parts.figure_rows import shown
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.proportional_hazards import all_times
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand
@@ -40,12 +39,12 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.model_tables import SCORE, ModelTables, ModelTablesParameters, scored_schema
 from veilsum_privacy.tasks.outcomes import Outcome
-from veilsum_privacy.tasks.queries.base import Encoding
-from veilsum_privacy.tasks.queries.cell_encodings import DiscriminationEncoding
+from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.cells import NumberDomain
+from veilsum_privacy.tasks.queries.kinds.discrimination import Discrimination
+from veilsum_privacy.tasks.queries.kinds.means import SHIFT, Means
 from veilsum_privacy.tasks.queries.language import Columns, Text, interval_names
-from veilsum_privacy.tasks.queries.number_encodings import SHIFT
-from veilsum_privacy.tasks.tables import Tables, TableTask
+from veilsum_privacy.tasks.tables import Tables, questions_of
 from veilsum_privacy.training.models import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -223,62 +222,43 @@ class _PredictionReader:
     """Reads the release."""
 
     def __init__(self, study: Study, values: Mapping[str, Floats], noise: Mapping[str, float]) -> None:
-        task = AgreedStudy(study).task(LABEL).task
-        encodings: tuple[Encoding, ...] = task.encodings if isinstance(task, TableTask) else ()
-        self._encoding = encodings[0]
-        self._columns = encodings[0].columns
-        self._values, self._noise = values, noise
+        self._question, *others = questions_of(AgreedStudy(study).task(LABEL).task)
+        self._part, *self._others = (ReleasedPart(each.query, values, noise) for each in (self._question, *others))
         self._prediction = Prediction.model_validate(study.parameters["prediction"])
         low, high = float(self._prediction.low), float(self._prediction.high)
         self._width = (high - low) / LEVELS
         self._centres: Floats = low + self._width * (np.arange(LEVELS, dtype=np.float64) + 0.5)
 
-    def _block(self, name: str) -> Floats:
-        return self._values[f"{LABEL}/{name}"]
-
-    def _std(self, name: str) -> float:
-        return float(self._noise.get(f"{LABEL}/{name}", 0.0))
-
     def measure_rows(self) -> Iterator[Row]:
         """Each as a row."""
         for name, answer in self.measures():
-            yield {"measure": name, "value": shown(answer)}
+            yield {"measure": name, "value": answer.to_json()}
 
     def measures(self) -> Iterator[tuple[str, Answer]]:
         """In the order in which people read them."""
-        predicts = self._prediction.predicts
-        if predicts == "probability":
-            yield from event_measures(event_levels(self._centres, self._width, self._block("ends")[0], self._std("ends")))
-        elif predicts == "hazard":
-            ends, beyond = self._times()
-            yield from hazard_measures(self._centres, self._width, ends, beyond, self._std("ends"))
-        elif predicts == "number":
-            yield from number_measures(self._numbers(), self._outcome(self._encoding.query.over[0]))
+        if not isinstance(self._question, Discrimination):
+            rate = self._prediction.predicts == "rate"
+            yield from self._rates() if rate else number_measures(self._numbers(), self._outcome(self._question.query.over[0]))
+            return
+        table, std = self._part.block("ends")[0], self._part.std("ends")
+        if self._question.times is None:
+            yield from event_measures(event_levels(self._centres, self._width, table, std))
         else:
-            yield from self._rates()
+            yield from hazard_measures(self._centres, self._width, *self._question.times_of(table), std)
 
     def _rates(self) -> Iterator[tuple[str, Answer]]:
-        outcome, product = self._outcome(self._encoding.query.over[0]), self._outcome(PRODUCT)
-        products, std = float(self._values[f"{PRODUCTS}/sum"][0, 0]), float(self._noise[f"{PRODUCTS}/sum"])
-        levels = rate_levels(self._numbers(), products, std, outcome, product)
+        outcome, product = self._outcome(self._question.query.over[0]), self._outcome(PRODUCT)
+        (part,) = self._others
+        levels = rate_levels(self._numbers(), float(part.block("sum")[0, 0]), part.std("sum"), outcome, product)
         yield from rate_measures(levels, outcome, product)
 
-    def _times(self) -> tuple[Floats, Floats]:
-        table, times = (
-            self._block("ends")[0],
-            self._encoding.times if isinstance(self._encoding, DiscriminationEncoding) else None,
-        )
-        bins = 1 if times is None else times.bins
-        return table[:, :-1].reshape(len(table), bins, -1), table[:, -1]
-
     def _outcome(self, name: str) -> Range:
-        domain = self._columns.number(name, LABEL)
-        half = domain.high / 2.0 - domain.low / 2.0
-        return Range(domain.low + half, half)
+        domain = self._question.columns.number(name, LABEL)
+        return Range(domain.middle, domain.half)
 
     def _numbers(self) -> Levels:
-        sums = np.column_stack([self._block("records"), self._block("sum")[:, 0], self._block("square")[:, 0]])
-        noise = np.array([self._std("records"), self._std("sum"), self._std("square")])
+        sums = np.column_stack([self._part.block("records"), self._part.block("sum")[:, 0], self._part.block("square")[:, 0]])
+        noise = np.array([self._part.std("records"), self._part.std("sum"), self._part.std("square")])
         return number_levels(self._centres, self._width, sums, noise, SHIFT)
 
     def levels(self) -> Iterator[Row]:
@@ -292,26 +272,12 @@ class _PredictionReader:
         for place, name in enumerate(names):
             row: Row = {"level": name, "predicted": float(predicted[place])}
             if predicts in ("probability", "hazard"):
-                counts, std = self._block("ends")[0, place], self._std("ends")
-                row["records"] = shown(tables.count(float(counts.sum()), std * math.sqrt(len(counts))))
+                counts, std = self._part.block("ends")[0, place], self._part.std("ends")
+                row["records"] = tables.count(float(counts.sum()), std * math.sqrt(len(counts))).to_json()
                 if predicts == "probability":
-                    row["observed"] = shown(tables.shares(counts, std)[1])
-            else:
-                row |= self._observed(place)
+                    row["observed"] = tables.shares(counts, std)[1].to_json()
+            elif isinstance(self._question, Means):
+                own, outcome = self._question.sums(self._part, place, 0), self._outcome(self._question.query.over[0])
+                row["records"] = tables.count(own.count, own.count_std).to_json()
+                row["observed"] = mean(own).scaled(outcome.half, outcome.middle).to_json()
             yield row
-
-    def _observed(self, place: int) -> Row:
-        """Of a number or count: records and mean outcome of a level."""
-        outcome, std = self._outcome(self._encoding.query.over[0]), self._std("records")
-        own = NumberSums(
-            count=float(self._block("records")[place]),
-            total=float(self._block("sum")[place, 0]),
-            square=float(self._block("square")[place, 0]),
-            shift=SHIFT,
-            count_std=std,
-            total_std=self._std("sum"),
-            square_std=self._std("square"),
-        )
-        found = mean(own)
-        observed = found if isinstance(found, Drowned) else found.scaled(outcome.half, outcome.middle)
-        return {"records": shown(tables.count(own.count, std)), "observed": shown(observed)}

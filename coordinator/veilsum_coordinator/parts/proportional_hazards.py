@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.baselines import MOST_PERIODS, LifeTable
-from veilsum_aggregation.figures import Drowned
+from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.hazards import (
     FirstSums,
     HazardFit,
@@ -35,11 +35,11 @@ from veilsum_privacy.tasks.hazard_step import (
     WHITEN,
     HazardStepParameters,
 )
-from veilsum_privacy.tasks.queries.cell_encodings import SurvivalEncoding
 from veilsum_privacy.tasks.queries.cells import NumberDomain
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
+from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.tables import questions_of
 
 Floats = NDArray[np.float64]
 
@@ -105,7 +105,7 @@ def fit_hazards(
     noise = [released_noise(federation.study, label, len(first.cohort)) for label in steps]
     model = _model(federation.study, first.values, first.noise_std, query, noise[-1]["hazards"])
     if not model.whiten.size:
-        return UntoldFit(Drowned("no term varies"), len(names))
+        return UntoldFit(NotEstimable("no term varies"), len(names))
     point, released = model.point, list[HazardRelease]()
     held = replace(model, baseline=model.baseline.held)
     for label, expected in zip(steps, noise, strict=True):
@@ -117,20 +117,18 @@ def fit_hazards(
     return HazardFit(model, tuple(released), length, names)
 
 
-def _encodings(study: Study) -> Sequence[LinearEncoding | SurvivalEncoding]:
-    task = AgreedStudy(study).tasks[0].task
-    encodings = task.encodings if isinstance(task, Tables) else ()
-    return [each for each in encodings if isinstance(each, LinearEncoding | SurvivalEncoding)]
+def _questions(study: Study) -> Sequence[LinearRegression | Survival]:
+    return [each for each in questions_of(AgreedStudy(study).tasks[0].task) if isinstance(each, LinearRegression | Survival)]
 
 
 def _model(
     study: Study, values: Mapping[str, Floats], stds: Mapping[str, float], query: str, hazard_std: float
 ) -> HazardModel:
     """Coordinates, of the first release and of the noise of the last one's hazards."""
-    (ends,) = (each for each in _encodings(study) if isinstance(each, SurvivalEncoding))
+    (ends,) = (each for each in _questions(study) if isinstance(each, Survival))
     moments = symmetric(values[f"{query}/diagonal"], values[f"{query}/cross"])
     gram, table = moments[:-1, :-1], values[f"{ENDS}/ends"][0]
-    (terms,) = (each for each in _encodings(study) if isinstance(each, LinearEncoding))
+    (terms,) = (each for each in _questions(study) if isinstance(each, LinearRegression))
     grain = 0.5 / terms.query.scale if hazard_std == 0.0 else 0.0
     edges = np.array([ends.domain.scale(edge) for edge in ends.query.edges])
     sums = FirstSums(

@@ -6,26 +6,35 @@ Their scales are :mod:`.query_scales`'s.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
+from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.cells import LevelDomain, NumberDomain
-from veilsum_privacy.tasks.queries.language import MAX_OVER, MAX_QUERIES, Columns, DerivedColumn, Query, QueryKind, Text
-
-STEPS, FINE_STEPS = 32, 128
-"""Intervals of a numeric column for which nobody stated any: of a histogram, and of quantiles, whose noise grows with the
-logarithm of their number only and whose intervals end at edges."""
+from veilsum_privacy.tasks.queries.kinds import KINDS
+from veilsum_privacy.tasks.queries.language import MAX_OVER, MAX_QUERIES, Columns, DerivedColumn, Query, Text
 
 LONGEST_PART = 31
 """Characters of a table one's name, and of what tells its parts apart."""
+
+
+TABLE_ONE = "table-one"
+"""The kind that becomes queries of other kinds."""
+
+
+def _known(kind: str) -> str:
+    """A kind that there is."""
+    if kind not in (known := (*KINDS, TABLE_ONE)):
+        raise ValueError(f"there is no kind {kind!r}. {did_you_mean(kind, known)}".removesuffix("."))
+    return kind
 
 
 def _listed(value: object) -> object:
@@ -82,13 +91,14 @@ class QueryRequest(Frozen):
     Attributes:
         name: by default the kind, with a number where it occurs more than once.
         kind: or ``table-one``, which becomes means of all numbers, counts of all categories and, with ``at``, quantiles, by
-        group. over: a column or a list of columns; of ``table-one``, ``missing`` and ``synthetic`` all of them by default.
+            group.
+        over: a column or a list of columns; of ``table-one``, ``missing`` and ``synthetic`` all of them by default.
         edges: a list, or a range.
         at: of quantiles by default the quartiles, of survival the median.
     """
 
     name: Name | None = None
-    kind: QueryKind | Literal["table-one"]
+    kind: Annotated[str, AfterValidator(_known)]
     over: Names = ()
     by: Names = ()
     where: Text = ""
@@ -106,34 +116,16 @@ class QueryRequest(Frozen):
         Raises:
             ConfigurationError: something is.
         """
-        uses = {
-            "edges": ("histogram", "quantiles", "survival", "logrank", "discrimination"),
-            "at": ("quantiles", "survival", "table-one"),
-            "outcome": ("linear", "discrimination", "effect"),
-            "event": ("survival", "logrank", "discrimination"),
-            "censored": ("survival", "logrank", "discrimination"),
-        }
-        for field, kinds in uses.items():
-            if getattr(self, field) and self.kind not in kinds:
-                raise ConfigurationError(
-                    f"query {self.name!r}: a query of kind {self.kind} has no {field!r}.", "Leave it out."
-                )
-        times = self.kind == "discrimination" and (self.event or self.censored or self.edges)
-        if (times or self.kind in ("survival", "logrank")) and not (self.event and self.censored and self.edges):
-            what = "a time to an event" if times else f"a query of kind {self.kind}"
-            raise ConfigurationError(
-                f"query {self.name!r}: {what} states `event`, `censored` and `edges`.",
-                "edges = { from = 0, to = HORIZON, steps = 12 } in the unit of the time.",
-            )
-        if self.kind in ("linear", "effect") and not self.outcome:
-            raise ConfigurationError(f"query {self.name!r}: `outcome` names nothing to explain.", 'outcome = "systolic"')
-        if self.kind == "discrimination" and not self.outcome:
-            raise ConfigurationError(
-                f"query {self.name!r}: `outcome` names nothing that the score should rank.",
-                "A condition, such as outcome = \"died = 'yes'\"; or a time, with `event`, `censored` and `edges`.",
-            )
-        if self.kind == "logrank" and not self.by:
-            raise ConfigurationError(f"query {self.name!r}: `by` names no groups to compare.", 'by = "arm"')
+        used = ("at",) if self.kind == TABLE_ONE else KINDS[self.kind].names[self.kind]
+        for key in ("edges", "at", "outcome", "event", "censored"):
+            if getattr(self, key) and key not in used:
+                raise ConfigurationError(f"query {self.name!r}: a query of kind {self.kind} has no {key!r}.", "Leave it out.")
+
+    def stated(self) -> dict[str, Any]:
+        """The keys of a query that are stated."""
+        own = {key: getattr(self, key) for key in type(self).model_fields}
+        edges = self.edges.edges() if isinstance(self.edges, EdgeRange) else self.edges
+        return {key: value for key, value in {**own, "edges": edges}.items() if value}
 
 
 def check_persons(person: Reduction | None, at_most: int, study: Study) -> None:
@@ -178,7 +170,7 @@ def expand(requests: Sequence[QueryRequest], columns: Columns) -> tuple[Query, .
     found: list[Query] = []
     for request in named:
         request.check()
-        found += _table_one(request, columns) if request.kind == "table-one" else [_query(request, request.kind, columns)]
+        found += _table_one(request, columns) if request.kind == TABLE_ONE else [_completed(request.stated(), columns)]
     if len(found) > MAX_QUERIES:
         raise ConfigurationError(
             f"The study asks {len(found)} queries; at most {MAX_QUERIES} share one release.", "Ask the rest in another study."
@@ -198,35 +190,14 @@ def _named(requests: Sequence[QueryRequest]) -> Iterator[QueryRequest]:
         name, number = request.kind, 1
         while name in taken:
             number += 1
-            name = f"{request.kind}-{number}"  # type: ignore[assignment]  # a name, no kind
+            name = f"{request.kind}-{number}"
         taken.add(name)
         yield request.model_copy(update={"name": name})
 
 
-def _query(request: QueryRequest, kind: QueryKind, columns: Columns) -> Query:
-    over, edges, at = request.over, request.edges, request.at
-    if isinstance(edges, EdgeRange):
-        edges = edges.edges()
-    if kind == "missing" and not over:
-        over = tuple(name for name in columns.domains if name not in columns.imputed)
-    if kind == "synthetic":
-        over = over or tuple(columns.domains)
-    if kind in ("histogram", "quantiles") and not edges and len(over) == 1:
-        steps = STEPS if kind == "histogram" else FINE_STEPS
-        edges = default_edges(columns.number(over[0], f"query {request.name!r}"), steps)
-    if not at and kind in ("quantiles", "survival"):
-        at = (0.25, 0.5, 0.75) if kind == "quantiles" else (0.5,)
-    missing = request.missing or ("level" if kind == "synthetic" else "drop")
-    return Query(
-        name=request.name or kind, kind=kind, over=over, by=request.by, where=request.where, edges=edges, at=at,
-        outcome=request.outcome, event=request.event, censored=request.censored, missing=missing,
-        importance=request.importance,
-    )  # fmt: skip
-
-
-def default_edges(domain: NumberDomain, steps: int = FINE_STEPS) -> tuple[float, ...]:
-    """So many equal intervals between a column's bounds."""
-    return tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, steps + 1)[1:-1])
+def _completed(asked: Mapping[str, Any], columns: Columns) -> Query:
+    """The query, with the kind's defaults for what is not stated."""
+    return Query.model_validate({**KINDS[asked["kind"]].defaults(Query.model_validate(asked), columns), **asked})
 
 
 def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
@@ -258,6 +229,6 @@ def _table_one(request: QueryRequest, columns: Columns) -> Iterator[Query]:
         if isinstance(columns.domains[name], LevelDomain):
             asked |= {"kind": "count", "missing": request.missing or "level"}
         elif request.at:
-            asked |= {"kind": "quantiles", "edges": default_edges(columns.number(name, what)), "at": request.at}
+            asked |= {"kind": "quantiles", "at": request.at}
         if "kind" in asked:
-            yield Query.model_validate({**asked, **common})
+            yield _completed({**asked, **common}, columns)

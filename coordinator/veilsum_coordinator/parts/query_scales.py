@@ -8,20 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.queries.base import Encoding
-from veilsum_privacy.tasks.queries.encodings import build_encodings
+from veilsum_privacy.tasks.queries.base import QueryKind
+from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import EXACT_SCALE, WORD_SCALE, Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.queries.sensitivity import Incidence, balance, find_incidence
 from veilsum_privacy.tasks.tables import TablesParameters
 
 LANE = 2**23
-"""What the sum of a cohort should stay below, so that a lane of the encoding has 24 bits."""
-
-LEAST_SCALE = {"mean": 32, "compare": 32, "quantiles": 32, "correlation": 16, "linear": 16, "effect": 256, "synthetic": 500}
-"""Integers that stand for 1 at least where values are rounded to them; in a table, whose values are 0 or 1, fewer will do."""
-
-ROUNDED = ("mean", "compare", "correlation", "linear", "effect")
-"""Kinds whose values are rounded record by record, the same way wherever a value occurs again."""
+"""What the sum of a cohort should stay below, so that a lane has 24 bits."""
 
 FINEST_NORM, EXACT_LANE = 2**26, 2**44
 """Largest sensitivity of a task, and what a sum should stay below, where no noise takes a part of it."""
@@ -59,18 +53,18 @@ def weigh(
     Raises:
         HostileInput: a query asks for what its kind cannot give, or for a column that is not there.
     """
-    encodings = build_encodings(queries, columns)
-    for encoding in encodings:
-        _check_possible(encoding, columns)
-    incidence = find_incidence(encodings, columns)
-    if exact_rows and any(query.kind in ROUNDED for query in queries):
-        return _exact(queries, derived, columns, incidence, largest, exact_rows)
+    questions = build_questions(queries, columns)
+    for question in questions:
+        _check_possible(question, columns)
+    incidence = find_incidence(questions, columns)
+    if exact_rows and any(question.rounded for question in questions):
+        return _exact(questions, derived, columns, incidence, largest, exact_rows)
     reference = [query.model_copy(update={"scale": 4096}) for query in queries]
-    unit = [encoding.norm() / 4096.0**2 for encoding in build_encodings(reference, columns)]
-    costs = [encoding.figures() * encoding.query.importance for encoding in encodings]
+    unit = [question.norm() / 4096.0**2 for question in build_questions(reference, columns)]
+    costs = [question.figures() * question.query.importance for question in questions]
     weights = np.sqrt(balance(incidence, unit, costs))
     steps = fine * math.sqrt(largest)  # what rounding adds to a mean, 0.1 steps or so, stays well below its sampling error
-    scales = [max(LEAST_SCALE.get(query.kind, least_table), steps if query.kind in ROUNDED else 0.0) for query in queries]
+    scales = [max(question.least_scale, steps if question.rounded else least_table) for question in questions]
     least = max(scale / weight for scale, weight in zip(scales, weights, strict=True))
     least = min(least, WORD_SCALE / float(weights.max()))  # the largest that a query may have, whatever the others need
     wanted = min(max(least, 0.95 * LANE / largest), max(least, MOST_SCALE / float(weights.min())))
@@ -95,7 +89,12 @@ def weigh(
 
 
 def _exact(
-    queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence, largest: int, rows: int
+    questions: Sequence[QueryKind],
+    derived: Sequence[DerivedColumn],
+    columns: Columns,
+    incidence: Incidence,
+    largest: int,
+    rows: int,
 ) -> TablesParameters:
     """Values in steps of 2^-48, written in as few limbs as fit the sensitivity of a task and a lane of 46 bits.
 
@@ -103,12 +102,12 @@ def _exact(
     most F / B^j and one for its rounding. So limb j of a row of e values and norm N has a squared norm of at most e B^2 / 4,
     but for the highest, and of at most (N / B^j + sqrt e)^2.
     """
-    scales = [EXACT_SCALE if query.kind in ROUNDED else LEAST_SCALE.get(query.kind, 8) for query in queries]
-    asked = [query.model_copy(update={"scale": scale}) for query, scale in zip(queries, scales, strict=True)]
-    encodings = build_encodings(asked, columns)
+    scales = [EXACT_SCALE if question.rounded else question.least_scale for question in questions]
+    asked = [question.query.model_copy(update={"scale": scale}) for question, scale in zip(questions, scales, strict=True)]
+    exact = build_questions(asked, columns)
     for limbs in range(2, MOST_LIMBS + 1):
         bits = math.ceil((EXACT_SCALE.bit_length() + 1) / limbs)
-        norms = [_limb_norm(encoding, limbs, bits) for encoding in encodings]
+        norms = [_limb_norm(question, limbs, bits) for question in exact]
         sensitivity = math.isqrt(incidence.largest_integer(norms)) + 1
         if sensitivity * rows <= min(FINEST_NORM, EXACT_LANE // largest):
             return TablesParameters(
@@ -119,9 +118,9 @@ def _exact(
     )
 
 
-def _limb_norm(encoding: Encoding, limbs: int, bits: int) -> int:
+def _limb_norm(question: QueryKind, limbs: int, bits: int) -> int:
     """Bound on the squared norm of a record's row in limbs: a record stands in one group."""
-    norm, entries = encoding.norm(), encoding.size // encoding.group_count
+    norm, entries = question.norm(), question.size // question.group_count
     most: int = entries * 4 ** (bits - 1)
     rest = [math.ceil((math.sqrt(norm) / 2.0 ** (bits * limb) + math.sqrt(entries)) ** 2) for limb in range(1, limbs)]
     return min(norm, most) + sum([min(each, most) for each in rest[:-1]], rest[-1])
@@ -130,14 +129,14 @@ def _limb_norm(encoding: Encoding, limbs: int, bits: int) -> int:
 def _parameters(
     queries: Sequence[Query], derived: Sequence[DerivedColumn], columns: Columns, incidence: Incidence
 ) -> TablesParameters:
-    norms = [encoding.norm() for encoding in build_encodings(queries, columns)]
+    norms = [question.norm() for question in build_questions(queries, columns)]
     squared = incidence.largest_integer(norms)
     return TablesParameters(
         queries=tuple(queries), derived=tuple(derived), sensitivity=math.isqrt(squared - 1) + 1 if squared else 1
     )
 
 
-def _check_possible(encoding: Encoding, columns: Columns) -> None:
+def _check_possible(question: QueryKind, columns: Columns) -> None:
     """Refuse a condition that no record can meet."""
-    if encoding.condition is not None and not find_incidence([encoding], columns).patterns.any():
-        raise HostileInput(f"{encoding.what}: no record can meet {encoding.query.where!r}.", "Correct `where`.")
+    if question.condition is not None and not find_incidence([question], columns).patterns.any():
+        raise HostileInput(f"{question.what}: no record can meet {question.query.where!r}.", "Correct `where`.")

@@ -144,8 +144,6 @@ def print_result(result: Result, directory: Path, *, as_json: bool, proof: Look 
             print_rows(rows, title=key, as_json=False)
     if _has(result.summary, "noise_error"):
         print_line("In brackets the 95% interval for the population: sampling and noise together.")
-    if _has(result.summary, "std_error"):
-        print_line("± is the standard error from the noise alone; 95% intervals, as in the plan, are about twice as wide.")
     if proof is not None:
         print_line(_word(proof, directory))
 
@@ -186,9 +184,9 @@ def print_fault(fault: ProofFault, directory: Path, *, as_json: bool) -> None:
 
 
 def _flat(summary: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The summary's items; a large mapping comes item by item, as ``alignment: tau``."""
+    """The summary's items; a large mapping but a figure comes item by item, as ``alignment: tau``."""
     for key, value in summary.items():
-        if isinstance(value, Mapping) and len(value) > LARGEST_CELL:
+        if isinstance(value, Mapping) and len(value) > LARGEST_CELL and "value" not in value:
             yield from ((f"{key}: {name}", item) for name, item in value.items())
         else:
             yield key, value
@@ -212,15 +210,13 @@ def size_text(count: int) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """An estimate with its standard error as ``value ± error``; other mappings item by item."""
+    """A figure as ``value (low to high)``; other mappings item by item."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, Mapping):
         return value
-    if value.keys() == {"value", "std_error"}:
-        return f"{value['value']:.6g} ± {value['std_error']:.2g}"
     if "noise_error" in value:
         low, high = ("" if end is None else f"{end:.4g}" for end in (value["low"], value["high"]))
         return f"{value['value']:.4g} ({low} to {high})"

@@ -88,7 +88,7 @@ def quantities(value: Any, name: str = "") -> Iterator[tuple[str, float, float]]
     """Yield (name, value, standard error) of every estimate in a result's summary."""
     if isinstance(value, Mapping):
         if isinstance(value.get("value"), float):
-            yield name, float(value["value"]), float(value.get("std_error", value.get("noise_error", 0.0)))
+            yield name, float(value["value"]), float(value.get("noise_error", 0.0))
             return
         for key, item in value.items():
             yield from quantities(item, f"{name}.{key}" if name else str(key))

@@ -8,17 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.classification import (
-    ClassCounts,
-    Interval,
-    auc,
-    auc_interval,
-    mean_interval,
-    mean_recall_interval,
-    reliability,
-)
+from veilsum_aggregation.classification import ClassCounts, auc, auc_figure, mean_of, mean_recall, reliability
 from veilsum_aggregation.figures import Answer, Figure
-from veilsum_aggregation.tables import share_in
+from veilsum_aggregation.tables import share
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -51,15 +43,13 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
         "accuracy_of_constant_guess": _told(told.accuracy_of_constant_guess),
     }
     rows = list(told.figures())
-    recalls = [recall for row in rows if isinstance(recall := row["recall"], Figure)]
-    mean = sum(recall.value for recall in recalls) / max(len(recalls), 1)
-    found["balanced_accuracy"] = _with(mean, mean_recall_interval(recalls)) if recalls else None
+    found["balanced_accuracy"] = _told(mean_recall(row["recall"] for row in rows))
     logs = _log_softmax(scores)
     losses = -logs[np.arange(n), own][own >= 0]
-    found["log_loss"] = _with(float(losses.mean()), mean_interval(losses, 0.0, float("inf"))) if len(losses) > 1 else None
+    found["log_loss"] = mean_of(losses, 0.0, float("inf")).to_json() if len(losses) > 1 else None
     found["auc"] = _area(logs, own) if m == 2 else None
     calibration = reliability(np.exp(logs.max(axis=1)), right, BINS, 1.0 / m) if n else None
-    found["calibration_error"] = None if calibration is None else _with(calibration.error, calibration.interval)
+    found["calibration_error"] = None if calibration is None else calibration.error.to_json()
     found["classes"] = [
         {"class": name, "records": int(number), **{key: _told(row[key]) for key in ("recall", "precision", "f1")}}
         for name, number, row in zip(names, counts.sum(axis=1), rows, strict=True)
@@ -74,7 +64,7 @@ def measure(scores: Floats, truth: Integers, names: Sequence[str], classes: Sequ
                 "to": float(edges[place + 1]),
                 "records": int(number),
                 "confidence": float(calibration.confidence[place]),
-                "accuracy": _told(share_in(round(calibration.accuracy[place] * number), int(number), (1, 1), 0.0)),
+                "accuracy": _told(share(round(calibration.accuracy[place] * number), int(number))),
             }
             for place, number in enumerate(calibration.numbers)
             if number
@@ -161,7 +151,7 @@ def _area(logs: Floats, own: Integers) -> dict[str, float] | None:
     if not 0 < positive.sum() < len(positive):
         return None
     area = auc(logs[used, 1] - logs[used, 0], positive)
-    return _with(area, auc_interval(area, int(positive.sum()), int((~positive).sum())))
+    return auc_figure(area, int(positive.sum()), int((~positive).sum())).to_json()
 
 
 def _log_softmax(scores: Floats) -> Floats:
@@ -170,10 +160,5 @@ def _log_softmax(scores: Floats) -> Floats:
     return result
 
 
-def _told(answer: Answer) -> dict[str, float] | None:
-    return _with(answer.value, Interval(answer.low, answer.high)) if isinstance(answer, Figure) else None
-
-
-def _with(value: float, interval: Interval) -> dict[str, float]:
-    """A figure with its interval; an infinite end, of a loss of too few records, never comes here."""
-    return {"value": float(value), "low": float(interval.low), "high": float(interval.high)}
+def _told(answer: Answer) -> dict[str, Any] | None:
+    return answer.to_json() if isinstance(answer, Figure) else None

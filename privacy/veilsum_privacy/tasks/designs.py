@@ -15,8 +15,8 @@ from veilsum_privacy.tasks.base import Floats, Records, batches
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.cells import Cells
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
 LARGEST_ENTRY = 1e6
 """Of a broadcast array: products of two then stay finite."""
@@ -60,7 +60,7 @@ class DesignTask(PersonTask[D]):
     """A task of the terms and the outcome of a model.
 
     Attributes:
-        encoding: of both.
+        question: of both.
     """
 
     beside: tuple[str, ...] = ()
@@ -71,30 +71,30 @@ class DesignTask(PersonTask[D]):
         self.columns = Columns(schema, parameters.derived)
         if parameters.query.kind != "linear":
             raise HostileInput(f"A regression explains an outcome; its query is of kind {parameters.query.kind!r}.")
-        self.encoding = LinearEncoding(parameters.query, self.columns)
+        self.question = LinearRegression(parameters.query, self.columns)
         if self.p > MOST_COEFFICIENTS:
             raise HostileInput(f"The model has {self.p} coefficients; at most {MOST_COEFFICIENTS} can be.", "Use fewer terms.")
 
     @property
     def p(self) -> int:
         """Number of coefficients, with the constant."""
-        return len(self.encoding.terms) + 1
+        return len(self.question.terms) + 1
 
     def branches(self) -> Branches:
-        return Branches.of(self.schema, self.columns, [self.encoding], self.beside)
+        return Branches.of(self.schema, self.columns, [self.question], self.beside)
 
     def designs(self, records: Records) -> Iterator[Design]:
         """The records that count, batch by batch, in their order."""
         records, counted = self.counted(records)
-        reads = sorted(self.encoding.reads | {*self.beside})
+        reads = sorted(self.question.reads | {*self.beside})
         for part in batches(len(records), self.layout().size):
             cells = self.columns.cells(records.take(part), reads)
             group = np.where(counted[part], 0, -1)
             for name in self.beside:
                 group = np.where(cells[name].present, group, -1)
-            if self.encoding.condition is not None:
-                group = np.where(self.encoding.condition.holds(cells), group, -1)
-            yield Design(cells, *self.encoding.design(cells, group))
+            if self.question.condition is not None:
+                group = np.where(self.question.condition.holds(cells), group, -1)
+            yield Design(cells, *self.question.design(cells, group))
 
 
 def row_products(rows: Floats, matrix: Floats) -> Floats:

@@ -88,18 +88,18 @@ class HazardStep(DesignTask[HazardStepParameters]):
     def __init__(self, parameters: HazardStepParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
         self.beside = (parameters.time,)
-        self.columns.number(parameters.time, self.encoding.what)
-        if self.encoding.event is None:
-            raise HostileInput(f"{self.encoding.what}: the outcome {parameters.query.outcome!r} is a number, and no event.")
-        if parameters.time in {*parameters.query.over, *self.encoding.explained}:
+        self.columns.number(parameters.time, self.question.what)
+        if self.question.event is None:
+            raise HostileInput(f"{self.question.what}: the outcome {parameters.query.outcome!r} is a number, and no event.")
+        if parameters.time in {*parameters.query.over, *self.question.explained}:
             raise HostileInput(
-                f"{self.encoding.what}: the time {parameters.time!r} explains itself.", "Leave it out of `over`."
+                f"{self.question.what}: the time {parameters.time!r} explains itself.", "Leave it out of `over`."
             )
 
     @property
     def p(self) -> int:
         """Number of coefficients; there is no constant."""
-        return len(self.encoding.terms)
+        return len(self.question.terms)
 
     def layout(self) -> Layout:
         periods = self.parameters.periods

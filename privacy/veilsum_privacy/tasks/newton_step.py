@@ -19,7 +19,7 @@ from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.designs import DesignParameters, DesignTask, broadcast_arrays, row_products
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.queries.cells import NumberDomain
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
+from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 
 WHITEN, POINT = "newton.whiten", "newton.point"
 """Broadcast arrays: W (p, p) and gamma (p,), of released sums, so that they are constants for each record."""
@@ -66,7 +66,7 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
 
     def __init__(self, parameters: NewtonStepParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
-        check_outcome(parameters.family, self.encoding)
+        check_outcome(parameters.family, self.question)
 
     def layout(self) -> Layout:
         parameters = self.parameters
@@ -85,12 +85,12 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
     def residual(self) -> float:
         """r."""
         logistic = self.parameters.family == "logistic"
-        return 1.0 if logistic else max(self.encoding.outcome.high, float(self.parameters.most))
+        return 1.0 if logistic else max(self.question.outcome.high, float(self.parameters.most))
 
     def clip(self) -> float:
         kappa, most = float(self.parameters.information_share), float(self.parameters.most)
         if self.parameters.family == "poisson":
-            farthest = max(self.encoding.outcome.high - most, most) / self.residual
+            farthest = max(self.question.outcome.high - most, most) / self.residual
             return max(1.0, math.hypot(farthest, kappa)) * self.most_rows
         inner = (3.0 - math.sqrt(max(0.0, 1.0 - 0.5 / kappa**2))) / 4.0
         return max(1.0, inner * math.hypot(1.0, 4.0 * kappa * (1.0 - inner))) * self.most_rows
@@ -104,7 +104,7 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
             yield self._rows(design.z, design.outcome, design.known, given[WHITEN], given[POINT])
 
     def _rows(self, z: Floats, outcome: Floats, known: NDArray[np.bool_], whiten: Floats, point: Floats) -> Floats:
-        p, domain = self.parameters, self.encoding.outcome
+        p, domain = self.parameters, self.question.outcome
         white = row_products(z, whiten)
         mean, variance = mean_of(p.family, row_products(white, point[:, None])[:, 0], p.most)
         residual = in_units(outcome, domain) - mean
@@ -116,18 +116,18 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
         return np.hstack(blocks) * known[:, None]
 
 
-def check_outcome(family: Family, encoding: LinearEncoding) -> None:
+def check_outcome(family: Family, question: LinearRegression) -> None:
     """Insist that an outcome can have the distribution of a family.
 
     Raises:
         HostileInput: it cannot.
     """
-    what = repr(encoding.query.outcome)
-    if family == "logistic" and encoding.event is None:
+    what = repr(question.query.outcome)
+    if family == "logistic" and question.event is None:
         raise HostileInput(
             f"A logistic regression explains an event; {what} is a number.", 'Make it one: outcome = "stay > 14".'
         )
-    if family == "poisson" and (encoding.event is not None or encoding.outcome.low < 0.0):
+    if family == "poisson" and (question.event is not None or question.outcome.low < 0.0):
         raise HostileInput(f"A Poisson regression explains a number that is 0 or more; {what} is not.")
 
 

@@ -63,7 +63,7 @@ class SiteScores(DesignTask[SiteScoresParameters]):
     def __init__(self, parameters: SiteScoresParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
         if parameters.family != "linear":
-            check_outcome(parameters.family, self.encoding)
+            check_outcome(parameters.family, self.question)
 
     def layout(self) -> Layout:
         return Layout((Block("score", (self.p,)),))
@@ -87,7 +87,7 @@ class SiteScores(DesignTask[SiteScoresParameters]):
             return white * (design.outcome * short - row_products(white, given[POINT][:, None])[:, 0])[:, None]
         white = row_products(design.z, given[WHITEN])
         mean, _ = mean_of(family, row_products(white, given[POINT][:, None])[:, 0], float(self.parameters.most))
-        residual = in_units(design.outcome, self.encoding.outcome) - mean
+        residual = in_units(design.outcome, self.question.outcome) - mean
         return white * (residual * length / np.maximum(row_norms(white), length))[:, None]
 
 

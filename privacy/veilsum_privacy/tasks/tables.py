@@ -8,6 +8,7 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
+from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
@@ -15,9 +16,9 @@ from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.base import Bools
+from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.branches import Branches
-from veilsum_privacy.tasks.queries.encodings import build_encodings
+from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, WORD_SCALE, Columns, DerivedColumn, Query
 
 MAX_VALUES = 100_000
@@ -56,7 +57,7 @@ T = TypeVar("T", bound=TablesParameters)
 
 
 class TableTask(PersonTask[T]):
-    """Sums over records of each query's encoding (:mod:`veilsum_privacy.tasks.queries.encodings`), in integers.
+    """Sums over records of each query's question (:mod:`veilsum_privacy.tasks.queries.questions`), in integers.
 
     Blocks: those of the queries, in order, named ``QUERY/BLOCK``.
 
@@ -72,9 +73,9 @@ class TableTask(PersonTask[T]):
         super().__init__(parameters, schema)
         self._schema = schema if read is None else read
         self._columns = Columns(self._schema, parameters.derived)
-        self.encodings = build_encodings(parameters.queries, self._columns)
-        self._reads = sorted(frozenset().union(*(encoding.reads for encoding in self.encodings)))
-        blocks = tuple(block for encoding in self.encodings for block in encoding.blocks())
+        self.questions = build_questions(parameters.queries, self._columns)
+        self._reads = sorted(frozenset().union(*(question.reads for question in self.questions)))
+        blocks = tuple(block for question in self.questions for block in question.blocks())
         self._layout = Layout(blocks, parameters.limbs, parameters.limb_bits)
         if self._layout.width > MAX_VALUES:
             raise HostileInput(
@@ -95,15 +96,20 @@ class TableTask(PersonTask[T]):
         return "writes values in limbs" if self.parameters.limbs > 1 else None
 
     def branches(self) -> Branches | None:
-        return Branches.of(self._schema, self._columns, self.encodings)
+        return Branches.of(self._schema, self._columns, self.questions)
 
     def _rows(self, records: Records, counted: Bools) -> Iterator[Integers]:
         """Rows of records as queries read them; zeros of those that do not count."""
         for part in batches(len(records), self._layout.size):
             taken = records.take(part)
             cells = self._columns.cells(taken, self._reads)
-            rows = np.hstack([encoding.rows(cells, len(taken)) for encoding in self.encodings])
+            rows = np.hstack([question.rows(cells, len(taken)) for question in self.questions])
             yield self._layout.in_limbs(rows * counted[part, None])
+
+
+def questions_of(task: object) -> tuple[QueryKind, ...]:
+    """The questions of a task on tables; none of another."""
+    return task.questions if isinstance(task, TableTask) else ()
 
 
 class Tables(TableTask[TablesParameters]):

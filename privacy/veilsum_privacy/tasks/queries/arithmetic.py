@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.queries.cells import Cells, Domain, Floats, NumberDomain, ScaledNumbers, number_cells
+from veilsum_privacy.tasks.queries.cells import Cells, Domain, NumberDomain, ScaledNumbers, number_cells
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH, Lexeme, lexemes_of, unquoted
 

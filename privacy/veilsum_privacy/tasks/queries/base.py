@@ -1,30 +1,35 @@
-"""What a record adds to the sum for a query: small public integers whose norm is known exactly.
+"""What a kind of question is: one class, which says what a record adds to the sum and what is read of the released sum.
 
-An encoding lists the blocks of its part of the vector and gives each record's row, times the query's scale. Rows are integers:
-nothing is truncated, and the largest squared norm of a row, :meth:`Encoding.norm`, is an exact integer. A record that does not
-fulfil the query's condition, or lacks a value that the query needs, has a row of zeros.
+A question is a query on a study's columns. It insists on what its kind needs, lists the blocks of its part of the vector, and
+gives each record's row, times the query's scale: small public integers, so that nothing is truncated and the largest squared
+norm of a row, :meth:`QueryKind.norm`, is an exact integer. A record that does not fulfil the query's condition, or lacks a
+value that the query needs, has a row of zeros. Of the released blocks it makes the rows of its answer, and tests.
+
+Sites run the first half, up to :meth:`QueryKind.fill`, on records; the second one, from :meth:`QueryKind.answer` on, sees
+released sums and no record.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from itertools import product
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.figures import Answer, Row
+from veilsum_aggregation.moments import symmetric
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, interval_names, scaled
-
-Integers = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 MAX_VALUES = 50_000
 """Values of one query's part of the vector."""
@@ -56,16 +61,84 @@ class Axis:
         return np.where(codes < 0, len(self.levels) - 1, codes) if self.missing else codes
 
 
-class Encoding(ABC):
-    """A query's part of the vector.
+def codes_within(group: Integers, axes: Sequence[Axis], cells: Mapping[str, Cells]) -> Integers:
+    """The cell of each record in a table of groups by these axes, -1 where it has none."""
+    for axis in axes:
+        codes = axis.codes(cells)
+        group = np.where((group < 0) | (codes < 0), -1, group * len(axis.levels) + codes)
+    return group
+
+
+def levels_of(axes: Sequence[Axis]) -> list[dict[str, str]]:
+    """The level of each axis, cell by cell."""
+    names = [axis.column for axis in axes]
+    return [dict(zip(names, levels, strict=True)) for levels in product(*(axis.levels for axis in axes))]
+
+
+@dataclass(frozen=True)
+class ReleasedPart:
+    """A query's part of a released sum, and what of it may be shown.
 
     Attributes:
+        query: whose part it is.
+        values: blocks of the whole sum by name, in their own units.
+        noise_std: standard deviation of the noise in each value of a block.
+        digest: of the release.
+        smallest: count below which no cell is printed; 0 prints all.
+        missing: whether tests compare missing values, where they have a cell, as a level of their own.
+    """
+
+    query: Query
+    values: Mapping[str, Floats]
+    noise_std: Mapping[str, float]
+    digest: bytes = b""
+    smallest: int = 0
+    missing: bool = True
+
+    def block(self, name: str) -> Floats:
+        """A block's released values."""
+        return self.values[f"{self.query.name}/{name}"]
+
+    def std(self, name: str) -> float:
+        """Standard deviation of the noise in a block's values."""
+        return float(self.noise_std[f"{self.query.name}/{name}"])
+
+    @property
+    def moments(self) -> Floats:
+        """The matrix of blocks as :func:`products` has them, (d, d)."""
+        return symmetric(self.block("diagonal"), self.block("cross"))
+
+    @property
+    def grain(self) -> float:
+        """What rounding changes a sum by at most, for each record, in units of numbers in [-1, 1]; 0 where noise hides it."""
+        return 0.0 if any(self.noise_std.values()) else 0.5 / self.query.scale
+
+    def cell(self, records: float, answer: Answer) -> dict[str, Any]:
+        """A figure of so many records, or that they are fewer than may be printed."""
+        return {"below": self.smallest} if self.small(records) else answer.to_json()
+
+    def small(self, records: float) -> bool:
+        """Whether so few records are not to be shown."""
+        return self.smallest > 0 and records < self.smallest
+
+
+class QueryKind(ABC):
+    """A query on columns, of one of its class's kinds.
+
+    Attributes:
+        names: of the kinds that share the class, each with the keys that it takes beside ``over``, ``by``, ``where``
+            and ``missing``: some of ``edges``, ``at``, ``outcome``, ``event`` and ``censored``.
+        least_scale: integers that stand for 1 at least.
+        rounded: whether values are rounded to such integers record by record, the same way wherever a value occurs again.
         open_groups: whether a missing value of a column in ``by`` can be a group of its own.
 
     Raises:
         HostileInput: the query names columns that are not there, or asks for what its kind cannot give.
     """
 
+    names: ClassVar[Mapping[str, tuple[str, ...]]]
+    least_scale: ClassVar[int] = 8
+    rounded: ClassVar[bool] = False
     open_groups: ClassVar[bool] = True
 
     def __init__(self, query: Query, columns: Columns) -> None:
@@ -83,39 +156,12 @@ class Encoding(ABC):
                 f"{self.what} asks for {self.size} values; at most {MAX_VALUES} can be.", "Use fewer levels or edges."
             )
 
-    # -- of every kind -----------------------------------------------------------------------------------------------------
+    # -- of a kind ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def group_shape(self) -> tuple[int, ...]:
-        """Cells of each grouping column."""
-        return tuple(len(axis.levels) for axis in self.groups)
-
-    @property
-    def group_count(self) -> int:
-        """Number of groups; 1 without grouping."""
-        return math.prod(self.group_shape)
-
-    @property
-    def size(self) -> int:
-        """Values of the query's part."""
-        return sum(block.size for block in self.blocks())
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Columns that it is computed from."""
-        condition = frozenset() if self.condition is None else self.condition.columns
-        return (
-            condition
-            | {axis.column for axis in self.groups}
-            | set(self.query.over)
-            | self.explained
-            | ({self.query.event} - {""})
-        )
-
-    @property
-    def explained(self) -> frozenset[str]:
-        """Columns that an outcome is computed from."""
-        return frozenset()
+    @classmethod
+    def defaults(cls, query: Query, columns: Columns) -> dict[str, Any]:
+        """What the kind takes for keys that an analyst left open."""
+        return {}
 
     @abstractmethod
     def prepare(self, query: Query, columns: Columns) -> None:
@@ -135,12 +181,56 @@ class Encoding(ABC):
 
     @abstractmethod
     def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        """Write each record's values to zeroed rows (b, size); ``group`` is -1 of a record that is in none."""
+        """Write each record's values to its own zeroed row of (b, size), from its own cells alone; ``group`` is -1 of a record
+        that is in none."""
+
+    @abstractmethod
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
+        """The answer, row by row."""
+
+    def tests(self, part: ReleasedPart) -> Iterator[Row]:
+        """Tests that the query asks for."""
+        yield from ()
+
+    def result_tables(self, part: ReleasedPart) -> dict[str, Callable[[], Iterator[Row]]]:
+        """The tables of a result, by what follows the query's name in theirs."""
+        return {"": partial(self.answer, part), " tests": partial(self.tests, part)}
+
+    def arrays(self, part: ReleasedPart) -> Mapping[str, NDArray[Any]]:
+        """Arrays of the answer, by what follows the query's name in theirs."""
+        return {}
+
+    # -- of every kind -----------------------------------------------------------------------------------------------------
+
+    @property
+    def group_count(self) -> int:
+        """Number of groups; 1 without grouping."""
+        return math.prod(len(axis.levels) for axis in self.groups)
+
+    @property
+    def size(self) -> int:
+        """Values of the query's part."""
+        return sum(block.size for block in self.blocks())
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Columns that it is computed from."""
+        condition = frozenset() if self.condition is None else self.condition.columns
+        return condition | self.explained | {*self.query.by, *self.query.over, self.query.event} - {""}
+
+    @property
+    def explained(self) -> frozenset[str]:
+        """Columns that an outcome is computed from."""
+        return frozenset()
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """All conditions: which records it is about, and what happened to them."""
         return () if self.condition is None else (self.condition,)
+
+    def group_levels(self) -> list[dict[str, str]]:
+        """The level of each grouping column, group by group, in the order of the blocks."""
+        return levels_of(self.groups)
 
     def points(self) -> dict[str, tuple[float, ...]]:
         """By numeric column, the scaled edges of its query."""
@@ -154,10 +244,7 @@ class Encoding(ABC):
 
     def rows(self, cells: Mapping[str, Cells], count: int) -> Integers:
         """Rows (b, size) of so many records."""
-        group = np.zeros(count, dtype=np.int64)
-        for axis in self.groups:
-            codes = axis.codes(cells)
-            group = np.where((group < 0) | (codes < 0), -1, group * len(axis.levels) + codes)
+        group = codes_within(np.zeros(count, dtype=np.int64), self.groups, cells)
         if self.condition is not None:
             group = np.where(self.condition.holds(cells), group, -1)
         rows = np.zeros((count, self.size), dtype=np.int64)
@@ -195,12 +282,31 @@ class Encoding(ABC):
             self.columns.number(name, self.what)
         return self.query.over
 
-    def _name(self, part: str) -> str:
-        return f"{self.query.name}/{part}"
+    def _block(self, name: str, *shape: int, weight: float | None = None) -> Block:
+        return Block(f"{self.query.name}/{name}", shape, float(self.scale) if weight is None else weight)
+
+    def _products(self, size: int) -> tuple[Block, Block]:
+        """Blocks for what :func:`products` writes of so many numbers."""
+        cross = self._block("cross", size * (size - 1) // 2, weight=self.scale * math.sqrt(2.0))
+        return self._block("diagonal", size), cross
 
 
-class OutcomeEncoding(Encoding):
-    """Of a query that explains an outcome: a numeric column, or an event.
+class CellKind(QueryKind):
+    """One to which a record adds one cell of a table: a row has one ``scale``, and the norm is its square."""
+
+    @abstractmethod
+    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
+        """The place of each record's cell in its row, from its own cells alone; -1 where it has none."""
+
+    def norm(self) -> int:
+        return self.scale**2
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        mark_cells(rows, self.cell(cells, group), self.scale)
+
+
+class OutcomeKind(QueryKind):
+    """One that explains an outcome: a numeric column, or an event.
 
     Attributes:
         event: the condition that an outcome is, if it is no column.
@@ -215,6 +321,31 @@ class OutcomeEncoding(Encoding):
     @property
     def explained(self) -> frozenset[str]:
         return frozenset({self.query.outcome}) if self.event is None else self.event.columns
+
+
+def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition | None]:
+    """The domain of a query's outcome, and the condition if it is an event.
+
+    Raises:
+        HostileInput: there is no such outcome.
+    """
+    if not query.outcome:
+        raise HostileInput(f"query {query.name!r}: `outcome` names nothing to explain.", 'outcome = "systolic"')
+    if query.outcome in columns.domains and not columns.level_names(query.outcome):
+        return columns.number(query.outcome, f"query {query.name!r}, outcome"), None
+    if query.outcome in columns.domains or not query.outcome.strip():
+        raise HostileInput(
+            f"query {query.name!r}: the outcome {query.outcome!r} is neither a number nor a condition.",
+            "For an event: outcome = \"died = 'yes'\".",
+        )
+    return NumberDomain(0.0, 1.0), parse_condition(query.outcome, columns.domains)
+
+
+def products(z: Floats, scale: int) -> Integers:
+    """z z' of each row of (b, d), as :attr:`ReleasedPart.moments` reads it: the diagonal, then sqrt 2 times what is above."""
+    upper, cross = np.triu_indices(z.shape[1], 1), scale * math.sqrt(2.0)
+    found = np.rint(scale * z * z), np.rint(cross * z[:, upper[0]] * z[:, upper[1]])
+    return np.hstack(found).astype(np.int64)
 
 
 def mark_cells(rows: Integers, cell: Integers, value: int) -> None:

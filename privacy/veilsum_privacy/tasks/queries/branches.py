@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.queries.base import Encoding
+from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.conditions import Condition
 from veilsum_privacy.tasks.queries.language import Columns
@@ -39,14 +39,14 @@ class Branches:
 
     @classmethod
     def of(
-        cls, schema: DatasetSchema, columns: Columns, encodings: Iterable[Encoding], beside: Iterable[str] = ()
+        cls, schema: DatasetSchema, columns: Columns, questions: Iterable[QueryKind], beside: Iterable[str] = ()
     ) -> Branches:
-        """Those of encodings, each of which reads ``beside`` as well."""
+        """Those of questions, each of which reads ``beside`` as well."""
         branches, edges, more = list[Branch](), list[tuple[str, tuple[float, ...]]](), frozenset(beside)
-        for encoding in encodings:
-            read = frozenset[str]().union(*(columns.bases(name) for name in encoding.reads | more))
-            branches += [Branch(condition, read) for condition in encoding.conditions or (None,)]
-            edges += encoding.points().items()
+        for question in questions:
+            read = frozenset[str]().union(*(columns.bases(name) for name in question.reads | more))
+            branches += [Branch(condition, read) for condition in question.conditions or (None,)]
+            edges += question.points().items()
         return cls(schema, columns, tuple(branches), tuple(edges))
 
     @property

@@ -1,17 +1,12 @@
-"""Cells of columns as conditions and encodings read them, and the values that a column can have."""
+"""Cells of columns as conditions and questions read them, and the values that a column can have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_node.errors import HostileInput
-
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -26,7 +21,7 @@ class ScaledNumbers:
 class LevelCells:
     """Levels of a categorical column: ``codes`` (n,), -1 where the value is missing."""
 
-    codes: NDArray[np.int64]
+    codes: Integers
 
     @property
     def present(self) -> Bools:
@@ -61,16 +56,26 @@ class NumberDomain:
     high: float
     unit: str = ""
 
+    @property
+    def half(self) -> float:
+        """What 1 stands for in scaled cells."""
+        return self.high / 2.0 - self.low / 2.0
+
+    @property
+    def middle(self) -> float:
+        """What 0 stands for."""
+        return self.low + self.half
+
     def scale(self, value: float) -> float:
         """A value as its cells are scaled, the same to the last bit; beyond the bounds it lies beyond -1 and 1."""
         if value <= self.low or value >= self.high:
-            beyond = (value - self.high if value >= self.high else value - self.low) / (self.high / 2.0 - self.low / 2.0)
+            beyond = (value - self.high if value >= self.high else value - self.low) / self.half
             return (1.0 if value >= self.high else -1.0) + beyond
-        return min(max((value - self.low) / (self.high / 2.0 - self.low / 2.0) - 1.0, -1.0), 1.0)
+        return min(max((value - self.low) / self.half - 1.0, -1.0), 1.0)
 
     def value(self, x: float) -> float:
         """The value in the column's unit of a scaled one."""
-        return self.low + (x + 1.0) * (self.high / 2.0 - self.low / 2.0)
+        return self.low + (x + 1.0) * self.half
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from typing import Literal
 
 import numpy as np
 
+from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.tasks.queries.cells import Bools, Cells, Domain, Floats, LevelCells, LevelDomain, NumberDomain
+from veilsum_privacy.tasks.queries.cells import Cells, Domain, LevelCells, LevelDomain, NumberDomain
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH, Lexeme, lexemes_of, unquoted
 
 Operator = Literal["=", "!=", "<", "<=", ">", ">="]

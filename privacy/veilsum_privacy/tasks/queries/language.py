@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, StringConstraints, model_validator
 
+from veilsum_aggregation.arrays import Bools
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Name, Real
@@ -16,7 +17,6 @@ from veilsum_privacy.study.schema import ColumnName, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.queries.arithmetic import Product, evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.cells import (
-    Bools,
     Cells,
     Domain,
     LevelCells,
@@ -34,13 +34,12 @@ WORD_SCALE, EXACT_SCALE = 2**16, 2**48
 
 MAX_OVER = 256
 
+FINE_STEPS = 128
+"""Intervals of a number for which nobody stated any, where noise grows with the logarithm of how many they are."""
+
 PROBES = 64
 """Made-up records on which a derived number must have a value once."""
 
-QueryKind = Literal[
-    "count", "histogram", "quantiles", "mean", "compare", "independence", "correlation", "missing", "survival", "logrank",
-    "synthetic", "linear", "discrimination", "effect",
-]  # fmt: skip
 Text = Annotated[str, StringConstraints(max_length=MAX_LENGTH)]
 
 
@@ -81,7 +80,7 @@ class Query(Frozen):
 
     Attributes:
         name: of its result.
-        kind: what is asked.
+        kind: what is asked, one of :data:`~veilsum_privacy.tasks.queries.kinds.KINDS`.
         over: the columns that it is about; of ``survival`` and ``logrank`` the time.
         by: categorical columns; every combination of their levels is a group.
         where: a condition (:mod:`.conditions`); empty for all records.
@@ -102,7 +101,7 @@ class Query(Frozen):
     """
 
     name: Name
-    kind: QueryKind
+    kind: Name
     over: tuple[ColumnName, ...] = Field(default=(), max_length=MAX_OVER)
     by: tuple[ColumnName, ...] = Field(default=(), max_length=8)
     where: Text = ""
@@ -324,6 +323,14 @@ def complete_edges(edges: Iterable[float], domain: NumberDomain, what: str) -> t
     below = () if inner[0] == domain.low else (domain.low,)
     above = () if inner[-1] == domain.high else (domain.high,)
     return (*below, *inner, *above)
+
+
+def default_edges(query: Query, columns: Columns, steps: int = FINE_STEPS) -> dict[str, tuple[float, ...]]:
+    """So many equal intervals between the bounds of the one column that a query is over."""
+    if len(query.over) != 1:
+        return {}
+    domain = columns.number(query.over[0], f"query {query.name!r}")
+    return {"edges": tuple(float(f"{edge:.12g}") for edge in np.linspace(domain.low, domain.high, steps + 1)[1:-1])}
 
 
 def scaled(edges: Iterable[float], domain: NumberDomain) -> Floats:

@@ -3,7 +3,7 @@
 A record contributes to the queries whose conditions it fulfils. Which ones these are depends on its *atom* only: for each
 column, between which constants of the conditions its value lies. So the atoms are enumerated: for each column its categories,
 or the constants, the values between them and the bounds, and a missing value; for columns that some condition connects, all
-combinations. The largest sum of squared norms over the atoms is the sensitivity, exactly but for what encodings of different
+combinations. The largest sum of squared norms over the atoms is the sensitivity, exactly but for what questions of different
 queries leave unused at one record; it is never less. What was computed wrongly here could not leak: every row is held against
 the declared norm where it is summed (:mod:`veilsum_privacy.mechanism.clipping`).
 """
@@ -18,13 +18,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.tasks.base import Floats
-from veilsum_privacy.tasks.queries.base import Encoding, Integers
+from veilsum_aggregation.arrays import Bools, Floats, Integers
+from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.cells import Cells, LevelCells, LevelDomain, ScaledNumbers, number_cells
 from veilsum_privacy.tasks.queries.conditions import Leaf
 from veilsum_privacy.tasks.queries.language import Columns
-
-Bools = NDArray[np.bool_]
 
 MAX_ATOMS = 2_000_000
 """Atoms that are enumerated for the columns of one component; beyond, a bound is taken."""
@@ -51,15 +49,15 @@ class Incidence:
         return max(sum(norm for norm, taken in zip(norms, row, strict=True) if taken) for row in self.patterns.tolist())
 
 
-def find_incidence(encodings: Sequence[Encoding], columns: Columns) -> Incidence:
+def find_incidence(questions: Sequence[QueryKind], columns: Columns) -> Incidence:
     """Enumerate which queries a record can fulfil together."""
-    count = len(encodings)
-    always = [index for index, encoding in enumerate(encodings) if encoding.condition is None]
+    count = len(questions)
+    always = [index for index, question in enumerate(questions) if question.condition is None]
     exact = True
     parts: list[tuple[list[int], Bools]] = []
-    for members in _components(encodings, columns):
-        leaves = [leaf for index in members for leaf in _leaves(encodings[index])]
-        found = _Component([encodings[index] for index in members], leaves, columns)
+    for members in _components(questions, columns):
+        leaves = [leaf for index in members for leaf in _leaves(questions[index])]
+        found = _Component([questions[index] for index in members], leaves, columns)
         if found.atoms <= MAX_ATOMS:
             parts.append((members, found.enumerate()))
         else:
@@ -97,18 +95,18 @@ def balance(incidence: Incidence, norms: Sequence[float], costs: Sequence[float]
     return np.asarray(x / (patterns @ (x * c)).max(), dtype=np.float64)
 
 
-def _leaves(encoding: Encoding) -> Iterator[Leaf]:
-    if encoding.condition is not None:
-        yield from encoding.condition.leaves()
+def _leaves(question: QueryKind) -> Iterator[Leaf]:
+    if question.condition is not None:
+        yield from question.condition.leaves()
 
 
-def _components(encodings: Sequence[Encoding], columns: Columns) -> list[list[int]]:
+def _components(questions: Sequence[QueryKind], columns: Columns) -> list[list[int]]:
     """Queries with conditions, in groups that share no column."""
     groups: list[tuple[set[str], list[int]]] = []
-    for index, encoding in enumerate(encodings):
-        if encoding.condition is None:
+    for index, question in enumerate(questions):
+        if question.condition is None:
             continue
-        read = {source for name in encoding.condition.columns for source in columns.sources(name)}
+        read = {source for name in question.condition.columns for source in columns.sources(name)}
         touched = [group for group in groups if group[0] & read]
         merged = (read.union(*(group[0] for group in touched)), sorted([index, *(i for group in touched for i in group[1])]))
         groups = [group for group in groups if group not in touched] + [merged]
@@ -118,8 +116,8 @@ def _components(encodings: Sequence[Encoding], columns: Columns) -> list[list[in
 class _Component:
     """Queries whose conditions share columns, and what values of these columns differ for them."""
 
-    def __init__(self, encodings: Sequence[Encoding], leaves: Sequence[Leaf], columns: Columns) -> None:
-        self._encodings, self._columns = encodings, columns
+    def __init__(self, questions: Sequence[QueryKind], leaves: Sequence[Leaf], columns: Columns) -> None:
+        self._questions, self._columns = questions, columns
         read = sorted({leaf.column for leaf in leaves})
         self._derived = [name for name in read if columns.cuts(name)]
         sources = sorted({columns.sources(name)[0] for name in read})
@@ -157,7 +155,7 @@ class _Component:
 
     def _truths(self, cells: dict[str, Cells]) -> Bools:
         self._add_derived(cells)
-        conditions = [encoding.condition for encoding in self._encodings]
+        conditions = [question.condition for question in self._questions]
         return np.stack([condition.holds(cells) for condition in conditions if condition is not None], axis=1)
 
     def _add_derived(self, cells: dict[str, Cells]) -> None:
@@ -172,11 +170,11 @@ class _Component:
     def bound(self) -> Bools:
         """Combinations that contain every one that can occur: for the column that leaves fewest together, what is possible at
         each of its values while the others may be anything."""
-        best = np.ones((1, len(self._encodings)), dtype=np.bool_)
+        best = np.ones((1, len(self._questions)), dtype=np.bool_)
         for name, values in self._values:
             cells: dict[str, Cells] = {name: values}
             self._add_derived(cells)
-            conditions = [encoding.condition for encoding in self._encodings]
+            conditions = [question.condition for question in self._questions]
             truths = [condition.possible(cells)[0] for condition in conditions if condition is not None]
             rows = _maximal(np.unique(np.stack(truths, axis=1), axis=0))
             if rows.sum(axis=1).max() < best.sum(axis=1).max():

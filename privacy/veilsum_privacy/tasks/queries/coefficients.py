@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from veilsum_aggregation.figures import Answer, Drowned, Figure
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.regression import Fit
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
-from veilsum_privacy.tasks.queries.outcome_encodings import LinearEncoding
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 
 
-def term_names(encoding: LinearEncoding) -> tuple[str, ...]:
+def term_names(question: LinearRegression) -> tuple[str, ...]:
     """``constant``, then each term: a column, with its level if it has one."""
-    return ("constant", *(f"{name} {level}".strip() for name, level in encoding.terms))
+    return ("constant", *(f"{name} {level}".strip() for name, level in question.terms))
 
 
 class Coefficient(NamedTuple):
@@ -43,36 +43,35 @@ class Coefficient(NamedTuple):
     @property
     def p_value(self) -> float | None:
         """That it is 0; None of the constant."""
-        return None if isinstance(self.answer, Drowned) or self.term == "constant" else self.answer.p_value
+        return None if self.term == "constant" else self.answer.p_value
 
 
 def coefficients(
     fit: Fit,
-    encoding: LinearEncoding,
+    question: LinearRegression,
     factor: float = 1.0,
     shift: float = 0.0,
     per: Mapping[str, float] = MappingProxyType({}),
-    infinite: Mapping[str, Drowned] = MappingProxyType({}),
+    infinite: Mapping[str, NotEstimable] = MappingProxyType({}),
 ) -> Iterator[Coefficient]:
     """The constant, where numbers are 0 and categories at their first level, and the change with each term.
 
     Args:
         fit: in scaled terms.
-        encoding: whose terms they are.
+        question: whose terms they are.
         factor: one unit of what is fitted, in the outcome's unit.
         shift: the outcome's value where what is fitted is 0.
         per: by numeric term, for a change of how many units its coefficient is; 1 where none is stated.
         infinite: terms that have no finite coefficient, and why (:func:`infinite_terms`).
     """
     weights = [row * factor for row in np.eye(fit.p)]
-    names, units = term_names(encoding), [""]
-    for place, (name, _) in enumerate(encoding.terms, 1):
+    names, units = term_names(question), [""]
+    for place, (name, _) in enumerate(question.terms, 1):
         units.append("")
-        domain = encoding.columns.domains[name]
+        domain = question.columns.domains[name]
         if isinstance(domain, NumberDomain):
-            radius = domain.high / 2.0 - domain.low / 2.0
-            weights[place] = weights[place] / radius
-            weights[0] = weights[0] - weights[place] * (domain.low + radius)
+            weights[place] = weights[place] / domain.half
+            weights[0] = weights[0] - weights[place] * domain.middle
             step = per.get(name, 1.0)
             weights[place] = weights[place] * step
             units[-1] = f"{step:g} {domain.unit}".strip() if step != 1.0 else domain.unit or "1"
@@ -80,7 +79,7 @@ def coefficients(
         moved = 0.0 if place else shift
         answer = infinite[name] if name in infinite and fit.drowned is None else fit.combination(combined)
         estimate = float(combined @ fit.coefficients) + moved
-        yield Coefficient(name, unit, answer if isinstance(answer, Drowned) else answer.scaled(1.0, moved), estimate)
+        yield Coefficient(name, unit, answer.scaled(1.0, moved), estimate)
 
 
 class TermSums(NamedTuple):
@@ -104,7 +103,7 @@ class TermSums(NamedTuple):
         return self._replace(events=self.records - self.events)
 
 
-def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, what: str) -> dict[str, Drowned]:
+def infinite_terms(question: LinearRegression, sums: TermSums, fitted: Floats, what: str) -> dict[str, NotEstimable]:
     """Levels among which nobody has the outcome: estimates of their ratios grow without end, and the reason names them.
 
     Without noise the first release tells it. With noise such a level is one whose sum of outcomes is within its noise, and of
@@ -115,14 +114,14 @@ def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, wha
         fitted: what the fit expects of its events, (p,).
         what: is said of them, such as "nobody has the event".
     """
-    found: dict[str, Drowned] = {}
+    found: dict[str, NotEstimable] = {}
     places: dict[str, list[int]] = {}
-    for place, (name, level) in enumerate(encoding.terms, 1):
+    for place, (name, level) in enumerate(question.terms, 1):
         if level:
             places.setdefault(name, []).append(place)
-    names = term_names(encoding)
+    names = term_names(question)
     for column, own in places.items():
-        levels, indicators = encoding.columns.level_names(column), np.zeros((len(own) + 1, len(fitted)))
+        levels, indicators = question.columns.level_names(column), np.zeros((len(own) + 1, len(fitted)))
         indicators[0, 0], indicators[0, own] = 1.0, -1.0
         indicators[np.arange(1, len(own) + 1), own] = 1.0
         for place, (level, indicator) in enumerate(zip(levels, indicators, strict=True)):
@@ -132,7 +131,7 @@ def infinite_terms(encoding: LinearEncoding, sums: TermSums, fitted: Floats, wha
                 continue  # nobody has the level, which is another reason
             if events > max(none, NOISE_FLOOR * noise) or (sums.std > 0.0 and expected > RULE_OF_THREE):
                 continue
-            reason = Drowned(f"{what} among those with {column} {level}", f"merge {level!r} with another level")
+            reason = NotEstimable(f"{what} among those with {column} {level}", f"merge {level!r} with another level")
             of_first = ("constant", *(names[each] for each in own))
             found |= dict.fromkeys(of_first if place == 0 else (names[own[place - 1]],), reason)
     return found
@@ -143,16 +142,16 @@ NO_EVENT, RULE_OF_THREE = 0.1, 3.0
 
 
 def score_row(
-    fit: Fit, encoding: LinearEncoding, gram: Floats, factor: float = 1.0, shift: float = 0.0
+    fit: Fit, question: LinearRegression, gram: Floats, factor: float = 1.0, shift: float = 0.0
 ) -> Iterator[dict[str, Any]]:
     """The linear predictor as a derived number, for queries about how it does: text, and bounds three deviations away.
 
     Args:
-        fit, encoding, factor, shift: as of :func:`coefficients`.
+        fit, question, factor, shift: as of :func:`coefficients`.
         gram: released moments of (1, terms), (p, p).
     """
     text = ""
-    for (name, level), found in zip((("", ""), *encoding.terms), coefficients(fit, encoding, factor, shift), strict=True):
+    for (name, level), found in zip((("", ""), *question.terms), coefficients(fit, question, factor, shift), strict=True):
         value = f"{abs(found.estimate):.6g}"
         column = name if name.isidentifier() else '"' + name.replace('"', '""') + '"'
         quoted = level.replace("'", "''")
@@ -168,20 +167,8 @@ def score_row(
         yield {"number": text.strip(), "low": float(f"{middle - reach:.4g}"), "high": float(f"{middle + reach:.4g}")}
 
 
-def ratio(answer: Answer) -> Answer:
-    """exp of a figure, such as an odds ratio; errors by the delta method, its interval by the ends."""
-    if isinstance(answer, Drowned):
-        return answer
-    value, low, high = (_exp(end) for end in (answer.value, answer.low, answer.high))
-    return Figure(value, value * answer.noise_error, value * answer.sampling_error, low, high)
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700.0 else math.inf
-
-
 def told_of(found: Coefficient) -> dict[str, Any]:
     """What a row says of a coefficient beside its figure."""
-    if isinstance(found.answer, Drowned):
+    if isinstance(found.answer, NotEstimable):
         return {"p_value": None, "noise_share": None, "without_interval": found.estimate}
     return {"p_value": found.p_value, "noise_share": found.answer.noise_share}

@@ -1,0 +1,61 @@
+"""Correlations of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from veilsum_aggregation import correlations
+from veilsum_aggregation.arrays import Integers
+from veilsum_aggregation.figures import Row
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart, products
+from veilsum_privacy.tasks.queries.cells import Cells, number_cells
+from veilsum_privacy.tasks.queries.language import Columns, Query
+
+
+class Correlations(QueryKind):
+    """z z' of z = (1, x): the diagonal, and sqrt 2 times the entries above it, of records that have all the numbers.
+
+    Every value grows with |x|, so the largest norm is at a corner of the box, where all |x| = 1: (d + 1) k^2 for the diagonal
+    and d (d + 1) / 2 times the square of the rounded sqrt 2 k.
+    """
+
+    names: ClassVar = {"correlation": ()}
+    least_scale, rounded = 16, True
+
+    def prepare(self, query: Query, columns: Columns) -> None:
+        self._over = self._numbers()
+        if len(self._over) < 2:
+            raise HostileInput(f"{self.what}: a correlation is of two numeric columns or more.")
+        if query.by:
+            raise HostileInput(f"{self.what}: correlations are not given by group.", "Use `where`, one query a group.")
+
+    def blocks(self) -> tuple[Block, ...]:
+        return self._products(len(self._over) + 1)
+
+    def norm(self) -> int:
+        d = len(self._over)
+        return (d + 1) * self.scale**2 + d * (d + 1) // 2 * round(self.scale * math.sqrt(2.0)) ** 2
+
+    def figures(self) -> int:
+        d = len(self._over)
+        return d * (d - 1) // 2
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        found = [number_cells(cells, name) for name in self._over]
+        known = np.logical_and.reduce([group >= 0, *(number.present for number in found)])
+        rows[:] = products(np.stack([known, *(number.x * known for number in found)], axis=1).astype(np.float64), self.scale)
+
+    # -- what is read of the sum -------------------------------------------------------------------------------------------
+
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
+        names, matrix = self.query.over, part.moments
+        for i in range(len(names)):
+            for j in range(i + 1, len(names)):
+                found = correlations.correlation(matrix, i, j, part.std("diagonal"), part.std("cross"), part.grain)
+                yield {"column": names[i], "with": names[j], "correlation": part.cell(float(matrix[0, 0]), found)}

@@ -1,0 +1,101 @@
+"""The effect of a treatment under weights by its inverse probability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from veilsum_aggregation import weighted_means
+from veilsum_aggregation.arrays import Integers
+from veilsum_aggregation.figures import Row
+from veilsum_aggregation.weighted_means import WeightedSums, difference
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.lookups import looked_up
+from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcome_of
+from veilsum_privacy.tasks.queries.cells import Cells, number_cells
+from veilsum_privacy.tasks.queries.language import Columns, Query
+
+LARGEST_LOG_ODDS = 20.0
+"""Of a treatment; weights of larger ones would be those of single records."""
+
+_PLACES = np.array([[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]])
+"""By treatment: where w, w y, w^2, w^2 y and w^2 y^2 stand in the row."""
+
+
+class Effect(OutcomeKind):
+    """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
+
+    The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
+    in [-1, 1], or 1 with the event and 0 without. With w and y at 1 a row has two values of ``scale`` and three of 2/5 of it.
+
+    A record without its treatment adds nothing, whatever the query's ``missing`` says: it has no probability of the treatment
+    it had, and a third arm has nothing to be compared by.
+    """
+
+    names: ClassVar = {"effect": ("outcome",)}
+    least_scale, rounded, open_groups = 256, True, False
+
+    def prepare(self, query: Query, columns: Columns) -> None:
+        self.outcome, self.event = outcome_of(query, columns)
+        self.odds = columns.number(self._one_column(), f"{self.what}, over")
+        if len(query.by) != 1 or len(columns.levels(query.by[0], f"{self.what}, by")) != 2:
+            raise HostileInput(
+                f"{self.what}: `by` names the treatment, a category of two levels.", "The second is the treated."
+            )
+        self.largest = 1.0 + math.exp(min(max(abs(self.odds.low), abs(self.odds.high)), LARGEST_LOG_ODDS))
+
+    @property
+    def light(self) -> int:
+        """What 1 counts among the squares."""
+        return max(1, round(0.4 * self.scale))
+
+    def blocks(self) -> tuple[Block, ...]:
+        return self._block("sums", 2, 2), self._block("squares", 2, 3, weight=float(self.light))
+
+    def norm(self) -> int:
+        return 2 * self.scale**2 + 3 * self.light**2
+
+    def figures(self) -> int:
+        return 4
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        odds = number_cells(cells, self.query.over[0])
+        known = (group >= 0) & (group < len(_PLACES)) & odds.present
+        for name in self.explained:
+            known = known & cells[name].present
+        log_odds = self.odds.low + (odds.x + 1.0) * self.odds.half
+        against = np.clip(np.where(group == 1, -log_odds, log_odds), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
+        w = np.minimum((1.0 + np.exp(against)) / self.largest, 1.0)
+        y = number_cells(cells, self.query.outcome).x if self.event is None else self.event.holds(cells).astype(np.float64)
+        values = [self.scale * w, self.scale * w * y, *(self.light * w * w * power for power in (1.0, y, y * y))]
+        chosen = np.flatnonzero(known)
+        rows[chosen[:, None], looked_up(_PLACES, group[chosen])] = np.rint(np.stack(values, axis=1))[chosen]
+
+    # -- what is read of the sum -------------------------------------------------------------------------------------------
+
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
+        """The weighted mean of each treatment, then their difference, and of an event their ratio."""
+        outcome, name = self.outcome, self.query.by[0]
+        half, middle, unit = (outcome.half, outcome.middle, outcome.unit) if self.event is None else (1.0, 0.0, "")
+        arms = list[WeightedSums]()
+        for (weights, outcomes), (one, linear, square) in zip(part.block("sums"), part.block("squares"), strict=True):
+            squares = float(one), float(linear), float(square)
+            stds = part.std("sums"), part.std("squares")
+            arms.append(WeightedSums(float(weights), float(outcomes), squares, *stds, self.largest))
+        means = [arm.mean() for arm in arms]
+        levels = [group[name] for group in self.group_levels()]
+        least = min((arm.effective() or 0.0 for arm in arms), default=0.0)
+        for level, arm, mean in zip(levels, arms, means, strict=True):
+            value = part.cell(arm.effective() or 0.0, mean.scaled(half, middle))
+            yield {name: level, "effect": "weighted mean", "unit": unit, "value": value, "effective_records": arm.effective()}
+        compared = {name: f"{levels[1]} against {levels[0]}", "unit": unit, "effective_records": None}
+        apart = difference(means[1], means[0])
+        row = compared | {"effect": "difference", "value": part.cell(least, apart.scaled(half, 0.0))}
+        yield row | {"p_value": apart.p_value}
+        if self.event is not None:
+            found = weighted_means.ratio(means[1], means[0])
+            yield compared | {"effect": "risk ratio", "value": part.cell(least, found), "p_value": None}

@@ -1,0 +1,124 @@
+"""Linear regression: moments of terms and outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from veilsum_aggregation.arrays import Bools, Floats, Integers
+from veilsum_aggregation.figures import Row, test_row
+from veilsum_aggregation.regression import Fit, LinearFit
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcome_of, products
+from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
+from veilsum_privacy.tasks.queries.coefficients import coefficients, score_row, term_names, told_of
+from veilsum_privacy.tasks.queries.language import Columns, Query
+
+
+class LinearRegression(OutcomeKind):
+    """z z' of z = c (1, terms, outcome), as of correlations, of records that have them all; and who is at the bounds.
+
+    Terms are numbers in [-1, 1], and an indicator of each level of a category but the first. c = min(1, C / |(1, terms)|)
+    shortens by the terms alone, so the regression stays unbiased (design: statistics.md, section 5). The norm of z z' is
+    |z|^2 <= C^2 + 1; rounding adds half a unit a value at most.
+    """
+
+    names: ClassVar = {"linear": ("outcome",)}
+    least_scale, rounded = 16, True
+
+    def prepare(self, query: Query, columns: Columns) -> None:
+        self.outcome, self.event = outcome_of(query, columns)
+        if not query.over or self.explained & set(query.over) or len(set(query.over)) != len(query.over):
+            raise HostileInput(
+                f"{self.what}: `over` names the terms that explain {query.outcome!r}, each once.", 'over = ["age", "sex"]'
+            )
+        if query.by:
+            raise HostileInput(
+                f"{self.what}: a regression is not given by group.", "Name the group among the terms, or use `where`."
+            )
+        domains = [columns.domains.get(name) or columns.number(name, self.what) for name in query.over]
+        self.terms = tuple(
+            (name, level)
+            for name, domain in zip(query.over, domains, strict=True)
+            for level in ("",) * isinstance(domain, NumberDomain) + columns.level_names(name)[1:]
+        )
+        numbers = sum(isinstance(domain, NumberDomain) for domain in domains)
+        self.longest = math.sqrt(1.0 + numbers / 3.0 + (len(domains) - numbers) / 2.0)
+
+    @property
+    def _entries(self) -> int:
+        return (len(self.terms) + 2) * (len(self.terms) + 3) // 2
+
+    def blocks(self) -> tuple[Block, ...]:
+        return *self._products(len(self.terms) + 2), self._block("bounds", 1, weight=float(self._light))
+
+    @property
+    def _light(self) -> int:
+        return max(1, round(self.scale / 2))
+
+    def norm(self) -> int:
+        reach = self.scale * (self.longest**2 + 1.0) + math.sqrt(self._entries) / 2.0
+        return math.floor(reach * reach) + self._light**2
+
+    def figures(self) -> int:
+        return len(self.terms)
+
+    def design(self, cells: Mapping[str, Cells], group: Integers) -> tuple[Floats, Floats, Bools]:
+        """(1, terms) as (b, p), the outcome in [-1, 1] as (b,), and which records have them all; 0 in those that lack one."""
+        known = group >= 0
+        z = np.ones((len(group), len(self.terms) + 1))
+        for place, (name, level) in enumerate(self.terms, 1):
+            if level:
+                found = level_cells(cells, name)
+                z[:, place] = found.codes == self.columns.level_names(name).index(level)
+                known = known & found.present
+            else:
+                number = number_cells(cells, name)
+                z[:, place] = number.x
+                known = known & number.present
+        for name in self.explained:
+            known = known & cells[name].present
+        if self.event is None:
+            outcome = number_cells(cells, self.query.outcome).x
+        else:
+            outcome = np.where(self.event.holds(cells), 1.0, -1.0)
+        return z * known[:, None], outcome * known, known
+
+    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+        z, outcome, known = self.design(cells, group)
+        short = np.minimum(1.0, self.longest / np.maximum(row_norms(z), 1.0))
+        rows[:, :-1] = products(np.hstack([z, outcome[:, None]]) * short[:, None], self.scale)
+        if self.event is None:
+            rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
+
+    # -- what is read of the sum -------------------------------------------------------------------------------------------
+
+    def fit(self, part: ReleasedPart) -> LinearFit:
+        """That of the moments."""
+        return LinearFit(part.moments, part.std("diagonal"), term_names(self), part.grain)
+
+    def score(self, part: ReleasedPart, gram: Floats) -> Iterator[Row]:
+        """The prediction as a derived number."""
+        yield from score_row(self.fit(part), self, gram, self.outcome.half, self.outcome.middle)
+
+    def answer(self, part: ReleasedPart, fit: Fit | None = None) -> Iterator[Row]:
+        """In the columns' own units."""
+        outcome, count = self.outcome, float(part.block("diagonal")[0])
+        for found in coefficients(fit or self.fit(part), self, outcome.half, outcome.middle):
+            unit = f"{outcome.unit or 1} per {found.per}" if found.per else outcome.unit
+            row: Row = {"term": found.term, "unit": unit, "coefficient": part.cell(count, found.answer)}
+            yield row | told_of(found)
+
+    def tests(self, part: ReleasedPart) -> Iterator[Row]:
+        count, records = float(part.block("bounds")[0]), float(part.block("diagonal")[0])
+        of, share = self.query.outcome, min(max(count / records, 0.0), 1.0) if records > 0.0 else None
+        note = f"{of} is at a bound in {share:.1%} of the records, which biases the fit" if share and share > 0.02 else ""
+        fit = self.fit(part)
+        told = {"r_squared": fit.r_squared().to_json(), "at_bound": share}
+        row = test_row("all slopes are 0 (Wald)", of, fit.all_slopes(), **told)
+        yield row | {"note": "; ".join(text for text in (row["note"], note) if text)}

@@ -1,0 +1,140 @@
+"""Counts, histograms and independence: a table of which a record adds one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from veilsum_aggregation import ratios, tables
+from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.figures import Answer, Row, Test, test_row
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.tasks.layout import Block
+from veilsum_privacy.tasks.queries.base import Axis, CellKind, ReleasedPart, codes_within, levels_of
+from veilsum_privacy.tasks.queries.cells import Cells
+from veilsum_privacy.tasks.queries.language import Columns, Query, default_edges
+
+STEPS = 32
+"""Intervals of a histogram for which nobody stated any."""
+
+_RATIOS: Mapping[str, Callable[[Floats, float, Sequence[str]], Answer]] = {
+    "odds ratio": ratios.odds_ratio,
+    "risk ratio": ratios.risk_ratio,
+    "risk difference": ratios.risk_difference,
+}
+_POOLED_RATIOS: Mapping[str, Callable[[Floats, float], Answer]] = {
+    "odds ratio": ratios.pooled_odds_ratio,
+    "risk ratio": ratios.pooled_risk_ratio,
+    "risk difference": ratios.pooled_risk_difference,
+}
+
+
+class CountTable(CellKind):
+    """The table of count, histogram and independence."""
+
+    names: ClassVar = {"count": (), "histogram": ("edges",), "independence": ()}
+
+    @classmethod
+    def defaults(cls, query: Query, columns: Columns) -> dict[str, Any]:
+        return default_edges(query, columns, STEPS) if query.kind == "histogram" else {}
+
+    def prepare(self, query: Query, columns: Columns) -> None:
+        if query.kind == "histogram":
+            self.axes: tuple[Axis, ...] = (self._bin_axis(self._one_column()),)
+        else:
+            self.axes = tuple(self._level_axis(name) for name in query.over)
+            if query.kind == "independence" and len(self.axes) != 2:
+                raise HostileInput(f"{self.what}: independence is of two columns with categories.")
+
+    def blocks(self) -> tuple[Block, ...]:
+        shape = tuple(len(axis.levels) for axis in (*self.groups, *self.axes))
+        return (self._block("table", *(shape or (1,))),)
+
+    def figures(self) -> int:
+        return self.size
+
+    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
+        return codes_within(group, self.axes, cells)
+
+    # -- what is read of the sum -------------------------------------------------------------------------------------------
+
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
+        table, std = part.block("table"), part.std("table")
+        flat = table.reshape(self.group_count, -1)
+        cells = levels_of(self.axes)
+        for group, counts in zip(self.group_levels(), flat, strict=True):
+            parts: list[Answer] = tables.shares(counts, std) if len(cells) > 1 else []
+            for place, (cell, value) in enumerate(zip(cells, counts, strict=True)):
+                row: Row = {**group, **cell, "count": part.cell(value, tables.count(float(value), std))}
+                if parts:
+                    row["share"] = part.cell(value, parts[place])
+                yield row
+
+    def tests(self, part: ReleasedPart) -> Iterator[Row]:
+        query, std = self.query, part.std("table")
+        table = part.block("table")
+        if query.kind == "independence":
+            for group, square in zip(self.group_levels(), table.reshape(-1, *table.shape[-2:]), strict=True):
+                yield self._independence(" and ".join(query.over), square, std, group)
+            yield from self._strata_tests(part)
+        elif query.part_of and query.by and len(self.axes) == 1 and self.group_count > 1:
+            axes = *self.groups, *self.axes
+            kept = [len(axis.levels) - (axis.missing and not part.missing) for axis in axes]
+            table = table[tuple(map(slice, kept))]
+            flat = table.reshape(-1, table.shape[-1])
+            yield self._independence(f"{query.over[0]} by {', '.join(query.by)}", flat, std, {})
+
+    def result_tables(self, part: ReleasedPart) -> dict[str, Callable[[], Iterator[Row]]]:
+        return super().result_tables(part) | {" ratios": partial(self.ratio_rows, part)}
+
+    def ratio_rows(self, part: ReleasedPart) -> Iterator[Row]:
+        """Of an event of two levels: each level of the first column against its first, by group and over all groups."""
+        if self.query.kind != "independence":
+            return
+        exposure, event = self.axes
+        levels, ends = (axis.levels[:-1] if axis.missing else axis.levels for axis in (exposure, event))
+        if len(ends) != 2:
+            return
+        std, squares = part.std("table"), part.block("table").reshape(self.group_count, -1, len(event.levels))
+        for place in range(1, len(levels)):
+            strata = squares[:, [place, 0], :][:, :, [1, 0]]
+            about = {"of": f"{event.column}: {ends[1]}", "compared": f"{exposure.column}: {levels[place]} against {levels[0]}"}
+            cells = [
+                f"{exposure.column} = {level} and {event.column} = {end}"
+                for level in (levels[place], levels[0])
+                for end in ends[::-1]
+            ]
+            for group, table in zip(self.group_levels(), strata, strict=True):
+                found = {name: figure(table, std, cells) for name, figure in _RATIOS.items()}
+                yield from self._told_ratios(part, group | about, found, float(table.min()))
+            if len(strata) > 1:
+                everywhere = dict.fromkeys((axis.column for axis in self.groups), "all strata")
+                found = {f"{name} (Mantel-Haenszel)": figure(strata, std) for name, figure in _POOLED_RATIOS.items()}
+                yield from self._told_ratios(part, everywhere | about, found, float(strata.sum()))
+
+    def _told_ratios(self, part: ReleasedPart, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
+        for name, answer in found.items():
+            told = None if part.small(records) else answer.p_value
+            yield about | {"figure": name, "value": part.cell(records, answer), "p_value": told}
+
+    def _strata_tests(self, part: ReleasedPart) -> Iterator[Row]:
+        exposure, event = self.axes
+        if [len(axis.levels) - axis.missing for axis in (exposure, event)] == [2, 2] and self.group_count > 1:
+            by = ", ".join(self.query.by)
+            strata = part.block("table").reshape(self.group_count, len(exposure.levels), -1)[:, 1::-1, 1::-1]
+            found = ratios.no_association(strata, part.std("table"))
+            everywhere = dict.fromkeys(self.query.by, "all strata")
+            of = f"{' and '.join(self.query.over)} within {by}"
+            yield test_row(
+                "no association in any stratum (Mantel-Haenszel)", of, found, detectable_cramers_v=None, **everywhere
+            )
+
+    @staticmethod
+    def _independence(of: str, table: Floats, std: float, group: Mapping[str, str]) -> Row:
+        found = tables.independence(table, std)
+        rows, columns = (int(np.count_nonzero(table.any(axis=axis))) for axis in (1, 0))
+        effect = tables.cramers_v(found, float(table.sum()), (rows, columns)) if isinstance(found, Test) else None
+        return test_row("independence (chi-squared)", of, found, detectable_cramers_v=effect, **group)
