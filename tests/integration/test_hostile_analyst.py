@@ -141,6 +141,7 @@ def test_a_model_beyond_all_bounds_is_refused_without_a_record(worlds: Beside, s
 HAZARD = {"family": "cox", "outcome": "x1", "event": "y", "censored": ["c0"], "over": ["x0"]}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("method", "parameters", "label", "name", "legal", "beyond"),
     [

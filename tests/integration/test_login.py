@@ -130,6 +130,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_login_is_refused(place: Place, case: str) -> None:
     changes, words = REFUSED[case]

@@ -611,6 +611,7 @@ def write_own_sites(directory: Path) -> Path:
     return study
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
 @pytest.mark.parametrize("source", [("sites",), ("all.csv", "--site-column", "hospital")])
 def test_a_study_of_persons_runs_on_ones_own_sites(

@@ -67,6 +67,7 @@ def ledger_of(attack: Adversary) -> str:
     return "\n".join(json.dumps(dict(entry.detail)) for entry in attack.bed.sites["a"].ledger.entries())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", [csv, query])
 @pytest.mark.parametrize("stated", [(), ("age", "sex", "ill")])
 def test_no_answer_depends_on_a_first_record(
@@ -142,6 +143,7 @@ def test_keys_of_an_ndjson_record_are_no_columns(tmp_path: Path) -> None:
         assert "0 of the 1 column wanted" in str(caught.value)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("line", [line for line in FIRST if line != "age,sex,ill"])
 @pytest.mark.parametrize(
     "text", ["SELECT age, ill FROM t", "SELECT * FROM t JOIN t AS o USING (age)", "SELECT * FROM t", None]

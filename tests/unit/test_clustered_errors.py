@@ -138,6 +138,7 @@ EXACT = {"linear": 0.02, "logistic": 0.002, "poisson": 0.01, "cox": 0.03}
 """Of moments rounded to the grid; of information that is partly of earlier steps; of follow-ups that end early."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("epsilon", [None, 1e4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_noise_it_is_statsmodels(family: str, epsilon: float | None) -> None:

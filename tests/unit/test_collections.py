@@ -28,6 +28,7 @@ def same(one: Records, other: Records) -> None:
     np.testing.assert_array_equal(one.labels, other.labels)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_records_are_those_of_the_participants_reader(name: str, tmp_path: Path) -> None:
     collection = load_collection(name, write_collection(name, tmp_path / "data"))
@@ -69,6 +70,7 @@ def test_an_unknown_collection_is_refused(tmp_path: Path) -> None:
     assert "digits4" in caught.value.advice
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_the_published_files_have_the_known_sizes(name: str) -> None:
     folder = REAL / FOLDERS[name]

@@ -194,7 +194,7 @@ def hostile(question: Question, change: str) -> dict[str, Any]:
 CHANGES = ("one record", "a million records", "narrow bounds", "256 categories", "a level that nobody has")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_question_has_a_plan_at_any_schema(name: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_every_task_that_reads_records_has_a_reference() -> None:
     assert set(NEIGHBOURS) == set(REFERENCES) - {"local-training"}
 
 
-@pytest.mark.sampled(3)  # test_tasks.py has the worst record of every setting
+@pytest.mark.sampled(5)  # test_tasks.py has the worst record of every setting
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.task}-{setting.name}")
 def test_the_worst_record_of_every_task_is_seen_at_what_is_booked(setting: Setting) -> None:
     found = run(of_setting(setting))
@@ -113,7 +113,7 @@ def test_the_worst_record_of_every_task_is_seen_at_what_is_booked(setting: Setti
     assert abs(found.noise - 1) < 0.15
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("task", sorted(REFERENCES))
 @pytest.mark.parametrize("unit", ["record", "subject"])
 def test_references_pass_and_find_canaries(task: str, unit: Unit) -> None:
@@ -256,7 +256,7 @@ def test_a_sum_added_twice_is_found_from_the_release_alone(release: str, monkeyp
     assert found.limit > found.booked
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("release", [name for name in RELEASES if name != "subjects"])
 def test_records_counted_twice_are_found(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted_twice(monkeypatch)

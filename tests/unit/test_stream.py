@@ -207,6 +207,7 @@ def assert_same(batches: list[Records], whole: Records) -> None:
         assert sum(map(len, owners)) == len(set(whole.subjects.tolist())), "a subject's records stand in one batch"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("subject", [None, "who"])
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize(("rows", "persons"), [(1, 1), (3, 20), (8, 5), (1000, 1000)])
@@ -311,6 +312,7 @@ def query_on_lines(directory: Path) -> Source:
 QUERIES = {"duck": odd_query, "csv": query_on_csv, "lines": query_on_lines, "sqlite": sqlite, "postgres": postgres}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", QUERIES)
 def test_batches_of_a_query_are_together_what_one_reading_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -206,6 +206,7 @@ EVERY_SUM = pytest.mark.parametrize(
 BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])
 
 
+@pytest.mark.sampled(3)
 @EVERY
 @BOTH_UNITS
 @settings(max_examples=20, deadline=None)
@@ -227,6 +228,7 @@ def test_neighbours_change_a_sum_by_at_most_the_grid(
     np.testing.assert_array_equal(change, setting.total(study, alone), "what one adds does not depend on the others")
 
 
+@pytest.mark.sampled(3)
 @EVERY
 @BOTH_UNITS
 def test_the_worst_neighbours_reach_the_grid(setting: Setting, unit: Unit) -> None:
