@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.newton import Family, mean_of, variance_bound
@@ -70,16 +69,8 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
 
     def layout(self) -> Layout:
         parameters = self.parameters
-        score = 1.0 / (parameters.length * self.residual)
-        information = parameters.information_share / (
-            parameters.length**2 * variance_bound(parameters.family, parameters.most)
-        )
-        blocks = (
-            Block("score", (self.p,), score),
-            Block("diagonal", (self.p,), information),
-            Block("cross", (self.p * (self.p - 1) // 2,), information * math.sqrt(2.0)),
-        )
-        return Layout(tuple(block for block in blocks if block.size))
+        bound = variance_bound(parameters.family, parameters.most)
+        return step_layout(self.p, parameters.length, self.residual, parameters.information_share, bound)
 
     @property
     def residual(self) -> float:
@@ -92,8 +83,7 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
         if self.parameters.family == "poisson":
             farthest = max(self.encoding.outcome.high - most, most) / self.residual
             return max(1.0, math.hypot(farthest, kappa)) * self.most_rows
-        inner = (3.0 - math.sqrt(max(0.0, 1.0 - 0.5 / kappa**2))) / 4.0
-        return max(1.0, inner * math.hypot(1.0, 4.0 * kappa * (1.0 - inner))) * self.most_rows
+        return event_norm(kappa) * self.most_rows
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         return {WHITEN: np.eye(self.p), POINT: np.zeros(self.p)}
@@ -101,19 +91,51 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         given = broadcast_arrays(broadcast, {WHITEN: (self.p, self.p), POINT: (self.p,)})
         for design in self.designs(records):
-            yield self._rows(design.z, design.outcome, design.known, given[WHITEN], given[POINT])
+            outcome = in_units(design.outcome, self.encoding.outcome)
+            yield self._rows(design.z, outcome, given[WHITEN], given[POINT]) * design.known[:, None]
 
-    def _rows(self, z: Floats, outcome: Floats, known: NDArray[np.bool_], whiten: Floats, point: Floats) -> Floats:
-        p, domain = self.parameters, self.encoding.outcome
-        white = row_products(z, whiten)
-        mean, variance = mean_of(p.family, row_products(white, point[:, None])[:, 0], p.most)
-        residual = in_units(outcome, domain) - mean
-        white *= (p.length / np.maximum(row_norms(white), p.length))[:, None]
-        score, diagonal, *cross = self.layout().blocks
-        upper = np.triu_indices(self.p, 1)
-        blocks = [score.weight * white * residual[:, None], diagonal.weight * white**2 * variance[:, None]]
-        blocks += [block.weight * white[:, upper[0]] * white[:, upper[1]] * variance[:, None] for block in cross]
-        return np.hstack(blocks) * known[:, None]
+    def _rows(self, z: Floats, outcome: Floats, whiten: Floats, point: Floats) -> Floats:
+        p = self.parameters
+        return step_rows(self.layout(), p.family, p.most, p.length, z, outcome, whiten, point)
+
+
+def step_layout(p: int, length: float, residual: float, kappa: float, bound: float) -> Layout:
+    """Score and information of p coefficients, of the weights 1 / (C r) and kappa / (C^2 v_max).
+
+    Args:
+        length: C.
+        residual: r.
+        kappa: the information's share.
+        bound: v_max.
+    """
+    weight = kappa / (length**2 * bound)
+    blocks = (
+        Block("score", (p,), 1.0 / (length * residual)),
+        Block("diagonal", (p,), weight),
+        Block("cross", (p * (p - 1) // 2,), weight * math.sqrt(2.0)),
+    )
+    return Layout(tuple(block for block in blocks if block.size))
+
+
+def event_norm(kappa: float) -> float:
+    """What bounds the norm of a record's vector if the outcome is an event, as :class:`NewtonStep` proves."""
+    inner = (3.0 - math.sqrt(max(0.0, 1.0 - 0.5 / kappa**2))) / 4.0
+    return max(1.0, inner * math.hypot(1.0, 4.0 * kappa * (1.0 - inner)))
+
+
+def step_rows(
+    layout: Layout, family: Family, most: float, length: float, z: Floats, outcome: Floats, whiten: Floats, point: Floats
+) -> Floats:
+    """The weighted rows (b, size) of terms z (b, p) and outcomes (b,) in their own units."""
+    white = row_products(z, whiten)
+    mean, variance = mean_of(family, row_products(white, point[:, None])[:, 0], most)
+    residual = outcome - mean
+    white *= (length / np.maximum(row_norms(white), length))[:, None]
+    score, diagonal, *cross = layout.blocks
+    upper = np.triu_indices(z.shape[1], 1)
+    rows = [score.weight * white * residual[:, None], diagonal.weight * white**2 * variance[:, None]]
+    rows += [block.weight * white[:, upper[0]] * white[:, upper[1]] * variance[:, None] for block in cross]
+    return np.hstack(rows)
 
 
 def check_outcome(family: Family, encoding: LinearEncoding) -> None:
