@@ -28,6 +28,11 @@ SCHEMA = DatasetSchema(columns=COLUMNS, max_records=2000)
 LABEL = LabelColumn(column="end", classes=tuple(ClassValues(name=name, values=(name,)) for name in LEVELS["end"]))
 CLASSES = DatasetSchema(columns=COLUMNS[:-1], label=LABEL, max_records=2000)
 """The same, with ``end`` as what is told apart."""
+DEATH = LabelColumn(
+    column="end", classes=(ClassValues(name="alive", values=("alive", "moved")), ClassValues(name="died", values=("died",)))
+)
+TWO = CLASSES.model_copy(update={"label": DEATH})
+"""The same, with two classes."""
 
 FEW = 100
 """Most records of a site in the data set that has more."""
@@ -148,7 +153,7 @@ def records_of(frame: pd.DataFrame, schema: DatasetSchema = SCHEMA) -> Records:
             features[np.arange(n), place.start + codes] = known
     labels = None
     if schema.label is not None:
-        codes = {kind.name: code for code, kind in enumerate(schema.label.classes)}
+        codes = {value: code for code, kind in enumerate(schema.label.classes) for value in kind.values}
         kept = frame[schema.label.column].notna().to_numpy()
         labels = frame[schema.label.column][kept].map(codes).to_numpy(dtype=np.int64)
         features, present = features[kept], present[kept]  # a record without a class is not read

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from support.edges import CLASSES, LEVELS, NUMBERS, SCHEMA, SITES, records_of, schema_of
+from support.edges import CLASSES, LEVELS, NUMBERS, SCHEMA, SITES, TWO, records_of, schema_of
 from support.studies import agreed, demand, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import METHODS
@@ -107,6 +107,8 @@ QUESTIONS: Mapping[str, Question] = {
     "gbdt": _classes("gbdt", **TREES),
     "fedsgd": _classes("fedsgd", steps=3),
     "fedavg": _classes("fedavg", rounds=2),
+    "fedsgd, recalibrated": Question("fedsgd", TWO, {"parameters": {"steps": 3, "recalibrate": 0.3}}),
+    "fedavg, recalibrated": Question("fedavg", TWO, {"parameters": {"rounds": 2, "recalibrate": 0.3}}),
     "ggeur": _classes("ggeur"),
     "fedsgd of a number": _trained("fedsgd", "squared", "stay", steps=3),
     "fedsgd, huber": _trained("fedsgd", "huber", "stay", steps=3),

@@ -79,6 +79,8 @@ SOME = (
     ("evaluation of a probability", "one class", 0.5),
     ("fedcgs", "a level that nobody has", 8.0),
     ("gbdt", "one class", None),
+    ("fedsgd, recalibrated", "one class", None),
+    ("fedavg, recalibrated", "separated", 8.0),
 )
 
 

@@ -164,7 +164,7 @@ class FedAvg(Method):
         if moments is not None:
             share = moment_share(float(moments.share), plan.steps, plan.sampling_rate)
             before, plan = moment_plans(moments, inputs, parameters.missing, share=share), replace(plan, source=LABEL)
-        return with_recalibration(float(parameters.recalibrate), (*before, plan))
+        return with_recalibration(float(parameters.recalibrate), (*before, plan), private=inputs.private)
 
     def check_federation(self, study: Study) -> None:
         participation = FedAvgParameters.model_validate(study.parameters).participation

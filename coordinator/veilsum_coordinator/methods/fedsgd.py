@@ -199,7 +199,7 @@ class FedSGD(Method):
         elif own_mean:
             counted = isinstance(parameters.class_weights, str) and parameters.class_weights in RARITY
             before = (centre_plan(inputs, parameters.missing, parameters.clip, share, classes=counted),)
-        return with_recalibration(float(parameters.recalibrate), (*before, steps))
+        return with_recalibration(float(parameters.recalibrate), (*before, steps), private=inputs.private)
 
     def expectations(self, study: Study, cohort: int, records: int) -> Sequence[Expectation]:
         """The noise of a step's mean gradient, along one direction, against the norm that a record's is clipped to."""

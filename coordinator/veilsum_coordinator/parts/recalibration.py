@@ -1,6 +1,6 @@
 """Recalibrating a trained model of two classes: a logistic regression of the class on the model's own log odds (Cox 1958).
 
-The first of four releases is at the coefficients 0, where score and information are sums and moments of the log odds, as far
+The first of three releases is at the coefficients 0, where score and information are sums and moments of the log odds, as far
 as the others need them; each of these is a Newton step in coordinates that it whitened (:mod:`veilsum_aggregation.newton`).
 """
 
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import newton
 from veilsum_aggregation.figures import Answer, Drowned
-from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import Fit, UntoldFit
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.coefficients import NO_EVENT
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.figure_rows import shown
 from veilsum_coordinator.parts.networks import without_centre
@@ -27,24 +27,25 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.calibration_step import CalibrationStepParameters
+from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.gradient import GradientParameters
 from veilsum_privacy.tasks.local_training import LocalTrainingParameters
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec
-from veilsum_privacy.training.models.perceptrons import Perceptron
+from veilsum_privacy.training.models.perceptrons import LinearOptions, Perceptron
 from veilsum_privacy.training.predict import scores
 
 Floats = NDArray[np.float64]
 
-ROUNDS = tuple(f"recalibration-{number}" for number in range(1, 5))
+ROUNDS = ("recalibration-1", "recalibration-2", "recalibration-3")
 """Labels of the releases."""
 
-SHARES = (0.20, 0.15, 0.20, 0.45)
-"""Of the option's part of the budget, as of a regression."""
+SHARES = (0.25, 0.25, 0.50)
+"""Of the option's part of the budget."""
 
-LENGTH, FREE_INFORMATION = 1.25 * math.sqrt(2.0), 0.83
-"""C and kappa, as of a logistic regression of one term."""
+LENGTH, UNSHORTENED, FREE_INFORMATION = newton.REACH * math.sqrt(2.0), 1e3, 0.83
+"""C with noise and without, and kappa, as of a logistic regression of one term."""
 
 UNCLIPPED = 1e6
 """Features are scored as they are when the model is applied, however long they are."""
@@ -53,6 +54,10 @@ DRAWN, SPREAD = 200, 1.0 / 3.0
 """Typical records whose log odds set the scale of the first release, and standard deviation of their numbers in [-1, 1]."""
 
 ADVICE = "more records or epsilon, or a larger part of it for this"
+
+RATES, LEAST_VARIANCE, FARTHEST, STEEPEST = (0.02, 0.98), 0.01, 5.0, (5.0, 2.0)
+"""What the first point is kept within: share of the second class, variance of the term, its mean and deviation, and both
+coefficients for a standardised term; where noise leaves nothing else, it is then still one to start from."""
 
 NAMES = ("calibration intercept", "calibration slope")
 
@@ -71,16 +76,17 @@ def check_recalibration(asked: float, inputs: Inputs, model: ModelSpec, method: 
             f"{method} recalibrates the probability of one of two classes; this model is of {found}.",
             "Leave out recalibrate, or name two classes in [label].",
         )
-    if model.name == "linear" and model.options.get("bias") == 0.0:
+    if model.name == "linear" and LinearOptions.model_validate(model.options).bias == 0.0:
         raise ConfigurationError(f"{method} recalibrates a model's bias, and this model has none.", "State a bias above 0.")
 
 
-def with_recalibration(asked: float, plans: tuple[TaskPlan, ...]) -> tuple[TaskPlan, ...]:
+def with_recalibration(asked: float, plans: tuple[TaskPlan, ...], *, private: bool) -> tuple[TaskPlan, ...]:
     """A method's releases, and those of the recalibration after them where it is asked for.
 
     Args:
         asked: part of the budget that it takes.
         plans: the training the last one; sampled steps count as of :func:`.moment_share`.
+        private: whether the study has noise.
     """
     training = plans[-1].parameters
     if not asked or not isinstance(training, GradientParameters | LocalTrainingParameters):
@@ -91,7 +97,7 @@ def with_recalibration(asked: float, plans: tuple[TaskPlan, ...]) -> tuple[TaskP
         clip=UNCLIPPED,
         missing=training.missing,
         model=training.model,
-        length=LENGTH,
+        length=LENGTH if private else UNSHORTENED,
         information_share=FREE_INFORMATION,
     )
     taken = sum(plan.share * plan.steps * plan.sampling_rate**2 for plan in plans if not plan.derived)
@@ -161,30 +167,55 @@ def _unfit(answers: list[Answer]) -> str | None:
 
 def _fitted(federation: Federation, sent: Mapping[str, Floats], start: Floats, members: Collection[str] | None) -> Fit:
     """The logistic regression; the first release is in the coordinates of ``start`` (2, 2)."""
+    length = float(CalibrationStepParameters.model_validate(federation.study.task(ROUNDS[0]).parameters).length)
     release = federation.sum(ROUNDS[0], {**sent, WHITEN: start, POINT: np.zeros(2)}, members=members)
     first = newton_release(release, np.zeros(2))
     gram, std = 4.0 * first.information, 4.0 * first.information_std
-    events = first.score + gram[:, 0] / 2.0
-    noise = math.hypot(first.score_std, std / 2.0)
-    records = float(gram[0, 0])
-    for number, what in ((events[0], "has"), (records - events[0], "lacks")):
-        if number <= max(0.5, NOISE_FLOOR * noise):
-            return UntoldFit(
-                Drowned(f"no record {what} the second class, or too few against the noise", "more records or epsilon"), 2
-            )
+    events = float(first.score[0] + gram[0, 0] / 2.0)
+    for number, what in ((events, "has"), (float(gram[0, 0]) - events, "lacks")):
+        if std == 0.0 and number <= NO_EVENT:  # noise leaves it to the fit to say so
+            return UntoldFit(Drowned(f"no record {what} the second class", "more records"), 2)
     own = newton.whitening(gram, std)
-    if own.shape[1] < 2:
-        return UntoldFit(
-            Drowned("the model says the same of all records, or nearly, against the noise", "more records or epsilon"), 2
-        )
     whiten, released = np.asarray(start @ own), list[NewtonRelease]()
-    point = newton.first_point("logistic", gram, events, own, 1.0)
+    if own.shape[1] < 2 or np.abs(whiten).max() > LARGEST_ENTRY:
+        return UntoldFit(Drowned("the model says nearly the same of all records", "train it longer, or with less noise"), 2)
+    point = np.asarray(np.linalg.inv(own) @ _of_normal_odds(gram, first.score, length))
     for label in ROUNDS[1:]:
         release = federation.sum(label, {**sent, WHITEN: whiten, POINT: point}, members=release.cohort)
         released.append(newton_release(release, point))
         fit = NewtonFit(whiten, tuple(released), NAMES)
         point = fit.point
     return fit
+
+
+def _of_normal_odds(gram: Floats, score: Floats, length: float) -> Floats:
+    """Intercept and slope (2,) that explain a score at 0 if the term is normal, with the mean and variance of its moments.
+
+    Args:
+        gram: of (1, term), (2, 2), weighted by c^2.
+        score: sum c (1, term) (y - 1/2), (2,).
+        length: C.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)
+    weights, z = weights / weights.sum(), np.column_stack([np.ones(20), nodes])
+    first, second = gram[0, 1] / gram[0, 0], gram[1, 1] / gram[0, 0]
+    middle, spread, variance = first, 1.0, max(second - first**2, LEAST_VARIANCE)
+    for _ in range(30):  # mean and deviation without weights, such that these are those with weights
+        term = middle + spread * nodes
+        short = np.minimum(1.0, length / np.hypot(1.0, term))
+        own = weights * short**2 / (weights @ short**2)
+        middle += first - own @ term
+        spread *= math.sqrt(variance / max(own @ term**2 - (own @ term) ** 2, LEAST_VARIANCE))
+        middle, spread = (float(np.clip(value, -FARTHEST, FARTHEST)) for value in (middle, spread))
+    number = gram[0, 0] / float(weights @ short**2)
+    share = 0.5 + score[0] / number / float(weights @ short)
+    found = np.array([newton.link("logistic", float(np.clip(share, *RATES))), 0.0])
+    wanted, weighted = np.array([score[0], (score[1] - middle * score[0]) / spread]) / number, z.T * weights * short
+    for _ in range(50):
+        mean, of_mean = newton.mean_of("logistic", z @ found, 1.0)
+        step = np.linalg.solve(weighted * of_mean @ z, wanted - weighted @ (mean - 0.5))
+        found = np.clip(found + newton.limited(step, 0.5), (-STEEPEST[0], -STEEPEST[1]), STEEPEST)
+    return np.array([found[0] - found[1] * middle / spread, found[1] / spread])
 
 
 def _first_terms(study: Study, architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None) -> Floats:
@@ -198,8 +229,9 @@ def _first_terms(study: Study, architecture: Architecture, arrays: Mapping[str, 
                 shares = np.maximum(middle[at], 0.0) + 1e-3
                 x[:, at] = np.eye(len(shares))[rng.choice(len(shares), DRAWN, p=shares / shares.sum())]
     found = scores(architecture, without_centre(architecture, arrays, centre), x)
-    odds = found[:, 1] - found[:, 0]
-    mean, spread = float(odds.mean()), max(float(odds.std()), 1e-6)
+    odds = np.clip(found[:, 1] - found[:, 0], -LARGEST_ENTRY, LARGEST_ENTRY)
+    mean = float(odds.mean())
+    spread = max(float(odds.std()), 1e-3, 1e-3 * abs(mean))
     return np.array([[1.0, -mean / spread], [0.0, 1.0 / spread]])
 
 

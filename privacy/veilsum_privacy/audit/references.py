@@ -149,6 +149,8 @@ def _references() -> Iterator[ReferenceTask]:
     scores = {"clip": 1e6, "missing": "centre", "score_weight": 0.6, "loss_weight": 0.4, "bins": 10, "largest_loss": 3.0}
     model = {"model": linear, "sha256": "0" * 64, "classes": ("c0", "c1")}
     yield ReferenceTask("evaluation", _schema(3, classes=2), {**scores, **model})
+    step = {"clip": 1e6, "missing": "centre", "model": linear, "length": 2.0, "information_share": 0.8}
+    yield ReferenceTask("calibration-step", _schema(3, classes=2), step)
     training = {
         "clip": 2.0, "missing": "centre", "model": linear, "objective": {"name": "none", "options": {}}, "epochs": 1,
         "batch": 32, "learning_rate": 0.1, "momentum": 0.0, "decay": 0.0, "norm": 10.0, "weighting": "equal",
