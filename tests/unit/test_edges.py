@@ -67,6 +67,7 @@ SOME = (
     ("linear", "constant", None),
     ("linear", "no record", None),
     ("linear, clustered", "one record", None),
+    ("difference of risk", "one class", 8.0),
     ("linear, robust", "collinear", 8.0),
     ("logistic, robust", "a level that nobody has", 8.0),
     ("poisson, robust", "constant", 8.0),

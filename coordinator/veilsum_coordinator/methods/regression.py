@@ -112,7 +112,8 @@ class RegressionParameters(Frozen):
         at_most: in its place, how many of a person's records count.
         errors: of coefficients: those of a ``model`` whose records are independent, or ``clustered`` by site, for which each
             site discloses its own noised score; or ``robust``, which hold where the outcome's variance is not the family's,
-            for one more release. Not of ``cox``.
+            for one more release. Not of ``cox``. By default ``robust`` of an event by ``linear``, whose variance follows the
+            risk, and of ``poisson``; else of the ``model``.
     """
 
     family: Literal["linear", "logistic", "poisson", "cox"]
@@ -127,12 +128,12 @@ class RegressionParameters(Frozen):
     most: Real | None = Field(default=None, gt=0, le=1e6)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
-    errors: Literal["model", "clustered", "robust"] = "model"
+    errors: Literal["model", "clustered", "robust"] | None = None
 
     @model_serializer(mode="wrap")
     def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A study of the model's errors is signed in the form that it always had."""
-        return {name: value for name, value in dump(self).items() if (name, value) != ("errors", "model")}
+        """A study of the model's errors is signed in the form that it always had, without naming them."""
+        return {name: value for name, value in dump(self).items() if name != "errors" or value not in (None, "model")}
 
 
 class Regression(Method):
@@ -143,6 +144,14 @@ class Regression(Method):
 
     name = "regression"
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, RegressionParameters) or parameters.errors is not None:
+            return parameters
+        numbers = {column.name for column in inputs.schema.columns} | parameters.derive.keys()
+        event = parameters.family == "linear" and parameters.outcome not in numbers
+        errors = "robust" if event or parameters.family == "poisson" else "model"
+        return parameters.model_copy(update={"errors": errors})
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, RegressionParameters):
