@@ -442,10 +442,10 @@ class _ModelTables(Neighbours):
 
 
 class _NewtonStep(Neighbours):
-    """The worst record has the least likely outcome at a point that is sure of the other one."""
+    """The worst record has the least likely outcome at a point that is sure of the other one; its terms have the length C."""
 
     def settings(self) -> tuple[Setting, ...]:
-        broadcast = {WHITEN: 4.0 * np.eye(3), POINT: np.array([100.0, 1.0, -1.0])}
+        broadcast = {WHITEN: math.sqrt(2.0) * np.eye(3), POINT: np.array([100.0, 1.0, -1.0])}
         asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "where": "not (k0 = 'b') or n0 >= 0"}
         event = {"family": "logistic", "length": 2.0, "information_share": 0.83}
         count = {"family": "poisson", "length": 2.0, "information_share": 1.0, "most": 1.0}
@@ -481,9 +481,9 @@ class _CalibrationStep(Neighbours):
         arrays = build_architecture(ModelSpec.model_validate(model), 2, 2).initial(1)
         arrays["head.bias"] = np.array([-2.0, 2.0])
         arrays["head.weight"] = np.random.default_rng(1).normal(size=arrays["head.weight"].shape)
-        broadcast = {**to_broadcast(arrays), WHITEN: np.array([[4.0, 0.0], [0.0, 1.0]]), POINT: np.array([100.0, 1.0])}
+        broadcast = {**to_broadcast(arrays), WHITEN: np.array([[2.0, 0.0], [0.0, 0.05]]), POINT: np.array([100.0, 1.0])}
         if name == "hidden":  # where the information is as long as can be beside the score
-            broadcast[POINT] = np.array([math.log(0.516 / 0.484) / 4.0, 0.0])
+            broadcast[POINT] = np.array([math.log(0.516 / 0.484) / 2.0, 0.0])
         return Setting(name, "calibration-step", data, {**parameters, "model": model}, broadcast)
 
     def worst(self, setting: Setting) -> Records:

@@ -173,7 +173,9 @@ class Regression(Method):
                 (encoding,) = (LinearEncoding(query, columns) for query in tables.queries)
                 scores = linear_scores(tables.queries[0], tuple(derived), encoding.longest).model_copy(update=persons)
                 return start, *_score_releases(parameters, scores, (start,), inputs)
-            step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
+            step = self._step(parameters, tables.queries[0], derived, columns, private=inputs.private).model_copy(
+                update=persons
+            )
             name = "hazard-step" if isinstance(step, HazardStepParameters) else "newton-step"
             _check_units(parameters, LinearEncoding(step.query, columns))
             build_task(name, step.model_dump(mode="json"), inputs.schema)
@@ -186,7 +188,7 @@ class Regression(Method):
 
     @staticmethod
     def _step(
-        parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns
+        parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns, *, private: bool
     ) -> NewtonStepParameters | HazardStepParameters:
         if parameters.family == "cox":
             return hazard_step(parameters.outcome, query, derived)
@@ -197,7 +199,7 @@ class Regression(Method):
             derived=tuple(derived),
             family=family,
             most=1.0 if family == "logistic" else parameters.most or encoding.outcome.high / 2.0,
-            length=newton.REACH * math.sqrt(len(encoding.terms) + 1),
+            length=(newton.REACH if private else newton.UNSHORTENED) * math.sqrt(len(encoding.terms) + 1),
             information_share=FREE_INFORMATION[family],
         )
 

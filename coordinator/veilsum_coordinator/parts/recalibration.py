@@ -193,7 +193,7 @@ def _of_normal_odds(gram: Floats, score: Floats, length: float) -> Floats:
 
     Args:
         gram: of (1, term), (2, 2), weighted by c^2.
-        score: sum c (1, term) (y - 1/2), (2,).
+        score: sum c^2 (1, term) (y - 1/2), (2,).
         length: C.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(20)
@@ -208,9 +208,9 @@ def _of_normal_odds(gram: Floats, score: Floats, length: float) -> Floats:
         spread *= math.sqrt(variance / max(own @ term**2 - (own @ term) ** 2, LEAST_VARIANCE))
         middle, spread = (float(np.clip(value, -FARTHEST, FARTHEST)) for value in (middle, spread))
     number = gram[0, 0] / float(weights @ short**2)
-    share = 0.5 + score[0] / number / float(weights @ short)
+    share = 0.5 + score[0] / gram[0, 0]
     found = np.array([newton.link("logistic", float(np.clip(share, *RATES))), 0.0])
-    wanted, weighted = np.array([score[0], (score[1] - middle * score[0]) / spread]) / number, z.T * weights * short
+    wanted, weighted = np.array([score[0], (score[1] - middle * score[0]) / spread]) / number, z.T * weights * short**2
     for _ in range(50):
         mean, of_mean = newton.mean_of("logistic", z @ found, 1.0)
         step = np.linalg.solve(weighted * of_mean @ z, wanted - weighted @ (mean - 0.5))

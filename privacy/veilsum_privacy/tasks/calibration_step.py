@@ -36,7 +36,7 @@ class CalibrationStepParameters(FeatureParameters):
 
 
 class CalibrationStep(RecordTask[CalibrationStepParameters]):
-    """Sums over records of c z_w (y - mu) and c^2 v z_w z_w', of z = (1, s): :class:`~.newton_step.NewtonStep` with one term.
+    """Sums over records of c^2 z_w (y - mu) and c^2 v z_w z_w', of z = (1, s): :class:`~.newton_step.NewtonStep` of one.
 
     The term s is the log odds of the second of two classes under the broadcast model, the difference of its scores, cut to
     1e6 in size; y is 1 in that class and 0 in the other. Blocks are those of :class:`~.newton_step.NewtonStep`, and so are the

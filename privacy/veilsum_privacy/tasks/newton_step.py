@@ -41,13 +41,15 @@ class NewtonStepParameters(DesignParameters):
 
 
 class NewtonStep(DesignTask[NewtonStepParameters]):
-    """Sums over records of c z_w (y - mu) and c^2 v z_w z_w' (:mod:`veilsum_aggregation.newton`).
+    """Sums over records of c^2 z_w (y - mu) and c^2 v z_w z_w' (:mod:`veilsum_aggregation.newton`).
 
     Blocks: ``score`` (p,), ``diagonal`` (p,) and ``cross`` (p (p - 1) / 2,), the entries above the diagonal row by row, whose
     weight is sqrt 2 times that of the diagonal.
     The broadcast holds W and gamma; z_w = W z, of z = (1, terms), and mu and v are of the linear predictor z_w' gamma.
 
-    Sensitivity. |c z_w| <= C, so with weights 1 / (C r) and kappa / (C^2 v_max) a record's squared norm is at most
+    Both have the same weights, so that the information is the derivative of the score, however many records are shortened.
+
+    Sensitivity. |c^2 z_w| <= |c z_w| <= C, so with weights 1 / (C r) and kappa / (C^2 v_max) a squared norm is at most
     (y - mu)^2 / r^2 + kappa^2 v^2 / v_max^2, for any broadcast; r is the largest residual, 1 of an event, max(Y, M) of a count
     of at most Y.
     Of an event the larger residual is m = max(mu, 1 - mu), and m^2 (1 + 16 kappa^2 (1 - m)^2) is 1 at m = 1; between it has
@@ -130,10 +132,11 @@ def step_rows(
     white = row_products(z, whiten)
     mean, variance = mean_of(family, row_products(white, point[:, None])[:, 0], most)
     residual = outcome - mean
-    white *= (length / np.maximum(row_norms(white), length))[:, None]
+    short = length / np.maximum(row_norms(white), length)
+    white *= short[:, None]
     score, diagonal, *cross = layout.blocks
     upper = np.triu_indices(z.shape[1], 1)
-    rows = [score.weight * white * residual[:, None], diagonal.weight * white**2 * variance[:, None]]
+    rows = [score.weight * white * (short * residual)[:, None], diagonal.weight * white**2 * variance[:, None]]
     rows += [block.weight * white[:, upper[0]] * white[:, upper[1]] * variance[:, None] for block in cross]
     return np.hstack(rows)
 
