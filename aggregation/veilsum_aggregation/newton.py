@@ -4,7 +4,7 @@ A first release gives the Gram matrix A of the terms z = (1, x). With W = (A / n
 gamma the information is near n v I, so one length bounds all records well and one noise suits all directions. Each later
 release gives the score and the information at one gamma,
 
-    g = sum c z_w (y - mu),   H = sum c^2 v z_w z_w',   z_w = W z,  c = min(1, C / |z_w|),
+    g = sum c^2 z_w (y - mu),   H = sum c^2 v z_w z_w',   z_w = W z,  c = min(1, C / |z_w|),
 
 and the next gamma is a Newton step of all releases so far: older scores are moved along H. Scores are weighted by the terms
 alone, so each is an unbiased estimating equation, and the last gamma's error is that of the scores' sum. Measured:
@@ -29,6 +29,9 @@ Family = Literal["logistic", "poisson"]
 
 REACH = 1.25
 """C in units of sqrt p, the root mean square of |z_w|: hardly a record is shortened."""
+
+UNSHORTENED = 30.0
+"""The same without noise, where length costs nothing: the fit is that of all records alike."""
 
 OLD_INFORMATION, OLD_SCORE = 0.3, 0.1
 """What a release's information and score count against those of the next one, beside their variances: it was of a gamma

@@ -6,8 +6,7 @@ whatever the variance of the outcome at each record, n / (n - p) times as much i
 w'U M U'w has noise of t |U'w|^2. As the residual variance of a linear fit, it is taken one standard error above its
 estimate, so that no interval is short because noise made it so; where that is more than half of it, it is not told.
 
-Of odds and rates U is the inverse of the released information, in which the terms of far records are shortened twice, those of
-their scores once: errors of rare groups are then somewhat too large, never too small.
+Of odds and rates U is the inverse of the released information, whose records have the weights of their scores.
 """
 
 from __future__ import annotations

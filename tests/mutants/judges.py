@@ -63,6 +63,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "tests/unit/test_clustered_errors.py",
         "tests/unit/test_robust_errors.py",
     ),
+    "privacy/veilsum_privacy/tasks/calibration_step.py": ("tests/unit/test_recalibration.py", "tests/unit/test_tasks.py"),
     "aggregation/veilsum_aggregation/clustered.py": ("tests/unit/test_clustered_errors.py",),
     "coordinator/veilsum_coordinator/storage/long_values.py": ("tests/integration/test_long_values.py",),
     "coordinator/veilsum_coordinator/parts/long_arrays.py": ("tests/unit/test_long_arrays.py",),

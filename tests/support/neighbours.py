@@ -448,10 +448,10 @@ class _ModelTables(Neighbours):
 
 
 class _NewtonStep(Neighbours):
-    """The worst record has the least likely outcome at a point that is sure of the other one."""
+    """The worst record has the least likely outcome at a point that is sure of the other one; its terms have the length C."""
 
     def settings(self) -> tuple[Setting, ...]:
-        broadcast = {WHITEN: 4.0 * np.eye(3), POINT: np.array([100.0, 1.0, -1.0])}
+        broadcast = {WHITEN: math.sqrt(2.0) * np.eye(3), POINT: np.array([100.0, 1.0, -1.0])}
         asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "where": "not (k0 = 'b') or n0 >= 0"}
         event = {"family": "logistic", "length": 2.0, "information_share": 0.83}
         count = {"family": "poisson", "length": 2.0, "information_share": 1.0, "most": 1.0}
@@ -467,6 +467,38 @@ class _NewtonStep(Neighbours):
         assert record.labels is not None
         record.labels[:] = 0
         return record
+
+
+class _CalibrationStep(Neighbours):
+    """A record of the first class that the model is sure to be of the second, through a linear model and a hidden layer."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        data = schema(2).model_copy(update={"label": LabelColumn(column="y", classes=LABEL.classes[:2])})
+        linear = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
+        hidden = {"name": "mlp", "inputs": None, "options": {"hidden": 4, "scale": 1.0}}
+        common = {"clip": 1e6, "length": 2.0, "information_share": 0.83}
+        return (
+            self._setting("linear", data, linear, {**common, "missing": "skip"}),
+            self._setting("hidden", data, hidden, {**common, "missing": "centre", "information_share": 2.0}),
+            self._setting("mapped", data, linear, {**common, **MAPPED, "missing": "centre", "information_share": 0.1}),
+        )
+
+    def _setting(self, name: str, data: DatasetSchema, model: dict[str, Any], parameters: dict[str, object]) -> Setting:
+        arrays = build_architecture(ModelSpec.model_validate(model), 2, 2).initial(1)
+        arrays["head.bias"] = np.array([-2.0, 2.0])
+        arrays["head.weight"] = np.random.default_rng(1).normal(size=arrays["head.weight"].shape)
+        broadcast = {**to_broadcast(arrays), WHITEN: np.array([[2.0, 0.0], [0.0, 0.05]]), POINT: np.array([100.0, 1.0])}
+        if name == "hidden":  # where the information is as long as can be beside the score
+            broadcast[POINT] = np.array([math.log(0.516 / 0.484) / 2.0, 0.0])
+        return Setting(name, "calibration-step", data, {**parameters, "model": model}, broadcast)
+
+    def worst(self, setting: Setting) -> Records:
+        return complete(np.array([[0.5, -0.5]]), np.array([0]))
+
+    def random(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
+        records = super().random(setting, rng, n)
+        assert records.labels is not None
+        return replace(records, labels=np.minimum(records.labels, 1))
 
 
 class _SiteScores(_NewtonStep):
@@ -565,6 +597,7 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "tree-gradients": _TreeGradients(),
     "hazard-step": _HazardStep(),
     "newton-step": _NewtonStep(),
+    "calibration-step": _CalibrationStep(),
     "site-hazard-scores": _SiteHazardScores(),
     "site-scores": _SiteScores(),
     "score-products": _ScoreProducts(),

@@ -79,6 +79,7 @@ SOME = (
     ("linear", "constant", None),
     ("linear", "no record", None),
     ("linear, clustered", "one record", None),
+    ("difference of risk", "one class", 8.0),
     ("linear, robust", "collinear", 8.0),
     ("logistic, robust", "a level that nobody has", 8.0),
     ("poisson, robust", "constant", 8.0),
@@ -93,6 +94,8 @@ SOME = (
     ("hfedatm", "no record", None),
     ("hfedatm", "one class", 8.0),
     ("gbdt", "one class", None),
+    ("fedsgd, recalibrated", "one class", None),
+    ("fedavg, recalibrated", "separated", 8.0),
 )
 
 

@@ -28,12 +28,15 @@ COUNTS = {"family": "poisson", "outcome": "stay", "over": ["ward"], "most": 20.0
 ODDS = {"family": "logistic", "outcome": "end = 'died'", "over": ["ward", "age"]}
 
 
-def compiled(parameters: dict[str, Any], epsilon: float | None, errors: str = "robust") -> Study:
-    request = StudyRequest(
-        name="fit", method="regression", dataset="stays", data=STAYS, parameters={**parameters, "errors": errors},
-        privacy=demand(epsilon), expected_records=400,
+def requested(parameters: dict[str, Any], epsilon: float | None = 1.0) -> StudyRequest:
+    return StudyRequest(
+        name="fit", method="regression", dataset="stays", data=STAYS, parameters=parameters, privacy=demand(epsilon),
+        expected_records=400,
     )  # fmt: skip
-    return agreed(request, SITES)
+
+
+def compiled(parameters: dict[str, Any], epsilon: float | None, errors: str = "robust") -> Study:
+    return agreed(requested({**parameters, "errors": errors}, epsilon), SITES)
 
 
 class Cohort:
@@ -114,6 +117,29 @@ def test_intervals_cover_where_the_models_do_not(
     assert stats.binom.cdf(hits, runs, 0.95) > 1e-9
     assert hits >= 0.85 * runs
     assert np.median(ratios) > 1.05
+
+
+@pytest.mark.parametrize(
+    ("parameters", "default"),
+    [(EVENT, "robust"), (COUNTS, "robust"), (SKEWED, "model"), (ODDS, "model"), ({**EVENT, "outcome": "stay > 10"}, "robust")],
+)
+def test_the_default_is_robust_where_the_familys_variance_is_not_the_outcomes(
+    parameters: dict[str, Any], default: str
+) -> None:
+    """A study that states its errors is signed as it always was; the model's are not named."""
+    study, stated = (agreed(requested({**parameters, **more}), SITES) for more in ({}, {"errors": default}))
+    assert study.to_bytes() == stated.to_bytes()
+    assert study.parameters.get("errors", "model") == default
+    assert any(task.label == "score-products" for task in study.tasks) == (default == "robust")
+    plain = agreed(requested({**parameters, "errors": "model"}), SITES)
+    assert "errors" not in plain.parameters
+    assert all(task.label != "score-products" for task in plain.tasks)
+
+
+def test_a_derived_number_is_no_event() -> None:
+    derive = {"long": {"number": "1 * (stay > 10)", "low": 0, "high": 1}}
+    study = agreed(requested({**EVENT, "outcome": "long", "derive": derive}), SITES)
+    assert all(task.label != "score-products" for task in study.tasks)
 
 
 def test_a_variance_within_its_noise_is_not_told() -> None:

@@ -43,6 +43,7 @@ from veilsum_coordinator.parts.moment_plans import Missing, need_label, typical_
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.outcomes import refuse_for_outcomes, resolved_outcome
 from veilsum_coordinator.parts.participation import Participation, ParticipationParameters
+from veilsum_coordinator.parts.recalibration import check_recalibration, recalibrated, with_recalibration
 from veilsum_coordinator.parts.training_defaults import (
     OUTCOME_TRAVEL,
     default_gradient_clip,
@@ -77,6 +78,8 @@ class FedAvgParameters(TrainingParameters):
             only the proportions count. None for alike.
         average: share of the rounds, from the last backwards, whose models' mean is the result; 0 takes the last one. By
             default a quarter with noise, 0 without.
+        recalibrate: part of the budget for a logistic regression of the class on the trained model's log odds, by which its
+            last layer is changed; of two classes. 0 for none.
     """
 
     model: ModelSpec = ModelSpec(name="mlp")
@@ -87,6 +90,7 @@ class FedAvgParameters(TrainingParameters):
     outcome: Outcome | None = Field(default=None, exclude_if=lambda stated: stated is None)
     class_weights: dict[Name, Annotated[Real, Field(gt=0, le=1e6)]] | None = None
     average: Real | None = Field(default=None, ge=0, le=1)
+    recalibrate: Real = Field(default=0.0, ge=0, lt=1, exclude_if=lambda part: not part)
 
 
 class FedAvg(Method):
@@ -120,6 +124,7 @@ class FedAvg(Method):
             model = default_model(inputs, clip, centred=False)
         convex = model.name == "linear"
         model = resolved_model(model, inputs.width, scores, "fedavg, parameters.model")
+        check_recalibration(parameters.recalibrate, inputs, model, "fedavg", outcome=outcome is not None)
         scale = float(LinearOptions.model_validate(model.options).scale) if convex else 1.0
         norm = scale * min(clip, typical_norm(inputs, clip))
         moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
@@ -155,10 +160,11 @@ class FedAvg(Method):
             class_weights=stated_weights(parameters.class_weights, inputs.classes, "fedavg"),
             **aligned_parameters(moments),
         )
-        if moments is None:
-            return (plan,)
-        share = moment_share(float(moments.share), plan.steps, plan.sampling_rate)
-        return *moment_plans(moments, inputs, parameters.missing, share=share), replace(plan, source=LABEL)
+        before = tuple[TaskPlan, ...]()
+        if moments is not None:
+            share = moment_share(float(moments.share), plan.steps, plan.sampling_rate)
+            before, plan = moment_plans(moments, inputs, parameters.missing, share=share), replace(plan, source=LABEL)
+        return with_recalibration(float(parameters.recalibrate), (*before, plan), private=inputs.private)
 
     def check_federation(self, study: Study) -> None:
         participation = FedAvgParameters.model_validate(study.parameters).participation
@@ -194,7 +200,7 @@ class FedAvg(Method):
             rounds.round({**reference, **weights}, _in_both(able, drawn))
             if number > parameters.rounds - averaged:
                 mean = {name: mean[name] + values / averaged for name, values in rounds.trained.items()}
-        final = mean if averaged else rounds.trained
+        trained = mean if averaged else rounds.trained
         architecture = rounds.task.objective.architecture
         summary: dict[str, Any] = {
             "model": architecture.name,
@@ -210,6 +216,8 @@ class FedAvg(Method):
             summary["participation"] = who.summary()
         if moments is not None:
             summary["moments"], summary["epsilon"] = dict(moments.summary), epsilon_parts(study, [LOCAL])
+        final, told = recalibrated(federation, architecture, trained, broadcast=reference, members=able)
+        summary |= told
         head, arrays = network_head(architecture, final)
         if outcome is not None:
             applied = outcome_application(study.data, outcome, missing=parameters.missing, head=head)

@@ -39,6 +39,7 @@ from veilsum_coordinator.parts.moment_alignment import (
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.outcomes import Beginning, beginning, refuse_for_outcomes, resolved_outcome, score_summary
+from veilsum_coordinator.parts.recalibration import check_recalibration, recalibrated, with_recalibration
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_coordinator.parts.training_defaults import (
     OUTCOME_TRAVEL,
@@ -98,6 +99,8 @@ class FedSGDParameters(Frozen):
             the study expects to train on. Without noise sums are divided by how many records there are.
         checkpoint_every: steps after which a model is kept; 0 for none.
         seed: of the first values; it protects nothing.
+        recalibrate: part of the budget for a logistic regression of the class on the trained model's log odds, by which its
+            last layer is changed; of two classes. 0 for none.
     """
 
     model: ModelSpec | None = None
@@ -118,6 +121,7 @@ class FedSGDParameters(Frozen):
     records: int | None = Field(default=None, ge=1, le=2**40)
     checkpoint_every: int = Field(default=0, ge=0, le=100_000)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    recalibrate: Real = Field(default=0.0, ge=0, lt=1, exclude_if=lambda part: not part)
 
 
 class FedSGD(Method):
@@ -149,6 +153,7 @@ class FedSGD(Method):
             )
         optimiser, travel = resolved_descent(parameters, inputs, scores, convex=convex)
         model = resolved_model(model, inputs.width, scores, "fedsgd, parameters.model")
+        check_recalibration(parameters.recalibrate, inputs, model, "fedsgd", outcome=outcome is not None)
         moments = None if parameters.moments is None else resolve_moments(parameters.moments, inputs, model.inputs)
         centred = absorbs if parameters.centre is None else parameters.centre
         counted = centred and moments is None and outcome is None
@@ -187,13 +192,14 @@ class FedSGD(Method):
         each = (1.0 - share) / parameters.steps
         source = None if moments is None else LABEL
         steps = TaskPlan(GRADIENT, "gradient", task, releases=parameters.steps, sampling_rate=rate, share=each, source=source)
+        before = tuple[TaskPlan, ...]()
         if moments is not None:
             wanted = each * moment_share(float(moments.share), parameters.steps, rate)
-            return *moment_plans(moments, inputs, parameters.missing, share=wanted), steps
-        if not own_mean:
-            return (steps,)
-        counted = isinstance(parameters.class_weights, str) and parameters.class_weights in RARITY
-        return centre_plan(inputs, parameters.missing, parameters.clip, share, classes=counted), steps
+            before = moment_plans(moments, inputs, parameters.missing, share=wanted)
+        elif own_mean:
+            counted = isinstance(parameters.class_weights, str) and parameters.class_weights in RARITY
+            before = (centre_plan(inputs, parameters.missing, parameters.clip, share, classes=counted),)
+        return with_recalibration(float(parameters.recalibrate), (*before, steps), private=inputs.private)
 
     def compute(self, federation: Federation) -> Result:
         study = federation.study
@@ -209,7 +215,6 @@ class FedSGD(Method):
             exact = model.step(release, scale.divisor(release), keep=due)
             if due:
                 federation.checkpoint({**to_broadcast(exact), **before.broadcast}, {"step": step, "steps": last})
-        final = model.final()
         summary: dict[str, Any] = {
             "model": architecture.name,
             "values": architecture.size,
@@ -222,6 +227,11 @@ class FedSGD(Method):
             summary["class_weights"] = dict(zip(study.data.classes, before.weights.tolist(), strict=True))
         if before.moments is not None:
             summary["moments"], summary["epsilon"] = dict(before.moments.summary), epsilon_parts(study, [GRADIENT])
+        sent = {} if before.moments is None else before.moments.broadcast
+        final, told = recalibrated(
+            federation, architecture, model.final(), centre=before.centre, broadcast=sent, members=before.members
+        )
+        summary |= told
         head, arrays = network_head(architecture, final, before.centre)
         if parameters.outcome is not None:
             if before.centre is not None:

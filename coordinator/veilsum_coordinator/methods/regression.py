@@ -106,7 +106,8 @@ class RegressionParameters(Frozen):
         at_most: in its place, how many of a person's records count.
         errors: of coefficients: those of a ``model`` whose records are independent, or ``clustered`` by site, for which each
             site discloses its own noised score; or ``robust``, which hold where the outcome's variance is not the family's,
-            for one more release. Not of ``cox``.
+            for one more release. Not of ``cox``. By default ``robust`` of an event by ``linear``, whose variance follows the
+            risk, and of ``poisson``; else of the ``model``.
     """
 
     family: Literal["linear", "logistic", "poisson", "cox"]
@@ -121,12 +122,12 @@ class RegressionParameters(Frozen):
     most: Real | None = Field(default=None, gt=0, le=1e6)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
-    errors: Literal["model", "clustered", "robust"] = "model"
+    errors: Literal["model", "clustered", "robust"] | None = None
 
     @model_serializer(mode="wrap")
     def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A study of the model's errors is signed in the form that it always had."""
-        return {name: value for name, value in dump(self).items() if (name, value) != ("errors", "model")}
+        """A study of the model's errors is signed in the form that it always had, without naming them."""
+        return {name: value for name, value in dump(self).items() if name != "errors" or value not in (None, "model")}
 
 
 class Regression(Method):
@@ -137,6 +138,14 @@ class Regression(Method):
 
     name = "regression"
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
+
+    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+        if not isinstance(parameters, RegressionParameters) or parameters.errors is not None:
+            return parameters
+        numbers = {column.name for column in inputs.schema.columns} | parameters.derive.keys()
+        event = parameters.family == "linear" and parameters.outcome not in numbers
+        errors = "robust" if event or parameters.family == "poisson" else "model"
+        return parameters.model_copy(update={"errors": errors})
 
     def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if not isinstance(parameters, RegressionParameters):
@@ -160,7 +169,9 @@ class Regression(Method):
                 (question,) = (LinearRegression(query, columns) for query in tables.queries)
                 scores = linear_scores(tables.queries[0], tuple(derived), question.longest).model_copy(update=persons)
                 return start, *_score_releases(parameters, scores, (start,), inputs)
-            step = self._step(parameters, tables.queries[0], derived, columns).model_copy(update=persons)
+            step = self._step(parameters, tables.queries[0], derived, columns, private=inputs.private).model_copy(
+                update=persons
+            )
             name = "hazard-step" if isinstance(step, HazardStepParameters) else "newton-step"
             _check_units(parameters, LinearRegression(step.query, columns))
             build_task(name, step.model_dump(mode="json"), inputs.schema)
@@ -173,7 +184,7 @@ class Regression(Method):
 
     @staticmethod
     def _step(
-        parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns
+        parameters: RegressionParameters, query: Query, derived: Sequence[DerivedColumn], columns: Columns, *, private: bool
     ) -> NewtonStepParameters | HazardStepParameters:
         if parameters.family == "cox":
             return hazard_step(parameters.outcome, query, derived)
@@ -184,7 +195,7 @@ class Regression(Method):
             derived=tuple(derived),
             family=family,
             most=1.0 if family == "logistic" else parameters.most or question.outcome.high / 2.0,
-            length=newton.REACH * math.sqrt(len(question.terms) + 1),
+            length=(newton.REACH if private else newton.UNSHORTENED) * math.sqrt(len(question.terms) + 1),
             information_share=FREE_INFORMATION[family],
         )
 

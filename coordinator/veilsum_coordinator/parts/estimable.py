@@ -108,13 +108,18 @@ def _taken(array: NDArray[Any]) -> bool:
     return in_range(array) if array.dtype == np.float64 else bool(np.isfinite(array).all())
 
 
+def is_of_formulas(federation: Federation, error: Exception) -> bool:
+    """Whether one of :data:`FORMULA_ERRORS` came from a formula, and not from asking the sites."""
+    return not (isinstance(federation, Kept) and federation.asking) or isinstance(error, NoFurtherRoundError)
+
+
 def told_result(name: str, federation: Federation, compute: Callable[[Federation], Result]) -> Result:
     """A method's result; where its formulas fail, the reason and the last sum of each task that was released."""
     kept = Kept(federation)
     try:
         result = compute(kept)
     except FORMULA_ERRORS as error:
-        if (kept.asking and not isinstance(error, NoFurtherRoundError)) or not kept.releases:
+        if not is_of_formulas(kept, error) or not kept.releases:
             raise
         reason = unforeseen(error, f"study {federation.study.name}").reason
         cohort = len(next(reversed(kept.releases.values())).cohort)

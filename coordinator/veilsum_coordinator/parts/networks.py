@@ -62,6 +62,15 @@ def network_head(
     return head, {**flat, **to_broadcast(arrays)}
 
 
+def without_centre(architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None) -> Mapping[str, Floats]:
+    """A model's arrays for features that no centre (d,) was taken off: the first bias of a perceptron takes that up."""
+    if centre is None or not isinstance(architecture, Perceptron):
+        return arrays
+    first = architecture.layers()[0]
+    shift = architecture.scale * arrays[first.weight] @ centre / first.constant
+    return {**arrays, first.bias: arrays[first.bias] - shift}
+
+
 def _times(array: Floats, factor: float) -> Floats:
     """The array itself where the factor is 1, for it may be large."""
     return array if factor == 1.0 else array * factor

@@ -33,13 +33,14 @@ def fit_newton(
     point, released = newton.first_point(family, gram, first.events, whiten, most), list[NewtonRelease]()
     for label in steps:
         broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
-        released.append(_read(federation.sum(label, broadcast, members=first.release.cohort), point))
+        released.append(newton_release(federation.sum(label, broadcast, members=first.release.cohort), point))
         fit = NewtonFit(whiten, tuple(released), term_names(first.question), untold)
         point = fit.point
     return fit
 
 
-def _read(release: Release, at: Floats) -> NewtonRelease:
+def newton_release(release: Release, at: Floats) -> NewtonRelease:
+    """What a round at a point (k,) tells; further values are zeros and noise."""
     p, k = len(release.values["score"]), len(at)
     cross = release.values.get("cross", np.zeros(p * (p - 1) // 2))
     information = symmetric(release.values["diagonal"], cross)[:k, :k]

@@ -182,9 +182,10 @@ class Dataset:
     # -- regression --------------------------------------------------------------------------------------------------------
 
     def linear(
-        self, outcome: str, over: Names, *, where: str = "", errors: Errors = "model", **options: Unpack[Options]
+        self, outcome: str, over: Names, *, where: str = "", errors: Errors | None = None, **options: Unpack[Options]
     ) -> Study:
-        """Linear regression of a number: coefficients with intervals; ``errors`` as of :meth:`cox`."""
+        """Linear regression of a number, or of an event, whose coefficients are differences of risk; ``errors`` as of
+        :meth:`cox`, or ``robust``, the default of an event."""
         return self._regress("linear", outcome, over, options, errors, where=where)
 
     def logistic(
@@ -194,11 +195,11 @@ class Dataset:
         *,
         per: Mapping[str, float] | None = None,
         where: str = "",
-        errors: Errors = "model",
+        errors: Errors | None = None,
         **options: Unpack[Options],
     ) -> Study:
         """Logistic regression of an event, a condition such as ``"died = 'yes'"``: odds ratios; ``per`` and ``errors`` as of
-        :meth:`cox`."""
+        :meth:`cox`, or ``robust``."""
         return self._regress("logistic", outcome, over, options, errors, per=per, where=where)
 
     def poisson(
@@ -209,10 +210,11 @@ class Dataset:
         per: Mapping[str, float] | None = None,
         most: float | None = None,
         where: str = "",
-        errors: Errors = "model",
+        errors: Errors | None = None,
         **options: Unpack[Options],
     ) -> Study:
-        """Poisson regression of counts: rate ratios; ``most`` is the largest mean of a record; others as of :meth:`cox`."""
+        """Poisson regression of counts: rate ratios; ``most`` is the largest mean of a record; ``errors`` are ``robust`` by
+        default; others as of :meth:`cox`."""
         return self._regress("poisson", outcome, over, options, errors, per=per, most=most, where=where)
 
     def cox(
@@ -225,7 +227,7 @@ class Dataset:
         edges: Any = (),
         per: Mapping[str, float] | None = None,
         where: str = "",
-        errors: Errors = "model",
+        errors: Errors | None = None,
         **options: Unpack[Options],
     ) -> Study:
         """Cox regression of the time to an event: hazard ratios.
@@ -302,9 +304,9 @@ class Dataset:
                 query[key] = listed
         return self.study("statistics", {"query": (query,)}, **options)
 
-    def _regress(self, family: str, outcome: str, over: Names, options: Options, errors: Errors, **keys: Any) -> Study:
+    def _regress(self, family: str, outcome: str, over: Names, options: Options, errors: Errors | None, **keys: Any) -> Study:
         stated = {key: value for key, value in keys.items() if value not in (None, "", (), [])}
-        stated |= {} if errors == "model" else {"errors": errors}
+        stated |= {} if errors is None else {"errors": errors}
         return self.study("regression", {"family": family, "outcome": outcome, "over": as_list(over), **stated}, **options)
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.aligned_moments import AlignedMoments
 from veilsum_privacy.tasks.barycenter_step import BarycenterStep
 from veilsum_privacy.tasks.base import Task
+from veilsum_privacy.tasks.calibration_step import CalibrationStep
 from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.feature_means import FeatureMeans
@@ -56,6 +57,7 @@ _ALL: tuple[type[Task[Any]], ...] = (
     AlignedMoments,
     PowerMoments,
     WithinMoments,
+    CalibrationStep,
     ModelTables,
 )
 

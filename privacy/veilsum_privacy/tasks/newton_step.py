@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.newton import Family, mean_of, variance_bound
@@ -42,13 +41,15 @@ class NewtonStepParameters(DesignParameters):
 
 
 class NewtonStep(DesignTask[NewtonStepParameters]):
-    """Sums over records of c z_w (y - mu) and c^2 v z_w z_w' (:mod:`veilsum_aggregation.newton`).
+    """Sums over records of c^2 z_w (y - mu) and c^2 v z_w z_w' (:mod:`veilsum_aggregation.newton`).
 
     Blocks: ``score`` (p,), ``diagonal`` (p,) and ``cross`` (p (p - 1) / 2,), the entries above the diagonal row by row, whose
     weight is sqrt 2 times that of the diagonal.
     The broadcast holds W and gamma; z_w = W z, of z = (1, terms), and mu and v are of the linear predictor z_w' gamma.
 
-    Sensitivity. |c z_w| <= C, so with weights 1 / (C r) and kappa / (C^2 v_max) a record's squared norm is at most
+    Both have the same weights, so that the information is the derivative of the score, however many records are shortened.
+
+    Sensitivity. |c^2 z_w| <= |c z_w| <= C, so with weights 1 / (C r) and kappa / (C^2 v_max) a squared norm is at most
     (y - mu)^2 / r^2 + kappa^2 v^2 / v_max^2, for any broadcast; r is the largest residual, 1 of an event, max(Y, M) of a count
     of at most Y.
     Of an event the larger residual is m = max(mu, 1 - mu), and m^2 (1 + 16 kappa^2 (1 - m)^2) is 1 at m = 1; between it has
@@ -70,16 +71,8 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
 
     def layout(self) -> Layout:
         parameters = self.parameters
-        score = 1.0 / (parameters.length * self.residual)
-        information = parameters.information_share / (
-            parameters.length**2 * variance_bound(parameters.family, parameters.most)
-        )
-        blocks = (
-            Block("score", (self.p,), score),
-            Block("diagonal", (self.p,), information),
-            Block("cross", (self.p * (self.p - 1) // 2,), information * math.sqrt(2.0)),
-        )
-        return Layout(tuple(block for block in blocks if block.size))
+        bound = variance_bound(parameters.family, parameters.most)
+        return step_layout(self.p, parameters.length, self.residual, parameters.information_share, bound)
 
     @property
     def residual(self) -> float:
@@ -92,8 +85,7 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
         if self.parameters.family == "poisson":
             farthest = max(self.question.outcome.high - most, most) / self.residual
             return max(1.0, math.hypot(farthest, kappa)) * self.most_rows
-        inner = (3.0 - math.sqrt(max(0.0, 1.0 - 0.5 / kappa**2))) / 4.0
-        return max(1.0, inner * math.hypot(1.0, 4.0 * kappa * (1.0 - inner))) * self.most_rows
+        return event_norm(kappa) * self.most_rows
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         return {WHITEN: np.eye(self.p), POINT: np.zeros(self.p)}
@@ -101,19 +93,52 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
     def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
         given = broadcast_arrays(broadcast, {WHITEN: (self.p, self.p), POINT: (self.p,)})
         for design in self.designs(records):
-            yield self._rows(design.z, design.outcome, design.known, given[WHITEN], given[POINT])
+            outcome = in_units(design.outcome, self.question.outcome)
+            yield self._rows(design.z, outcome, given[WHITEN], given[POINT]) * design.known[:, None]
 
-    def _rows(self, z: Floats, outcome: Floats, known: NDArray[np.bool_], whiten: Floats, point: Floats) -> Floats:
-        p, domain = self.parameters, self.question.outcome
-        white = row_products(z, whiten)
-        mean, variance = mean_of(p.family, row_products(white, point[:, None])[:, 0], p.most)
-        residual = in_units(outcome, domain) - mean
-        white *= (p.length / np.maximum(row_norms(white), p.length))[:, None]
-        score, diagonal, *cross = self.layout().blocks
-        upper = np.triu_indices(self.p, 1)
-        blocks = [score.weight * white * residual[:, None], diagonal.weight * white**2 * variance[:, None]]
-        blocks += [block.weight * white[:, upper[0]] * white[:, upper[1]] * variance[:, None] for block in cross]
-        return np.hstack(blocks) * known[:, None]
+    def _rows(self, z: Floats, outcome: Floats, whiten: Floats, point: Floats) -> Floats:
+        p = self.parameters
+        return step_rows(self.layout(), p.family, p.most, p.length, z, outcome, whiten, point)
+
+
+def step_layout(p: int, length: float, residual: float, kappa: float, bound: float) -> Layout:
+    """Score and information of p coefficients, of the weights 1 / (C r) and kappa / (C^2 v_max).
+
+    Args:
+        length: C.
+        residual: r.
+        kappa: the information's share.
+        bound: v_max.
+    """
+    weight = kappa / (length**2 * bound)
+    blocks = (
+        Block("score", (p,), 1.0 / (length * residual)),
+        Block("diagonal", (p,), weight),
+        Block("cross", (p * (p - 1) // 2,), weight * math.sqrt(2.0)),
+    )
+    return Layout(tuple(block for block in blocks if block.size))
+
+
+def event_norm(kappa: float) -> float:
+    """What bounds the norm of a record's vector if the outcome is an event, as :class:`NewtonStep` proves."""
+    inner = (3.0 - math.sqrt(max(0.0, 1.0 - 0.5 / kappa**2))) / 4.0
+    return max(1.0, inner * math.hypot(1.0, 4.0 * kappa * (1.0 - inner)))
+
+
+def step_rows(
+    layout: Layout, family: Family, most: float, length: float, z: Floats, outcome: Floats, whiten: Floats, point: Floats
+) -> Floats:
+    """The weighted rows (b, size) of terms z (b, p) and outcomes (b,) in their own units."""
+    white = row_products(z, whiten)
+    mean, variance = mean_of(family, row_products(white, point[:, None])[:, 0], most)
+    residual = outcome - mean
+    short = length / np.maximum(row_norms(white), length)
+    white *= short[:, None]
+    score, diagonal, *cross = layout.blocks
+    upper = np.triu_indices(z.shape[1], 1)
+    rows = [score.weight * white * (short * residual)[:, None], diagonal.weight * white**2 * variance[:, None]]
+    rows += [block.weight * white[:, upper[0]] * white[:, upper[1]] * variance[:, None] for block in cross]
+    return np.hstack(rows)
 
 
 def check_outcome(family: Family, question: LinearRegression) -> None:

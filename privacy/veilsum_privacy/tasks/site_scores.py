@@ -43,7 +43,7 @@ class SiteScoresParameters(DesignParameters):
 
 
 class SiteScores(DesignTask[SiteScoresParameters]):
-    """The sum over records of c z_w (y - mu) / B, each shortened to length 1, weighted as the fit weighs it.
+    """The sum over records of c^2 z_w (y - mu) / B, each shortened to length 1, weighted as the fit weighs it.
 
     The broadcast holds W and gamma of :class:`~veilsum_privacy.tasks.newton_step.NewtonStep`, and 1 / B; z_w = W z, mu is of
     the linear predictor z_w' gamma, c shortens z_w to C. Of a linear model c shortens z to C, and the score is
@@ -88,7 +88,7 @@ class SiteScores(DesignTask[SiteScoresParameters]):
         white = row_products(design.z, given[WHITEN])
         mean, _ = mean_of(family, row_products(white, given[POINT][:, None])[:, 0], float(self.parameters.most))
         residual = in_units(design.outcome, self.question.outcome) - mean
-        return white * (residual * length / np.maximum(row_norms(white), length))[:, None]
+        return white * (residual * (length / np.maximum(row_norms(white), length)) ** 2)[:, None]
 
 
 class ScoreProducts(SiteScores):
