@@ -114,7 +114,7 @@ def test_a_new_kind_is_one_class_and_one_line(epsilon: float | None) -> None:
 def test_a_new_kind_is_planned_and_checked_as_others_are() -> None:
     draft = drafted(request(2.0), SITES)
     plan = plan_study(draft, draft.compile())
-    assert any("upper" in str(item.block) for part in plan.parts for item in part.expectations)
+    assert any("upper" in item.part for part in plan.parts for item in part.forecasts)
     with pytest.raises(ConfigurationError, match="is over one column"):
         drafted(request(2.0, over=["age", "sex"]), SITES)
     with pytest.raises(ConfigurationError, match="no 'outcome'"):

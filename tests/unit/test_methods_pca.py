@@ -11,7 +11,7 @@ import pytest
 from sklearn.decomposition import PCA
 
 from support.studies import SCHEMA, WIDTH, compiled, complete, draft, federation, run, shifted_sites
-from veilsum.plan import Verdict, plan_study
+from veilsum.plan import Outlook, Verdict, plan_study
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.results.projections import result_projection
 from veilsum_node.errors import ConfigurationError
@@ -112,9 +112,8 @@ def test_the_plan_warns_before_components_drown() -> None:
     asked = draft("pca", schema=wide, epsilon=0.5, expected=300)
     plan = plan_study(asked, asked.compile())
     assert plan.verdict is Verdict.NOT_WORTH
-    (note,) = plan.notes
-    assert "Covariances drown in the noise" in note
-    assert "fewer columns" in note
+    (main,) = (part for part in plan.parts if part.main)
+    assert (main.name, main.outlook) == ("variance along a direction, on average", Outlook.NOTHING)
     small = draft("pca", epsilon=5.0, expected=800)
     assert plan_study(small, small.compile()).verdict is Verdict.WORTH
     assert plan_study(small, small.compile()).notes == ()
