@@ -111,9 +111,10 @@ def _state(network: Processes, name: str, key: bytes) -> str:
 def _error(study: Study, values: np.ndarray, cohort: str) -> tuple[np.ndarray, float]:
     """Released values less numpy's sum of the cohort, in the task's weighted blocks, and the grid's unit on that scale."""
     task = build_task("tables", study.tasks[0].parameters, study.data)
-    weights = np.concatenate([np.full(block.size, block.weight) for block in task.layout().blocks])
+    layout = task.layout()
+    weights = np.concatenate([np.full(block.size, block.weight) for block in layout.blocks])
     unit = task.clip() / study.tasks[0].grid
-    return values * unit - expected(cohort) * weights, unit
+    return layout.joined(np.split(values * unit, layout.limbs)) - expected(cohort) * weights, unit
 
 
 def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> None:

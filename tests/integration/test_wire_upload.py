@@ -62,7 +62,7 @@ class Standing:
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
-    width = 4000  # two ciphertexts
+    width = 1400  # two ciphertexts at least
     data = make_data("abc", 5, width)
     bed = make_bed(tmp_path_factory.mktemp("federation"), data)
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def test_more_releases_seen_than_can_be_open(standing: Standing) -> None:
     ahead = standing.chunk(1, first=True)
     ahead.seen.extend(pb.Seen(round=number, attempt=2**64 - 1) for number in range(64))
     assert standing.refused(ahead) is grpc.StatusCode.OUT_OF_RANGE
-    empty = standing.named(pb.UploadChunk(index=7, ciphertext=b""))
+    empty = standing.named(pb.UploadChunk(index=2**16, ciphertext=b""))
     assert standing.refused(empty, late) is grpc.StatusCode.INVALID_ARGUMENT
     assert standing.next() == 0
     assert before == {name: set(seat.released) for name, seat in standing.machine.seats.items()}

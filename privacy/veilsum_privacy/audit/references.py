@@ -146,7 +146,7 @@ def _references() -> Iterator[ReferenceTask]:
     yield ReferenceTask("tree-gradients", _schema(2, 3, classes=2), trees)
     grams = {"clip": 1.0, "missing": "centre", "model": linear, "layers": ["head"], "gram_clip": 1.0}
     yield ReferenceTask("grams", _schema(4, classes=3), grams)
-    step = {"clip": 1e6, "missing": "centre", "model": linear, "length": 2.0, "information_share": 0.8}
+    step = {"clip": 1e6, "missing": "centre", "model": linear, "length": 1.0, "information_share": 0.8}
     yield ReferenceTask("calibration-step", _schema(3, classes=2), step)
     training = {
         "clip": 2.0, "missing": "centre", "model": linear, "objective": {"name": "none", "options": {}}, "epochs": 1,
