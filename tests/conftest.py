@@ -75,6 +75,14 @@ def known_randomness(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SystemRandom, "bytes", lambda _, count: source.bytes(count))
 
 
+@pytest.fixture
+def few_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans rehearse a study six times: where a test asks for a plan, and not how far it is right."""
+    from veilsum_coordinator.parts.base import Method
+
+    monkeypatch.setattr(Method, "rehearsals", 6)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # tests leave little garbage, and what they share is looked through each time

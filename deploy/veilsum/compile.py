@@ -87,7 +87,21 @@ class StudyDraft:
         """Of its studies, if all participants take part."""
         width = None if self.request.encoder is None else self.request.encoder.width  # type: ignore[union-attr]  # it is read
         return Rehearsal(
-            self.method, self.schema, width, self.request.expected, len(self.members), self.records, self.releases
+            self.method,
+            self.schema,
+            width,
+            self.request.expected,
+            len(self.members),
+            self.records,
+            self.releases,
+            self._values,
+        )
+
+    @property
+    def _values(self) -> int:
+        """Of the longest vector of its tasks."""
+        return max(
+            build_task(plan.task, plan.parameters.model_dump(mode="json"), self.schema).layout().size for plan in self.plans
         )
 
     def forecast(self, study: Study) -> tuple[Forecast, ...]:

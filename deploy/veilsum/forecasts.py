@@ -29,8 +29,8 @@ from veilsum_privacy.tasks.base import Records
 
 Floats = NDArray[np.float64]
 
-MANY_RUNS, SEARCH_RUNS = 120, 8
-"""Runs in all, where a figure is told in some of them only; runs at most at each noise of a search for an epsilon."""
+MANY_TIMES, SEARCH_RUNS = 5, 8
+"""Times as many runs where a figure is told in some of them only; most runs at each noise of a search for an epsilon."""
 
 SOMETIMES = 0.5
 """Chance of being told below which a figure counts as lost."""
@@ -109,14 +109,15 @@ def main_error(forecasts: Sequence[Forecast]) -> float:
     return max((item.share if item.told >= OFTEN else math.inf for item in forecasts if item.main), default=math.inf)
 
 
-def forecast(rehearsal: Rehearsal, study: Study, most: int = MANY_RUNS) -> tuple[Forecast, ...]:
+def forecast(rehearsal: Rehearsal, study: Study, most: int | None = None) -> tuple[Forecast, ...]:
     """Rehearse a study, compiled, and read what it will tell; nothing where it is not rehearsed.
 
     Args:
         rehearsal: of the study.
         study: with its noise.
-        most: how many runs there may be.
+        most: how many runs there may be; by default :data:`MANY_TIMES` as many as the method's.
     """
+    most = MANY_TIMES * rehearsal.runs(study) if most is None else most
     few = min(rehearsal.runs(study), most)
     if not few:
         return ()

@@ -33,7 +33,7 @@ from veilsum_privacy.tasks.tables import Tables, TablesParameters
 
 Floats = NDArray[np.float64]
 
-MANY_RELEASES, SMALL_POOL = 8, 250
+MANY_RELEASES, SMALL_POOL, LEAST_POOL = 8, 250, 100
 
 MOST_OF_SITE = 4000
 """Records on which a task computes that gives one vector a site."""
@@ -57,6 +57,7 @@ class Rehearsal:
         sites: how many take part.
         records: that each of them is expected to have.
         releases: of the study; of many, the pool is smaller.
+        values: of the longest vector of its tasks; of long ones, the pool is smaller.
     """
 
     def __init__(
@@ -68,14 +69,15 @@ class Rehearsal:
         sites: int,
         records: int,
         releases: int = 1,
+        values: int = 1,
     ) -> None:
         self.method, self.sites, self.records = method, sites, records
         self._width, self._rows = width, dict[str, csr_array]()
         self._exact = dict[str, Result]()
         self.schema = schema if width is None else _of_features(schema, width)
-        self.pool = typical_records(
-            self.schema, expected, POOL if releases <= MANY_RELEASES else SMALL_POOL, made=width is not None
-        )
+        most = POOL if releases <= MANY_RELEASES else SMALL_POOL
+        number = max(LEAST_POOL, min(most, MOST_VALUES // values))
+        self.pool = typical_records(self.schema, expected, number, made=width is not None)
 
     def runs(self, study: Study) -> int:
         """How many runs a plan makes at first; 0 where the study is not rehearsed, as what sites train is not."""

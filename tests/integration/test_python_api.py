@@ -36,6 +36,8 @@ from veilsum_privacy.results.proof_check import ProofFault
 from veilsum_privacy.results.proof_files import round_file
 from veilsum_privacy.tasks.queries.kinds import KINDS
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 ROOT = Path(__file__).parents[2]
 SCHEMA: dict[str, Any] = {
     "max_records": 400,

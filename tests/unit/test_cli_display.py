@@ -33,6 +33,8 @@ from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn
 from veilsum_privacy.tasks import build_task
 from veilsum_proto import federation_pb2 as pb
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 KEY = bytes(range(32))
 
 

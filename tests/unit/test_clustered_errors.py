@@ -33,6 +33,8 @@ from veilsum_privacy.tasks.hazard_step import PERIODS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.site_scores import BASELINE, SCALE
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 SITES = [f"site-{index}" for index in range(6)]
 OVER = ["age", "ward", "dose"]
 FAMILIES: dict[str, dict[str, Any]] = {

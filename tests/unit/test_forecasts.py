@@ -273,7 +273,11 @@ def wide(columns: int, records: int) -> DatasetSchema:
     )
 
 
-def test_a_plan_says_what_is_shown_of_single_sites(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_what_is_shown_of_single_sites(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(METHODS["fedcgs"]), "rehearsals", 2)  # notes come from the study alone
+
     def notes(mode: str, **privacy: Any) -> str:
         asked = draft("fedcgs", alignment(mode=mode), **privacy)
         plan = plan_study(asked, asked.compile())

@@ -20,6 +20,8 @@ from veilsum_privacy.results.result import load_result, save_result
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 
 def test_components_without_noise_are_scikit_learns() -> None:
     sites = shifted_sites()

@@ -26,6 +26,8 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.outcomes import Outcome
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 WITHOUT = {"time": [0, 1, 2, 4], "number": [0, 1, 2, 4, 5, 6, 7], "count": [0, 1, 2, 4, 5, 6, 7]}
 OUTCOMES: dict[str, dict[str, Any]] = {
     "number": {"column": "stay", "loss": "squared"},
@@ -142,7 +144,12 @@ def test_without_noise_measures_are_those_of_other_packages(which: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    "which", ["trees of a number", "trees of a count", pytest.param("a perceptron of a time", marks=pytest.mark.system)]
+    "which",
+    [
+        "trees of a number",
+        pytest.param("trees of a count", marks=pytest.mark.system),
+        pytest.param("a perceptron of a time", marks=pytest.mark.system),
+    ],
 )
 def test_with_noise_intervals_cover_and_are_planned(which: str, tmp_path: Path) -> None:
     kind, result = MODELS[which][1], trained(which, tmp_path)
