@@ -100,11 +100,11 @@ class SiteErrors:
 @lru_cache(maxsize=64)
 def _chi_squared_nodes(degrees: int) -> tuple[Floats, Floats]:
     """Values of degrees / c and their weights, for means over c: by Gauss and Legendre's rule in the root of c's rank."""
-    from scipy.stats import chi2
+    from scipy.special import gammaincinv
 
     nodes, weights = np.polynomial.legendre.leggauss(200)
     rank = (nodes + 1.0) / 2.0
-    return degrees / chi2.ppf(rank**3, degrees), weights / 2.0 * 3.0 * rank**2
+    return degrees / (2.0 * gammaincinv(degrees / 2.0, rank**3)), weights / 2.0 * 3.0 * rank**2
 
 
 @dataclass(frozen=True)

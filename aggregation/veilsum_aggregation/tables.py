@@ -75,9 +75,9 @@ def cramers_v(test: Test, total: float, table_shape: tuple[int, int]) -> float:
     Solves the noncentral chi-squared distribution for its noncentrality and divides out what noise takes of it.
     """
     from scipy.optimize import brentq
-    from scipy.stats import chi2, ncx2
+    from scipy.special import chdtri, chndtr
 
-    critical = chi2.ppf(0.95, test.degrees)
-    needed = brentq(lambda lam: ncx2.sf(critical, test.degrees, lam) - 0.8, 1e-6, 1e4)
+    critical = chdtri(test.degrees, 0.05)
+    needed = brentq(lambda lam: 0.2 - chndtr(critical, test.degrees, lam), 1e-6, 1e4)
     v = math.sqrt(needed / (max(total, 1.0) * (min(table_shape) - 1) * max(1.0 - test.noise_share, 1e-6)))
     return min(v, 1.0)

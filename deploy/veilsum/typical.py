@@ -16,7 +16,6 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
-from scipy.stats import rankdata
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError
@@ -110,7 +109,7 @@ def _ranks(name: str, number: int, shared: float = CORRELATION) -> Floats:
     common = np.random.default_rng(1).standard_normal(number)
     own = np.random.default_rng((2, zlib.crc32(name.encode()))).standard_normal(number)
     z = math.sqrt(shared) * common + math.sqrt(1.0 - shared) * own
-    ranks: Floats = (rankdata(z) - 0.5) / number
+    ranks: Floats = (np.argsort(np.argsort(z)) + 0.5) / number
     return ranks
 
 

@@ -24,6 +24,8 @@ FORKS.set_forkserver_preload(  # installed modules: the server does not know the
         "veilsum_node.identity.provision",
         "veilsum.local.federation",
         "veilsum.compile",
+        "veilsum_node.migration",
+        "pandas",  # what Arrow's first conversion loads where it is installed
     ]
 )
 
