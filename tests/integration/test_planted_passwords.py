@@ -138,7 +138,7 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
     root, said = tmp_path / "federation", []
     processes = Processes(
         root, data, waits=waits, budget=(1.0, 1e-5), max_peer_streams=16, forked=False
-    )  # command lines and umask
+    )  # command lines
     home = processes.kit.coordinator.directory
     right = guarded_database(WORDS["database password"])
     wrong = right.replace(WORDS["database password"], WORDS["wrong database password"])
@@ -154,7 +154,7 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
     try:
         with environment(VEILSUM__DATABASE=wrong, **everywhere):  # refused: a start that fails
             failed = Process(
-                ["-m", "veilsum_deploy.cli", "coordinator", "start", "--config", str(config)], home / "failed-log"
+                ["-m", "veilsum_deploy.cli", "coordinator", "start", "--config", str(config)], home / "failed-log", forked=True
             )
             wait_for(lambda: not failed.alive or "password" in failed.log.read_text(), "a refusal")
             assert "authentication" in failed.log.read_text()

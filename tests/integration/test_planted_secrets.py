@@ -88,8 +88,9 @@ def test_nothing_leaves_of_a_study_under_attack(kind: type[Coordinator] | type[P
     try:
         for phase in PHASES:
             stage.bring_to(phase)
-            secrets |= stored(stage)
-            look_for(stored(stage), representations(), f"a representation ({phase})")
+            secrets |= (found := stored(stage))
+            if kind is Coordinator:  # the other's stage and its phases are the same
+                look_for(found, representations(), f"a representation ({phase})")
             said.append(str([stage.hub.status(key) for key in stage.hub.studies]))
         assert {key.split()[1] for key in secrets} >= {
             "key",
