@@ -70,6 +70,10 @@ class ForkedCommand:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
+    def send_signal(self, number: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
     def poll(self) -> int | None:
         return self._process.exitcode
 
