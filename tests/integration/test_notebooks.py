@@ -55,7 +55,6 @@ def test_the_first_notebooks_cells_show_what_is_kept(tmp_path: Path, monkeypatch
     from IPython.utils.capture import capture_output
 
     monkeypatch.chdir(tmp_path)
-    InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()
     select_figure_formats(shell, {"png"})
     for cell in nbformat.read(NOTEBOOKS[0], as_version=4).cells:
@@ -64,9 +63,14 @@ def test_the_first_notebooks_cells_show_what_is_kept(tmp_path: Path, monkeypatch
         with capture_output() as shown:
             done = shell.run_cell(cell.source, store_history=True)
         done.raise_error()
-        found = {kind for output in shown.outputs for kind in output.data} | ({"stream"} if shown.stdout else set())
+        found = {kind for output in shown.outputs for kind in output.data}
+        if done.result is not None:
+            found |= set(shell.display_formatter.format(done.result)[0])
+        if shown.stdout.partition(f"Out[{done.execution_count}]: ")[0]:
+            found.add("stream")
         assert found == kinds({"outputs": settled(cell)}), cell.source
         assert done.execution_count == cell.execution_count
+    InteractiveShell.clear_instance()
 
 
 def test_notebooks_are_tutorials() -> None:
