@@ -18,6 +18,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from support.forked import ForkedCommand
 from support.network import PATIENCE, wait_for
 from support.randomness import RARE_DEVIATIONS
 from veilsum_deploy.datasets import packaged_dataset
@@ -168,9 +169,12 @@ def test_sums_and_files_are_where_the_report_says(demo: tuple[Path, dict[str, An
 
 def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """``veilsum ledger verify`` as a third party runs it: another process, in a folder of its own."""
-    command = [*DEMO[:1], "ledger", "verify", *arguments, "--json"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-    return result.returncode, json.loads(result.stdout)
+    out = folder / "verified"
+    out.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        code = ForkedCommand(["ledger", "verify", *arguments, "--json"], out, {}).wait(60)
+    return code, json.loads(out.read_text())
 
 
 def test_a_third_party_repeats_the_verification_from_the_export_alone(

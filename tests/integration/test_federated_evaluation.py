@@ -287,7 +287,7 @@ def test_a_model_of_a_number_is_trained_and_evaluated_over_the_protocol(bed: Tes
     """Trees' and a perceptron's R squared and error for the last column: scikit-learn's, nearly without noise."""
     bed.know_noise()
     results, number = tmp_path / "results", {"column": f"x{WIDTH - 1}", "loss": "squared"}
-    asked = {"gbdt": {"rounds": 3, "trees": 4, "depth": 2}, "fedsgd": {"steps": 12, "model": MLP}}[method]
+    asked = {"gbdt": {"rounds": 3, "trees": 4, "depth": 2}, "fedsgd": {"steps": 6, "model": MLP}}[method]
     request = make_request(SCHEMA, method, 400.0, min_cohort=3)
     trains = bed.compile(request.model_copy(update={"parameters": {"outcome": number, **asked}}))
     bed.local.run(trains, bed.analyst, results)

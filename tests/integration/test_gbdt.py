@@ -152,7 +152,7 @@ def _leaves_follow_from_the_releases(recorder: Recorder, result: Result, classes
 def test_a_released_model_is_evaluated_on_the_sites_records(bed: TestBed, tmp_path: Path, classes: int) -> None:
     """Trained with noise and evaluated without: the figures are scikit-learn's of the released model on all records."""
     results = tmp_path / "results"
-    study = compiled(bed, classes, 50.0, rounds=8)
+    study = compiled(bed, classes, 50.0, rounds=5)
     bed.local.run(study, bed.analyst, results)
     trained = results_directory(results, study_digest(study.to_bytes()))
     request = make_request(schema_of(WIDTH, classes, 200), "federated-evaluation", None)

@@ -136,9 +136,7 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
     data = make_data("abc", 9)
     waits = Waits(grace=5, contribute=20, database=60)
     root, said = tmp_path / "federation", []
-    processes = Processes(
-        root, data, waits=waits, budget=(1.0, 1e-5), max_peer_streams=16, forked=False
-    )  # command lines and umask
+    processes = Processes(root, data, waits=waits, budget=(1.0, 1e-5), max_peer_streams=16, forked=False)  # command lines
     home = processes.kit.coordinator.directory
     right = guarded_database(WORDS["database password"])
     wrong = right.replace(WORDS["database password"], WORDS["wrong database password"])
@@ -150,11 +148,12 @@ def test_no_password_or_token_shows_whatever_goes_wrong(
     everywhere = {f"VEILSUM__METRICS__{name}": value for name, value in metrics.items()} | {"VEILSUM__LOG__LEVEL": "debug"}
     config = home / "coordinator.toml"
     given = set(tmp_path.rglob("*")) | {home / "failed-log"}
+    (home / "failed-log").touch()
     former = os.umask(0)  # the least careful that commands can be started with
     try:
         with environment(VEILSUM__DATABASE=wrong, **everywhere):  # refused: a start that fails
             failed = Process(
-                ["-m", "veilsum_deploy.cli", "coordinator", "start", "--config", str(config)], home / "failed-log"
+                ["-m", "veilsum_deploy.cli", "coordinator", "start", "--config", str(config)], home / "failed-log", forked=True
             )
             wait_for(lambda: not failed.alive or "password" in failed.log.read_text(), "a refusal")
             assert "authentication" in failed.log.read_text()

@@ -74,9 +74,11 @@ class FaultedProcesses(Processes):
         )
 
     def launch(self, role: str, directory: Path) -> Process:
-        """Start a process, in the namespace of the disks and with its variables."""
+        """Start a process, in the namespace of the disks and with its variables; forked where it has neither."""
         name = directory.name if role == "participant" else COORDINATOR
         (directory / "metrics-address").unlink(missing_ok=True)
+        if self.disks and name not in self.disks and name not in self.prefix and not self.environment.get(name):
+            return super().launch(role, directory)
         words = python(*command(role, directory / f"{role}.toml"))
         if name in self.prefix:
             words = [*self.prefix[name], *words]

@@ -30,12 +30,13 @@ FORKS.set_forkserver_preload(  # installed modules: the server does not know the
 )
 
 
-def _run(arguments: Sequence[str], log: Path, place: str, environment: Mapping[str, str]) -> None:
+def _run(arguments: Sequence[str], log: Path, place: str, umask: int, environment: Mapping[str, str]) -> None:
     """What ``python -m veilsum_deploy.cli`` does, with output and errors into a file."""
     with log.open("ab") as output, open(os.devnull, "rb") as nothing:
         for own, other in ((0, nothing), (1, output), (2, output)):
             os.dup2(other.fileno(), own)
     os.chdir(place)
+    os.umask(umask)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["veilsum", *arguments]
@@ -59,7 +60,9 @@ class ForkedCommand:
     args = ("veilsum",)
 
     def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self._process = FORKS.Process(target=_run, args=(arguments, log, os.getcwd(), {**os.environ, **environment}))
+        os.umask(umask := os.umask(0))
+        given = (arguments, log, os.getcwd(), umask, {**os.environ, **environment})
+        self._process = FORKS.Process(target=_run, args=given)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -68,6 +71,10 @@ class ForkedCommand:
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
 
     def poll(self) -> int | None:
         return self._process.exitcode

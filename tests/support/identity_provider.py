@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ def _number(value: int, size: int) -> str:
 class Keys:
     """A provider's signing keys, one RSA and one P-256, under names that begin with ``prefix``."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, rsa_key: rsa.RSAPrivateKey | None = None) -> None:
         self._prefix = prefix
-        self._rsa = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self._rsa = rsa_key or rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self._ec = ec.generate_private_key(ec.SECP256R1())
 
     @property
@@ -82,6 +83,12 @@ class Keys:
         return f"{text}.{encoded(signature)}"
 
 
+@cache
+def _first_rsa() -> rsa.RSAPrivateKey:
+    """The key that every provider of this process has at first: making one takes longer than most tests."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
 class IdentityProvider:
     """Serves until it leaves its context.
 
@@ -98,7 +105,7 @@ class IdentityProvider:
 
     def __init__(self, directory: Path) -> None:
         self.person: dict[str, Any] = {"sub": "0a1b", "preferred_username": "ada", "groups": ["research"]}
-        self.algorithm, self.keys, self.denies = "RS256", Keys("first"), False
+        self.algorithm, self.keys, self.denies = "RS256", Keys("first", _first_rsa()), False
         self._codes: dict[str, dict[str, str]] = {}
         authority = EndpointAuthority(int(time.time()))
         self.ca_bundle = directory / "tls-authority.pem"
