@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -74,10 +75,16 @@ def cramers_v(test: Test, total: float, table_shape: tuple[int, int]) -> float:
 
     Solves the noncentral chi-squared distribution for its noncentrality and divides out what noise takes of it.
     """
+    needed = _noncentrality(test.degrees)
+    v = math.sqrt(needed / (max(total, 1.0) * (min(table_shape) - 1) * max(1.0 - test.noise_share, 1e-6)))
+    return min(v, 1.0)
+
+
+@lru_cache
+def _noncentrality(degrees: float) -> float:
+    """At which a chi-squared test at the 5% level has 80% power."""
     from scipy.optimize import brentq
     from scipy.stats import chi2, ncx2
 
-    critical = chi2.ppf(0.95, test.degrees)
-    needed = brentq(lambda lam: ncx2.sf(critical, test.degrees, lam) - 0.8, 1e-6, 1e4)
-    v = math.sqrt(needed / (max(total, 1.0) * (min(table_shape) - 1) * max(1.0 - test.noise_share, 1e-6)))
-    return min(v, 1.0)
+    critical = chi2.ppf(0.95, degrees)
+    return float(brentq(lambda lam: ncx2.sf(critical, degrees, lam) - 0.8, 1e-6, 1e4))
