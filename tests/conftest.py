@@ -83,6 +83,14 @@ def few_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Method, "rehearsals", 6)
 
 
+@pytest.fixture
+def plans_without_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans do not look for the epsilon of an error, which takes longest: where a test asks what else they say."""
+    from veilsum.compile import StudyDraft
+
+    monkeypatch.setattr(StudyDraft, "compile_for", lambda draft, error: None)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)  # tests leave little garbage, and what they share is looked through each time

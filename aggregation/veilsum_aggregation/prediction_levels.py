@@ -26,6 +26,10 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 
 Function = Callable[[Floats], Floats]
 
+Equations = Callable[[Floats], Callable[[Floats], Floats]]
+"""At a point (k,): a function of sums (B, r) that is 0, (k,), where the point solves the equations. What depends on the point
+alone is computed once for all sums."""
+
 ADVICE = "more records, or more epsilon"
 FEW = NotEstimable("the released count is within its noise", ADVICE)
 FLAT = NotEstimable("the prediction varies too little against the noise", ADVICE)
@@ -90,9 +94,7 @@ class Levels:
         """The mean over records of a linear function."""
         return self.ratio(top, np.broadcast_to(self.ones, top.shape))
 
-    def solution(
-        self, equations: Callable[[Floats, Floats], Floats], start: Floats, floor: float = NOISE_FLOOR
-    ) -> list[Answer]:
+    def solution(self, equations: Equations, start: Floats, floor: float = NOISE_FLOOR) -> list[Answer]:
         """The point (k,) at which estimating equations of the sums (B, r) and a point are 0.
 
         Its covariance is J^-1 V J^-T, with J their derivative by the point and V the covariance of their value (Huber 1967).
@@ -100,7 +102,7 @@ class Levels:
         """
         point = start.astype(np.float64)
         for _ in range(STEPS):
-            value, slope = equations(self.sums, point), _jacobian(equations, self.sums, point)
+            value, slope = equations(point)(self.sums), _jacobian(equations, point)(self.sums)
             if not np.isfinite(slope).all() or np.linalg.cond(slope) > 1e10:
                 return [FLAT] * len(start)
             step = np.linalg.solve(slope, value)
@@ -109,14 +111,15 @@ class Levels:
                 break
         else:
             return [FLAT] * len(start)
-        slope = _jacobian(equations, self.sums, point)
+        derivative = _jacobian(equations, point)
+        slope = derivative(self.sums)
         values, vectors = np.linalg.eigh(-(slope + slope.T) / 2.0)
         weakest = vectors[:, 0]
-        of_weakest = _gradient(lambda sums: float(weakest @ -_jacobian(equations, sums, point) @ weakest), self.sums)
+        of_weakest = _gradient(lambda sums: np.array([weakest @ -derivative(sums) @ weakest]), self.sums)[0]
         reach = math.sqrt(float((of_weakest**2 * self.noise**2).sum()))
         if not values[0] > max(floor * reach, 0.0):
             return [FLAT] * len(start)
-        gradients = np.stack([_gradient(_part(equations, point, place), self.sums) for place in range(len(start))])
+        gradients = _gradient(equations(point), self.sums)
         inverse = np.linalg.inv(slope)
         noise, sampling = (inverse @ part @ inverse.T for part in self._variances(gradients))
         return [
@@ -132,32 +135,24 @@ class Levels:
         return noise, sampling
 
 
-def _part(equations: Callable[[Floats, Floats], Floats], point: Floats, place: int) -> Callable[[Floats], float]:
-    """One equation at a point, as a function of the sums."""
-    return lambda sums: float(equations(sums, point)[place])
-
-
-def _gradient(function: Callable[[Floats], float], sums: Floats) -> Floats:
-    """By differences, (B, r)."""
-    found = np.empty_like(sums)
+def _gradient(function: Function, sums: Floats) -> Floats:
+    """Of a function (k,) of the sums (B, r), by differences: (k, B, r)."""
+    found = []
     for place in np.ndindex(sums.shape):
         step = 1e-4 * max(1.0, abs(float(sums[place])))
         above, below = sums.copy(), sums.copy()
         above[place] += step
         below[place] -= step
-        found[place] = (function(above) - function(below)) / (2.0 * step)
-    return found
+        found.append((function(above) - function(below)) / (2.0 * step))
+    return np.stack(found, axis=1).reshape(-1, *sums.shape)
 
 
-def _jacobian(equations: Callable[[Floats, Floats], Floats], sums: Floats, point: Floats) -> Floats:
-    """The equations' derivatives by the point, (k, k)."""
+def _jacobian(equations: Equations, point: Floats) -> Function:
+    """The equations' derivatives by the point, (k, k), as a function of the sums."""
     step = 1e-5
-    columns = []
-    for place in range(len(point)):
-        move = np.zeros(len(point))
-        move[place] = step
-        columns.append((equations(sums, point + move) - equations(sums, point - move)) / (2.0 * step))
-    return np.stack(columns, axis=1)
+    moves = step * np.eye(len(point))
+    beside = [(equations(point + move), equations(point - move)) for move in moves]
+    return lambda sums: np.stack([(above(sums) - below(sums)) / (2.0 * step) for above, below in beside], axis=1)
 
 
 def event_levels(centres: Floats, width: float, table: Floats, std: float) -> Levels:

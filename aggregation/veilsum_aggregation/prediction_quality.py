@@ -15,7 +15,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Figure, NotEstimable, project
 from veilsum_aggregation.moments import NOISE_FLOOR
-from veilsum_aggregation.prediction_levels import ADVICE, FEW, Levels, OutcomeRange
+from veilsum_aggregation.prediction_levels import ADVICE, FEW, Equations, Function, Levels, OutcomeRange
 
 FEW_EVENTS = NotEstimable("the released number of records with the event, or without it, is within its noise", ADVICE)
 
@@ -54,11 +54,15 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
     happened[:, 1] = 1.0
     expected = np.repeat(levels.smooth(expit)[:, None], 2, axis=1)
 
-    def both(sums: Floats, point: Floats) -> Floats:
-        number = sums.sum(axis=1)
+    def both(point: Floats) -> Function:
         share = levels.smooth(lambda h: expit(point[0] + point[1] * h))
         first = levels.smooth(lambda h: expit(point[0] + point[1] * h) * h)
-        return np.array([sums[:, 1].sum() - number @ share, sums[:, 1] @ levels.centres - number @ first])
+
+        def scores(sums: Floats) -> Floats:
+            number = sums.sum(axis=1)
+            return np.array([sums[:, 1].sum() - number @ share, sums[:, 1] @ levels.centres - number @ first])
+
+        return scores
 
     slope = levels.solution(both, np.array([0.0, 1.0]))[1]
     yield AREA, _untied(area(levels.sums[:, 0], levels.sums[:, 1], std), slope, levels)
@@ -70,7 +74,17 @@ def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
     yield LIFT, _skill(levels.ratio(loss, np.broadcast_to(constant, loss.shape)))
     yield RATIO, levels.ratio(happened, expected)
     yield SLOPE, slope
-    yield INTERCEPT, levels.solution(lambda sums, point: both(sums, np.array([point[0], 1.0]))[:1], np.zeros(1))[0]
+    yield INTERCEPT, levels.solution(_with_slope_one(both), np.zeros(1))[0]
+
+
+def _with_slope_one(equations: Equations) -> Equations:
+    """The first of two equations, for the first coordinate of a point whose second is 1."""
+
+    def first(point: Floats) -> Function:
+        at = equations(np.array([point[0], 1.0]))
+        return lambda sums: at(sums)[:1]
+
+    return first
 
 
 def _untied(found: Answer, slope: Answer, levels: Levels) -> Answer:
@@ -124,14 +138,17 @@ def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str
     off = levels.mean(np.stack([-at, ones, 0.0 * ones], axis=1))
     yield ERROR, off.scaled(half)
 
-    def line(sums: Floats, point: Floats) -> Floats:
-        count, x = sums[:, 0], sums[:, 1]
-        return np.array(
-            [
-                x.sum() - point[0] * count.sum() - point[1] * (count @ at),
-                x @ at - point[0] * (count @ at) - point[1] * (count @ square),
-            ]
-        )
+    def line(point: Floats) -> Function:
+        def scores(sums: Floats) -> Floats:
+            count, x = sums[:, 0], sums[:, 1]
+            return np.array(
+                [
+                    x.sum() - point[0] * count.sum() - point[1] * (count @ at),
+                    x @ at - point[0] * (count @ at) - point[1] * (count @ square),
+                ]
+            )
+
+        return scores
 
     yield SLOPE, levels.solution(line, np.array([0.0, 1.0]))[1]
 
@@ -174,14 +191,18 @@ def rate_measures(levels: Levels, outcome: OutcomeRange, product: OutcomeRange) 
     constant = 2.0 * (products - (math.log(mean_count) + 1.0) * counted + guess)
     yield LIFT, _skill(levels.ratio(deviance, constant))
 
-    def both(sums: Floats, point: Floats) -> Floats:
-        number, counts = sums[:, 0], (counted * sums).sum(axis=1)
+    def both(point: Floats) -> Function:
         first = levels.smooth(lambda h: np.exp(point[0] + point[1] * h))
         times = levels.smooth(lambda h: np.exp(point[0] + point[1] * h) * h)
-        return np.array([counts.sum() - number @ first, counts @ h - number @ times])
+
+        def scores(sums: Floats) -> Floats:
+            number, counts = sums[:, 0], (counted * sums).sum(axis=1)
+            return np.array([counts.sum() - number @ first, counts @ h - number @ times])
+
+        return scores
 
     yield SLOPE, levels.solution(both, np.array([0.0, 1.0]))[1]
-    yield INTERCEPT, levels.solution(lambda sums, point: both(sums, np.array([point[0], 1.0]))[:1], np.zeros(1))[0]
+    yield INTERCEPT, levels.solution(_with_slope_one(both), np.zeros(1))[0]
 
 
 def hazard_measures(centres: Floats, width: float, ends: Floats, beyond: Floats, std: float) -> Iterator[tuple[str, Answer]]:
@@ -213,16 +234,20 @@ def hazard_measures(centres: Floats, width: float, ends: Floats, beyond: Floats,
     inner = np.ones(levels)
     inner[:OUTER] = inner[levels - OUTER :] = 0.0
 
-    def score(sums: Floats, point: Floats) -> Floats:
-        inside = sums[:, :-1].reshape(levels, intervals, kinds)
-        died, ended = inside[:, :, 1:].sum(axis=2), inside.sum(axis=2)
-        later = sums[:, -1:] + np.cumsum(ended[:, ::-1], axis=1)[:, ::-1] - ended
-        exposed = later + 0.5 * ended
+    def score(point: Floats) -> Function:
         weight = found.smooth(lambda h: np.exp(point[0] * h)) * inner
         times = found.smooth(lambda h: np.exp(point[0] * h) * h) * inner
-        risk = weight @ exposed
-        usable = risk > 0.0
-        mean = np.where(usable, (times @ exposed) / np.where(usable, risk, 1.0), 0.0)
-        return np.array([float((died * (centres[:, None] - mean) * usable * inner[:, None]).sum())])
+
+        def scores(sums: Floats) -> Floats:
+            inside = sums[:, :-1].reshape(levels, intervals, kinds)
+            died, ended = inside[:, :, 1:].sum(axis=2), inside.sum(axis=2)
+            later = sums[:, -1:] + np.cumsum(ended[:, ::-1], axis=1)[:, ::-1] - ended
+            exposed = later + 0.5 * ended
+            risk = weight @ exposed
+            usable = risk > 0.0
+            mean = np.where(usable, (times @ exposed) / np.where(usable, risk, 1.0), 0.0)
+            return np.array([float((died * (centres[:, None] - mean) * usable * inner[:, None]).sum())])
+
+        return scores
 
     yield SLOPE, found.solution(score, np.ones(1), STEEP)[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -26,10 +27,18 @@ def toeplitz_column(bins: int, scale: int = 64) -> Integers:
 
 def prefix_matrix(column: Integers) -> Floats:
     """W (bins, bins) with C = W Y: L places the inverse of the integer matrix."""
+    return _prefix_matrix(tuple(column.tolist()))
+
+
+@lru_cache(maxsize=16)
+def _prefix_matrix(column: tuple[int, ...]) -> Floats:
+    """Not to be written to: every caller gets the same."""
     bins = len(column)
     places = np.subtract.outer(np.arange(bins), np.arange(bins))
-    matrix = np.where(places >= 0, column[np.maximum(places, 0)], 0).astype(np.float64)
-    return np.asarray(np.linalg.solve(matrix.T, np.tril(np.ones((bins, bins))).T).T, dtype=np.float64)
+    matrix = np.where(places >= 0, np.array(column)[np.maximum(places, 0)], 0).astype(np.float64)
+    found = np.asarray(np.linalg.solve(matrix.T, np.tril(np.ones((bins, bins))).T).T, dtype=np.float64)
+    found.flags.writeable = False
+    return found
 
 
 def quantiles(sums: Floats, column: Integers, noise_std: float, edges: Sequence[float], at: Sequence[float]) -> list[Answer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -74,10 +75,16 @@ def cramers_v(test: Test, total: float, table_shape: tuple[int, int]) -> float:
 
     Solves the noncentral chi-squared distribution for its noncentrality and divides out what noise takes of it.
     """
+    needed = _noncentrality(test.degrees)
+    v = math.sqrt(needed / (max(total, 1.0) * (min(table_shape) - 1) * max(1.0 - test.noise_share, 1e-6)))
+    return min(v, 1.0)
+
+
+@lru_cache
+def _noncentrality(degrees: float) -> float:
+    """At which a chi-squared test at the 5% level has 80% power."""
     from scipy.optimize import brentq
     from scipy.special import chdtri, chndtr
 
-    critical = chdtri(test.degrees, 0.05)
-    needed = brentq(lambda lam: 0.2 - chndtr(critical, test.degrees, lam), 1e-6, 1e4)
-    v = math.sqrt(needed / (max(total, 1.0) * (min(table_shape) - 1) * max(1.0 - test.noise_share, 1e-6)))
-    return min(v, 1.0)
+    critical = chdtri(degrees, 0.05)
+    return float(brentq(lambda lam: 0.2 - chndtr(critical, degrees, lam), 1e-6, 1e4))

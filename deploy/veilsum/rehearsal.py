@@ -74,6 +74,7 @@ class Rehearsal:
         self.method, self.sites, self.records = method, sites, records
         self._width, self._rows = width, dict[str, csr_array]()
         self._exact = dict[str, Result]()
+        self._last: tuple[Study, AgreedStudy] | None = None
         self.schema = schema if width is None else _of_features(schema, width)
         most = POOL if releases <= MANY_RELEASES else SMALL_POOL
         number = max(LEAST_POOL, min(most, MOST_VALUES // values))
@@ -107,15 +108,18 @@ class Rehearsal:
 
     def _result(self, study: Study, counts: Floats, rng: np.random.Generator | None) -> Result:
         with np.errstate(all="ignore"):
-            return self.method.run(_Rehearsed(self._made(study), self.pool, counts, rng, self._rows))
+            return self.method.run(_Rehearsed(self._agreed(study), self.pool, counts, rng, self._rows))
 
-    def _made(self, study: Study) -> Study:
-        """The study as one of features that are there already."""
-        return study if self._width is None else study.model_copy(update={"encoder": None, "data": self.schema})
+    def _agreed(self, study: Study) -> AgreedStudy:
+        """The study as one of features that are there already; its tasks are built once for all runs."""
+        if self._last is None or self._last[0] is not study:
+            made = study if self._width is None else study.model_copy(update={"encoder": None, "data": self.schema})
+            self._last = study, AgreedStudy(made)
+        return self._last[1]
 
     def weights(self, study: Study) -> Mapping[str, float]:
         """By query of the one release of tables, what part of a record's squared norm it has on average; empty of others."""
-        agreed = AgreedStudy(self._made(study)).tasks[0]
+        agreed = self._agreed(study).tasks[0]
         if not isinstance(agreed.task, Tables):
             return {}
         squares = np.zeros(agreed.task.layout().size)
@@ -141,7 +145,7 @@ class _Rehearsed:
     """Implements :class:`~veilsum_coordinator.parts.federation.Federation` for one run.
 
     Args:
-        study: compiled.
+        agreed: the study, compiled.
         pool: typical records.
         counts: (sites, records of the pool) how often each occurs.
         rng: where noise and samples come from; None without noise.
@@ -149,10 +153,10 @@ class _Rehearsed:
     """
 
     def __init__(
-        self, study: Study, pool: Records, counts: Floats, rng: np.random.Generator | None, rows: dict[str, csr_array]
+        self, agreed: AgreedStudy, pool: Records, counts: Floats, rng: np.random.Generator | None, rows: dict[str, csr_array]
     ) -> None:
-        self._study, self._pool, self._counts, self._rng, self._rows = study, pool, counts, rng, rows
-        self._agreed, self._round = AgreedStudy(study), 0
+        self._study, self._pool, self._counts, self._rng, self._rows = agreed.study, pool, counts, rng, rows
+        self._agreed, self._round = agreed, 0
         self._kept: dict[str, dict[int, Floats]] = {}
 
     @property

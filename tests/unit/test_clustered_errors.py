@@ -33,7 +33,7 @@ from veilsum_privacy.tasks.hazard_step import PERIODS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.site_scores import BASELINE, SCALE
 
-pytestmark = pytest.mark.usefixtures("few_rehearsals")
+pytestmark = pytest.mark.usefixtures("few_rehearsals", "plans_without_search")
 
 SITES = [f"site-{index}" for index in range(6)]
 OVER = ["age", "ward", "dose"]

@@ -64,6 +64,7 @@ def plan_of(asked: StudyDraft) -> StudyPlan:
     return plan_study(asked, asked.compile())
 
 
+@pytest.mark.usefixtures("plans_without_search")
 def test_rare_events_are_not_promised() -> None:
     """A model that came back in one of six runs was said to be worth its epsilon: half of all were taken to have the event."""
     rare = plan_of(study_of("regression", 3.0, 800, parameters=FOUR, expected=FEW))
@@ -87,6 +88,7 @@ def test_one_more_category_makes_no_verdict_better(query: dict[str, Any], epsilo
     assert together <= alone
 
 
+@pytest.mark.usefixtures("plans_without_search")
 def test_the_question_to_blame_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     queries = [
         {"name": "ages", "kind": "mean", "over": ["age"]},
@@ -273,6 +275,7 @@ def wide(columns: int, records: int) -> DatasetSchema:
     )
 
 
+@pytest.mark.usefixtures("plans_without_search")
 def test_a_plan_says_what_is_shown_of_single_sites(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from veilsum_privacy.results.result import load_result, save_result
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
-pytestmark = pytest.mark.usefixtures("few_rehearsals")
+pytestmark = pytest.mark.usefixtures("few_rehearsals", "plans_without_search")
 
 
 def test_components_without_noise_are_scikit_learns() -> None:

@@ -26,7 +26,7 @@ from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Floats, Records
 from veilsum_privacy.tasks.outcomes import Outcome
 
-pytestmark = pytest.mark.usefixtures("few_rehearsals")
+pytestmark = pytest.mark.usefixtures("few_rehearsals", "plans_without_search")
 
 WITHOUT = {"time": [0, 1, 2, 4], "number": [0, 1, 2, 4, 5, 6, 7], "count": [0, 1, 2, 4, 5, 6, 7]}
 OUTCOMES: dict[str, dict[str, Any]] = {

@@ -191,6 +191,7 @@ def test_two_guarantees(sites: int, colluders: int, honest: int) -> None:
     assert epsilon_alone(draft(sites=sites, noise="none").compile()) is None
 
 
+@pytest.mark.usefixtures("plans_without_search")
 @pytest.mark.parametrize(
     ("sites", "colluders", "wider"), [(4, 1, 0.1547), (16, 1, 0.0328), (9, 2, 0.1339), (4, 3, 1.0), (2, 1, 0.4142)]
 )
@@ -308,6 +309,7 @@ def test_bytes_rounds_and_time_grow_with_what_is_asked(monkeypatch: pytest.Monke
     assert once.seconds < 10
 
 
+@pytest.mark.usefixtures("plans_without_search")
 def test_a_coarse_grid_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     from veilsum_deploy.cli.planned import print_plan
 
@@ -474,6 +476,7 @@ def test_named_participants_are_planned_for(study_file: Path, capsys: pytest.Cap
     assert body["cost"]["participants"] == ["east", "west"]
 
 
+@pytest.mark.usefixtures("plans_without_search")
 @pytest.mark.parametrize(
     ("privacy", "held"),
     [
@@ -491,6 +494,7 @@ def test_a_plan_says_that_a_study_is_held_to_earlier_cohorts(privacy: dict[str, 
     assert [note.split(" is held")[0].removeprefix("A study ") for note in found] == ([held] if held else [])
 
 
+@pytest.mark.usefixtures("plans_without_search")
 def test_a_plan_says_what_a_person_at_two_sites_costs() -> None:
     """Against dp-accounting: twice the sensitivity under shared noise, two releases where each site has noise of its own."""
 

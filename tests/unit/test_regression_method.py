@@ -128,6 +128,7 @@ def test_a_linear_family_is_the_query_of_that_kind() -> None:
     assert alone["coefficients tests"] == beside["coefficients tests"]
 
 
+@pytest.mark.usefixtures("plans_without_search")
 @pytest.mark.parametrize(("parameters", "name", "truth"), [(LOGISTIC, "odds", TRUTH), (POISSON, "rate", RATES)])
 def test_with_noise_intervals_cover_and_are_as_wide_as_planned(
     parameters: dict[str, Any], name: str, truth: np.ndarray

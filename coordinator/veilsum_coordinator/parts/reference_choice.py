@@ -21,7 +21,7 @@ from veilsum_aggregation.reference_choice import held_out_errors, split, two_cla
 from veilsum_aggregation.two_way import pooled_within
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.joint_moments import joined
-from veilsum_coordinator.parts.references import site_blocks, two_way_reference
+from veilsum_coordinator.parts.references import site_blocks, two_way_maps
 
 Floats = NDArray[np.float64]
 Shrinkage = Literal["auto", "oas", "noised", "ridge"]
@@ -97,8 +97,8 @@ def _accuracies(
         identity = tuple(AffineMap.identity(width) for _ in sites)
         maps: dict[Choice, tuple[AffineMap, ...]] = {"none": identity}
         for kind in REFERENCES:
-            fitted = two_way_reference(own_part, tau=tau, shrinkage=shrinkage, rounds=rounds, kind=kind)
-            maps[kind] = identity if fitted is None else fitted.maps
+            fitted = two_way_maps(own_part, tau=tau, shrinkage=shrinkage, rounds=rounds, kind=kind)
+            maps[kind] = identity if fitted is None else fitted
         heads = {choice: _head(joined(own_part, own)) for choice, own in maps.items()}
         for choice, shares in found.items():
             head = heads[choice]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation import moments
 from veilsum_aggregation.alignment import (
     SCALARS,
+    ClassStatistics,
     class_statistics,
     local_map,
     local_step,
@@ -25,12 +26,14 @@ from veilsum_aggregation.alignment import (
 )
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, barycenter, push, transport_map, wasserstein2
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
-from veilsum_aggregation.two_way import fit_two_way
+from veilsum_aggregation.two_way import TwoWay, fit_two_way
 from veilsum_coordinator.parts.federation import Release
 
 Floats = NDArray[np.float64]
 Blocks = Mapping[str, Floats]
-Shrinkage = Literal["auto", "oas", "noised", "ridge", "ledoit-wolf"]
+ClassShrinkage = Literal["auto", "oas", "noised", "ridge"]
+Shrinkage = ClassShrinkage | Literal["ledoit-wolf"]
+TwoWayKind = Literal["slopes", "two-way"]
 
 TOLERANCE = 1e-12
 """Residual at which a barycenter that is computed here has converged."""
@@ -89,35 +92,51 @@ def barycenter_reference(release: Release, *, tau: float, shrinkage: Shrinkage, 
     return SiteReference(reference_arrays(target), tuple(maps), convergence, rows)
 
 
+def two_way_maps(
+    release: Release, *, tau: float, shrinkage: ClassShrinkage, rounds: int, kind: TwoWayKind
+) -> tuple[AffineMap, ...] | None:
+    """The maps alone of :func:`two_way_reference`."""
+    found = [class_statistics(blocks, release.noise_std, shrinkage=shrinkage) for blocks in site_blocks(release)]
+    fitted = _two_way_fit(found, rounds, kind)
+    return None if fitted is None else _two_way_maps(release, fitted, tau, shrinkage, kind)
+
+
+def _two_way_fit(found: Sequence[ClassStatistics | None], rounds: int, kind: TwoWayKind) -> TwoWay | None:
+    known = [statistics for statistics in found if statistics is not None]
+    try:
+        return fit_two_way(stack(known), rounds=rounds, slopes=kind == "slopes") if known else None
+    except ValueError:  # no class of two records at any site
+        return None
+
+
+def _two_way_maps(
+    release: Release, fitted: TwoWay, tau: float, shrinkage: ClassShrinkage, kind: TwoWayKind
+) -> tuple[AffineMap, ...]:
+    arrays, noise = reference_arrays(fitted), release.noise_std
+    return tuple(local_map(kind, blocks, noise, arrays, tau=tau, shrinkage=shrinkage) for blocks in site_blocks(release))
+
+
 def two_way_reference(
     release: Release,
     *,
     tau: float,
-    shrinkage: Literal["auto", "oas", "noised", "ridge"],
+    shrinkage: ClassShrinkage,
     rounds: int,
-    kind: Literal["slopes", "two-way"] = "two-way",
+    kind: TwoWayKind = "two-way",
 ) -> SiteReference | None:
     """Class means, pooled within-class covariance and site effects; None where nothing tells a spread within classes.
 
     A site's distance is that of its shift and its within-class covariance to no shift and the pooled covariance. The fitted
     shift is taken out whole, so what is left after the map is the difference between the spreads. A slope is not in it.
     """
-    sites, noise = site_blocks(release), release.noise_std
-    found = [class_statistics(blocks, noise, shrinkage=shrinkage) for blocks in sites]
-    known = [statistics for statistics in found if statistics is not None]
-    if not known:
+    found = [class_statistics(blocks, release.noise_std, shrinkage=shrinkage) for blocks in site_blocks(release)]
+    fitted = _two_way_fit(found, rounds, kind)
+    if fitted is None:
         return None
-    slopes = kind == "slopes"
-    try:
-        site = stack(known)
-        fitted = fit_two_way(site, rounds=rounds, slopes=slopes)
-        change = None
-        if rounds > 1:
-            change = relative_change(fit_two_way(site, rounds=rounds - 1, slopes=slopes).class_means, fitted.class_means)
-    except ValueError:  # no class of two records at any site
-        return None
+    earlier = _two_way_fit(found, rounds - 1, kind) if rounds > 1 else None
+    change = None if earlier is None else relative_change(earlier.class_means, fitted.class_means)
     arrays = reference_arrays(fitted)
-    maps = tuple(local_map(kind, blocks, noise, arrays, tau=tau, shrinkage=shrinkage) for blocks in sites)
+    maps = _two_way_maps(release, fitted, tau, shrinkage, kind)
     centre = np.zeros(len(fitted.within))
     target = Gaussian(centre, fitted.within)
     rows = []
