@@ -74,12 +74,10 @@ def test_the_first_notebooks_cells_show_what_is_kept(tmp_path: Path, monkeypatch
 
 
 def test_notebooks_are_tutorials() -> None:
-    import nbformat
-
     assert {path.stem for path in NOTEBOOKS} == {"first-study", "survival-and-regression", "model"}
     for path in NOTEBOOKS:
-        cells = nbformat.read(path, as_version=4).cells
-        assert cells[0].source.startswith("# ")
+        cells = json.loads(path.read_text())["cells"]
+        assert "".join(cells[0]["source"]).startswith("# ")
         assert not re.search("/tmp|/home|/root|Warning", path.read_text()), path.stem
-        told = sum(cell.cell_type == "markdown" for cell in cells)
+        told = sum(cell["cell_type"] == "markdown" for cell in cells)
         assert told >= len(cells) // 3

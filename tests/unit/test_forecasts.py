@@ -76,6 +76,7 @@ def test_rare_events_are_not_promised() -> None:
     assert all(item.told == 0.0 for item in lost.forecast(lost.compile()) if item.main)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
 @pytest.mark.parametrize("query", [{"kind": "mean", "over": ["age"]}, {"kind": "table-one", "over": ["age", "sex"]}])
 def test_one_more_category_makes_no_verdict_better(query: dict[str, Any], epsilon: float) -> None:
@@ -341,6 +342,7 @@ TRAINED = {"fedsgd", "fedavg", "hfedatm"}
 """Methods that train in many steps."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("expected", [20, pytest.param(800, marks=pytest.mark.system)])
 def test_of_every_method_a_verdict_on_the_models_figures_or_none(
