@@ -16,6 +16,7 @@ import pytest
 from support.federation import DATASET, make_request
 from support.hostile import Adversary, make_adversary
 from veilsum_node.errors import DataError, RefusalCode
+from veilsum_participant.checks.check import CheckOutcome
 from veilsum_participant.checks.datasets import dataset as check
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.sources import found_columns
@@ -179,6 +180,8 @@ def test_an_owner_sees_the_columns_on_asking(tmp_path: Path) -> None:
     shown = list(check("records", csv(tmp_path), None, show=True))
     assert shown[0].detail == f'columns = ["37", "{MRN}", "f"]'
     assert [MRN in item.detail + item.advice for item in shown[1:]] == [False] * (len(shown) - 1)
+    refused = [item.status for item in shown if "every study is refused" in item.detail]
+    assert refused == [CheckOutcome.FAILED]  # a participant that answers nobody is no healthy one
 
 
 def test_a_first_line_is_counted_by_the_schemas_columns(tmp_path: Path) -> None:

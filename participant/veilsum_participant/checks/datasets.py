@@ -81,7 +81,7 @@ def _stated(label: str, offered: DatasetConfig, asked: Sequence[str]) -> Iterato
         if not asked:
             advice = "State them with the dataset; `--columns` shows what is there."
         told = "which columns studies may ask for is not stated: every study is refused"
-        yield Check(label, CheckOutcome.WARNING, told, advice)
+        yield Check(label, CheckOutcome.FAILED, told, advice)
     elif offered.columns and (others := [name for name in wanted if name not in offered.columns]):
         told = f"{len(others)} of the schema's {counted(len(wanted), 'column')} are not among those that it states"
         yield Check(label, CheckOutcome.WARNING, told, f"If studies may ask for them, add: {', '.join(others[:20])}")
