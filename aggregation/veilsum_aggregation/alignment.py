@@ -199,6 +199,26 @@ def local_map(
     return two_way_map(effects.shift, centre, statistics.within, pooled, statistics.degrees, tau=tau, slope=slope)
 
 
+def mapped_moments(blocks: Mapping[str, Floats], mapped: AffineMap) -> dict[str, Floats]:
+    """Class moments of a site after a map x -> A x + b, pooled over the classes where they are of each.
+
+    From n_c, s_c, n, s and S they are n_c, A s_c + n_c b and A S A^T + A s b^T + b s^T A^T + n b b^T. Beside ``counts`` (K,),
+    ``sums`` (K, m), ``squares`` (m,) and ``products`` (m (m - 1) / 2,) stands ``gain`` (1,), tr(A A^T) / m, by which the map
+    multiplies the noise's variance on an average coordinate of a sum: b cancels in a mean and in central moments.
+    """
+    a, b = mapped.matrix, mapped.offset
+    counts, sums = blocks["counts"], blocks["sums"]
+    number, total = float(counts.sum()), a @ sums.sum(axis=0)
+    second = a @ _second(blocks, {})[0] @ a.T + np.outer(total, b) + np.outer(b, total) + number * np.outer(b, b)
+    return {
+        "counts": counts,
+        "sums": sums @ a.T + counts[:, None] * b,
+        "squares": np.diag(second),
+        "products": second[np.triu_indices(len(b), 1)],
+        "gain": np.array([float(np.sum(a * a)) / len(b)]),
+    }
+
+
 def _check_shapes(kind: Kind, reference: Mapping[str, Floats], m: int) -> None:
     """Insist on a reference for m features, before anything is made in its size."""
     if kind == "barycenter":

@@ -20,8 +20,7 @@ from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import task_parameters
 from veilsum_coordinator.parts.references import relative_change, two_way_convergence
-from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
-from veilsum_privacy.tasks.two_way_step import CENTRE
+from veilsum_privacy.tasks.formulas import CENTRE, FACTOR, TOTAL
 
 Floats = NDArray[np.float64]
 Found = tuple[dict[str, Floats], dict[str, Any]]
