@@ -9,7 +9,6 @@ gets the identity.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -20,7 +19,7 @@ from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
 from veilsum_aggregation.mixed_effects import Effects, two_way_local
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_noised, shrink_oas, shrink_ridge
 from veilsum_aggregation.two_way import (
-    SiteMoments,
+    ClassStatistics,
     TwoWay,
     effective_counts,
     two_way_map,
@@ -32,25 +31,6 @@ Shrinkage = Literal["auto", "oas", "noised", "ridge"]
 
 MEAN, COVARIANCE = "reference.mean", "reference.covariance"
 CLASS_MEANS, WITHIN, SCALARS = "reference.class_means", "reference.within", "reference.scalars"
-
-
-@dataclass(frozen=True)
-class ClassStatistics:
-    """One site's class means and its within-class covariance.
-
-    Attributes:
-        counts: (K,) records; 0 for a class whose count is within its noise.
-        means: (K, d); zeros where the count is 0.
-        within: (d, d) positive semidefinite.
-        degrees: degrees of freedom of ``within``: records less present classes.
-        sums_std: noise of one coordinate of a class sum.
-    """
-
-    counts: Floats
-    means: Floats
-    within: Floats
-    degrees: float
-    sums_std: float
 
 
 def site_gaussian(
@@ -119,9 +99,9 @@ def class_statistics(
     return ClassStatistics(known, means, within, degrees, sums_std)
 
 
-def stack(sites: Sequence[ClassStatistics]) -> SiteMoments:
+def stack(sites: Sequence[ClassStatistics]) -> ClassStatistics:
     """Several sites' moments for :func:`veilsum_aggregation.two_way.fit_two_way`, in order; of their noise the largest."""
-    return SiteMoments(
+    return ClassStatistics(
         np.array([site.counts for site in sites]),
         np.array([site.means for site in sites]),
         np.array([site.within for site in sites]),
@@ -196,7 +176,7 @@ def local_map(
     effects, _ = local_step(statistics, reference)
     slope = None if kind == "two-way" else effects.slope
     centre = class_means.mean(axis=0)
-    return two_way_map(effects.shift, centre, statistics.within, pooled, statistics.degrees, tau=tau, slope=slope)
+    return two_way_map(effects.shift, centre, statistics.within, pooled, float(statistics.degrees), tau=tau, slope=slope)
 
 
 def mapped_moments(blocks: Mapping[str, Floats], mapped: AffineMap) -> dict[str, Floats]:

@@ -19,7 +19,7 @@ from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
 from veilsum_aggregation.mixed_effects import slope_variance, two_way_local, two_way_update
 
 __all__ = [
-    "SiteMoments",
+    "ClassStatistics",
     "TwoWay",
     "effective_counts",
     "fit_two_way",
@@ -44,32 +44,34 @@ _STRETCH = 10.0
 
 
 @dataclass(frozen=True)
-class SiteMoments:
-    """Class means and within-class covariances of S sites.
+class ClassStatistics:
+    """Class means of one site and its within-class covariance, or those of S sites along a first axis.
 
     Attributes:
-        counts: (S, K) records; a class with no positive count is absent from the site, and its mean is not read.
-        means: (S, K, d).
-        within: (S, d, d) within-class covariances.
-        degrees: (S,) degrees of freedom of ``within``, its weight in the pooled one; not negative.
-        sums_std: noise of one coordinate of a class sum, 0 without noise.
+        counts: (..., K) records; a class with no positive count is absent, and its mean is not read.
+        means: (..., K, d).
+        within: (..., d, d) positive semidefinite.
+        degrees: (...,) degrees of freedom of ``within``, its weight in the pooled one: records less present classes.
+        sums_std: noise of one coordinate of a class sum, of several sites the largest; 0 without noise.
+
+    Raises:
+        ValueError: the shapes do not fit.
     """
 
     counts: Floats
     means: Floats
     within: Floats
-    degrees: Floats
+    degrees: Floats | float
     sums_std: float = 0.0
 
     def __post_init__(self) -> None:
-        s, k, d = self.means.shape
-        if self.counts.shape != (s, k) or self.within.shape != (s, d, d) or self.degrees.shape != (s,):
+        sites, d = self.means.shape[:-2], self.means.shape[-1]
+        fits = self.counts.shape == self.means.shape[:-1] and self.within.shape == (*sites, d, d)
+        if not fits or np.shape(self.degrees) != sites:
             raise ValueError(
                 f"counts {self.counts.shape}, means {self.means.shape}, covariances {self.within.shape} and degrees "
-                f"{self.degrees.shape} do not fit"
+                f"{np.shape(self.degrees)} do not fit"
             )
-        if not (np.any(self.counts > 0.0) and np.all(self.degrees >= 0.0) and np.any(self.degrees > 0.0)):
-            raise ValueError("no site has a class with records, or no degrees of freedom are left within classes")
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,7 @@ class TwoWay:
         within: (d, d) pooled within-class covariance, eigenvalues floored as for whitening.
         shift_variance: v_d.
         residual_variance: v_e.
-        rounds: rounds that were run.
-        counts: (K,) records of each class over all sites.
+        change: |new - old| / |new| of the class means in the last round; None after a single one.
         slope_variance: v_b, of an entry of a slope in whitened space; None in the additive model.
         slopes: (S, d, d) slope of each site; None in the additive model.
     """
@@ -93,8 +94,7 @@ class TwoWay:
     within: Floats
     shift_variance: float
     residual_variance: float
-    rounds: int
-    counts: Floats
+    change: float | None
     slope_variance: float | None = None
     slopes: Floats | None = None
 
@@ -139,7 +139,7 @@ def effective_counts(counts: Floats, sums_std: float, whiten: Floats) -> Floats:
 
 
 def fit_two_way(
-    site: SiteMoments,
+    site: ClassStatistics,
     *,
     rounds: int = 10,
     shift_variance: float = 0.3,
@@ -152,35 +152,47 @@ def fit_two_way(
     reference alone finds the same.
 
     Args:
-        site: moments, in the features' own units.
+        site: moments of S sites, in the features' own units.
         rounds: rounds of expectation maximisation after the first class means; at least 1.
         shift_variance, residual_variance: v_d and v_e to start from, per coordinate of whitened space.
         slopes: whether sites have slopes beside shifts.
+
+    Raises:
+        ValueError: nothing tells a class, or a spread within classes.
     """
     if rounds < 1 or not (shift_variance > 0.0 and residual_variance > 0.0):
         raise ValueError("the two-way fit needs at least one round and positive variances to start from")
-    whiten, colour, within = whitening(pooled_within(site.within, site.degrees))
+    degrees = np.asarray(site.degrees)
+    if not (np.any(site.counts > 0.0) and np.all(degrees >= 0.0) and np.any(degrees > 0.0)):
+        raise ValueError("no site has a class with records, or no degrees of freedom are left within classes")
+    whiten, colour, within = whitening(pooled_within(site.within, degrees))
     counts = effective_counts(site.counts, site.sums_std, whiten)
     means = np.where(site.counts[:, :, None] > 0.0, site.means, 0.0) @ whiten
     v_d, v_e, v_b = shift_variance, residual_variance, 0.0
     parts = two_way_local(counts, means, None, v_d, v_e)[1]
+    class_means: Floats = np.zeros(means.shape[1:])
     for _ in range(rounds + 1):
-        sums = {name: part.sum(axis=0) for name, part in parts.items()}
+        before, sums = class_means, {name: part.sum(axis=0) for name, part in parts.items()}
         class_means, v_d, v_e = two_way_update(sums, v_d, v_e)
         v_b = slope_variance(sums, class_means, v_d) if slopes else 0.0
         effects, parts = two_way_local(counts, means, class_means, v_d, v_e, v_b)
     own = effects.coloured(whiten, colour)
+    coloured: Floats = class_means @ colour
     return TwoWay(
-        class_means @ colour,
+        coloured,
         own.shift,
         within,
         v_d,
         v_e,
-        rounds,
-        np.maximum(site.counts, 0.0).sum(axis=0),
+        relative_change(before @ colour, coloured) if rounds > 1 else None,
         v_b if slopes else None,
         own.slope if slopes else None,
     )
+
+
+def relative_change(old: Floats, new: Floats) -> float:
+    """|new - old| / |new|."""
+    return float(np.linalg.norm(new - old) / max(float(np.linalg.norm(new)), float(np.finfo(np.float64).tiny)))
 
 
 def two_way_map(

@@ -9,7 +9,7 @@ import pytest
 
 from support.studies import SCHEMA, SITES, WIDTH, compiled, federation, run, shifted_sites
 from veilsum_aggregation.alignment import local_map
-from veilsum_aggregation.two_way import SiteMoments, fit_two_way, two_way_map
+from veilsum_aggregation.two_way import ClassStatistics, fit_two_way, two_way_map
 from veilsum_coordinator.methods import get_method
 from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
 from veilsum_participant.applying.model import Model
@@ -63,7 +63,7 @@ def test_maps_are_those_of_the_records_in_the_clear() -> None:
         degrees.append(sum(len(x) - 1 for x in member if len(x)))
         scatter = np.sum([(x - x.mean(axis=0)).T @ (x - x.mean(axis=0)) for x in member if len(x)], axis=0)
         within.append(scatter / degrees[-1])
-    site = SiteMoments(np.array(counts, dtype=float), np.array(means), np.array(within), np.array(degrees, dtype=float))
+    site = ClassStatistics(np.array(counts, dtype=float), np.array(means), np.array(within), np.array(degrees, dtype=float))
     fit = fit_two_way(site, slopes=True)
     assert fit.slopes is not None
     result = run("slot-align", alignment(), sites)

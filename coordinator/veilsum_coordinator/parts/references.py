@@ -107,13 +107,8 @@ def two_way_reference(
     known = [statistics for statistics in found if statistics is not None]
     if not known:
         return None
-    slopes = kind == "slopes"
     try:
-        site = stack(known)
-        fitted = fit_two_way(site, rounds=rounds, slopes=slopes)
-        change = None
-        if rounds > 1:
-            change = relative_change(fit_two_way(site, rounds=rounds - 1, slopes=slopes).class_means, fitted.class_means)
+        fitted = fit_two_way(stack(known), rounds=rounds, slopes=kind == "slopes")
     except ValueError:  # no class of two records at any site
         return None
     arrays = reference_arrays(fitted)
@@ -130,7 +125,7 @@ def two_way_reference(
         before = wasserstein2(Gaussian(shift, statistics.within), target)
         number = float(statistics.counts.sum())
         rows.append(_row(name, number, float(np.linalg.norm(shift)), before, wasserstein2(after, target)))
-    return SiteReference(arrays, maps, two_way_convergence(rounds, change, arrays[SCALARS]), rows)
+    return SiteReference(arrays, maps, two_way_convergence(rounds, fitted.change, arrays[SCALARS]), rows)
 
 
 def two_way_convergence(rounds: int, change: float | None, scalars: Floats) -> dict[str, Any]:
@@ -176,11 +171,6 @@ def _gaussian(blocks: Blocks, noise: Mapping[str, float], shrinkage: Shrinkage) 
     # One record, or equal ones: the grid leaves less fourth moment than the covariance needs, and no spread to shrink.
     least = number * float(np.trace(matrix)) ** 2
     return number, Gaussian(total / number, shrink_ledoit_wolf(matrix, number, max(fourth, least)))
-
-
-def relative_change(old: Floats, new: Floats) -> float:
-    """|new - old| / |new|."""
-    return float(np.linalg.norm(new - old) / max(float(np.linalg.norm(new)), float(np.finfo(np.float64).tiny)))
 
 
 def maps_arrays(participants: Sequence[str], cohort: Sequence[str], maps: Sequence[AffineMap]) -> tuple[Floats, Floats]:
