@@ -16,12 +16,13 @@ import numpy as np
 from veilsum_aggregation import moments
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
-from veilsum_aggregation.mixed_effects import Effects, two_way_local
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_noised, shrink_oas, shrink_ridge
 from veilsum_aggregation.two_way import (
     ClassStatistics,
+    Effects,
     TwoWay,
     effective_counts,
+    two_way_local,
     two_way_map,
     whitening,
 )

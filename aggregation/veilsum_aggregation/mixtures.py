@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_aggregation.gaussian import factor
+from veilsum_aggregation.polar import factor
 from veilsum_aggregation.moments import within_noise
 
 _FLOOR = 1e-4

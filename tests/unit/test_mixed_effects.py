@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, ortho_group
 
-from veilsum_aggregation.mixed_effects import slope_variance, two_way_local, two_way_update
-from veilsum_aggregation.two_way import ClassStatistics, fit_two_way, two_way_map, whitening
+from veilsum_aggregation.two_way import (
+    ClassStatistics,
+    fit_two_way,
+    slope_variance,
+    two_way_local,
+    two_way_map,
+    two_way_update,
+    whitening,
+)
 
 
 def drawn(

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation import moments
 from veilsum_aggregation.alignment import CLASS_MEANS, COVARIANCE, MEAN, SCALARS, WITHIN, Kind
 from veilsum_aggregation.gaussian import Acceleration, barycenter_residual
-from veilsum_aggregation.mixed_effects import slope_variance, two_way_update
-from veilsum_aggregation.two_way import relative_change, whitening
+from veilsum_aggregation.two_way import relative_change, slope_variance, two_way_update, whitening
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import task_parameters

@@ -25,7 +25,8 @@ from veilsum_aggregation.alignment import (
     site_gaussian,
 )
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums
-from veilsum_aggregation.gaussian import barycenter_term, factor
+from veilsum_aggregation.gaussian import barycenter_term
+from veilsum_aggregation.polar import factor
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
