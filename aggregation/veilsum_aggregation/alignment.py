@@ -9,7 +9,6 @@ gets the identity.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,12 +16,13 @@ import numpy as np
 from veilsum_aggregation import moments
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, transport_map
-from veilsum_aggregation.mixed_effects import Effects, two_way_local
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_noised, shrink_oas, shrink_ridge
 from veilsum_aggregation.two_way import (
-    SiteMoments,
+    ClassStatistics,
+    Effects,
     TwoWay,
     effective_counts,
+    two_way_local,
     two_way_map,
     whitening,
 )
@@ -32,25 +32,6 @@ Shrinkage = Literal["auto", "oas", "noised", "ridge"]
 
 MEAN, COVARIANCE = "reference.mean", "reference.covariance"
 CLASS_MEANS, WITHIN, SCALARS = "reference.class_means", "reference.within", "reference.scalars"
-
-
-@dataclass(frozen=True)
-class ClassStatistics:
-    """One site's class means and its within-class covariance.
-
-    Attributes:
-        counts: (K,) records; 0 for a class whose count is within its noise.
-        means: (K, d); zeros where the count is 0.
-        within: (d, d) positive semidefinite.
-        degrees: degrees of freedom of ``within``: records less present classes.
-        sums_std: noise of one coordinate of a class sum.
-    """
-
-    counts: Floats
-    means: Floats
-    within: Floats
-    degrees: float
-    sums_std: float
 
 
 def site_gaussian(
@@ -119,9 +100,9 @@ def class_statistics(
     return ClassStatistics(known, means, within, degrees, sums_std)
 
 
-def stack(sites: Sequence[ClassStatistics]) -> SiteMoments:
+def stack(sites: Sequence[ClassStatistics]) -> ClassStatistics:
     """Several sites' moments for :func:`veilsum_aggregation.two_way.fit_two_way`, in order; of their noise the largest."""
-    return SiteMoments(
+    return ClassStatistics(
         np.array([site.counts for site in sites]),
         np.array([site.means for site in sites]),
         np.array([site.within for site in sites]),
@@ -196,7 +177,27 @@ def local_map(
     effects, _ = local_step(statistics, reference)
     slope = None if kind == "two-way" else effects.slope
     centre = class_means.mean(axis=0)
-    return two_way_map(effects.shift, centre, statistics.within, pooled, statistics.degrees, tau=tau, slope=slope)
+    return two_way_map(effects.shift, centre, statistics.within, pooled, float(statistics.degrees), tau=tau, slope=slope)
+
+
+def mapped_moments(blocks: Mapping[str, Floats], mapped: AffineMap) -> dict[str, Floats]:
+    """Class moments of a site after a map x -> A x + b, pooled over the classes where they are of each.
+
+    From n_c, s_c, n, s and S they are n_c, A s_c + n_c b and A S A^T + A s b^T + b s^T A^T + n b b^T. Beside ``counts`` (K,),
+    ``sums`` (K, m), ``squares`` (m,) and ``products`` (m (m - 1) / 2,) stands ``gain`` (1,), tr(A A^T) / m, by which the map
+    multiplies the noise's variance on an average coordinate of a sum: b cancels in a mean and in central moments.
+    """
+    a, b = mapped.matrix, mapped.offset
+    counts, sums = blocks["counts"], blocks["sums"]
+    number, total = float(counts.sum()), a @ sums.sum(axis=0)
+    second = a @ _second(blocks, {})[0] @ a.T + np.outer(total, b) + np.outer(b, total) + number * np.outer(b, b)
+    return {
+        "counts": counts,
+        "sums": sums @ a.T + counts[:, None] * b,
+        "squares": np.diag(second),
+        "products": second[np.triu_indices(len(b), 1)],
+        "gain": np.array([float(np.sum(a * a)) / len(b)]),
+    }
 
 
 def _check_shapes(kind: Kind, reference: Mapping[str, Floats], m: int) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_aggregation.gaussian import factor
 from veilsum_aggregation.moments import within_noise
+from veilsum_aggregation.polar import factor
 
 _FLOOR = 1e-4
 """A variance is at least this share of the mean variance of its class."""

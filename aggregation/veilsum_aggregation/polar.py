@@ -3,7 +3,7 @@
 The polar factor of M (m, n), n <= m, is the U with orthonormal columns in M = U H, H = (M^T M)^{1/2}. Among all such U it is
 the one that maximises tr(U^T M), so that L polar(L^T R) is as near to R as a rotation brings L: what optimal transport between
 Gaussians needs of a square root. No inverse and no square root of a product of covariances is formed, which would lose half
-of the digits of an ill-conditioned one. What the geometry makes of it is in gaussian.py and transport.py.
+of the digits of an ill-conditioned one. What the geometry makes of it is in gaussian.py.
 """
 
 from __future__ import annotations

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from evaluations import fedalign, fedavot, hfedatm, reference
+from evaluations import fedalign, fedavot, hfedatm
 
 EVALUATIONS: dict[str, Callable[[Sequence[str]], None]] = {
     "fedalign": fedalign.main,
     "fedavot": fedavot.main,
     "hfedatm": hfedatm.main,
-    "reference": reference.main,
 }
 
 

@@ -91,7 +91,7 @@ def test_fedcgs_after_an_iterated_alignment_on_a_released_projection(protocol: A
     results = tmp_path / "results"
     components = encrypted(kit, local, compiled(kit, "pca", {"width": 4}), results)
     projection, arrays = result_projection(components)
-    study = compiled(kit, "fedcgs", {"alignment": {"mode": "iterated"}}, projection)
+    study = compiled(kit, "fedcgs", {"alignment": {"reference": "slopes", "mode": "iterated"}}, projection)
     result = encrypted(kit, local, study, results)
     own = federation(study, sites, encoder=arrays)
     plain = get_method("fedcgs").run(own)

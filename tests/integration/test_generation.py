@@ -26,7 +26,7 @@ WIDTH = 32
     [
         ("ggeur", {"mode": "multi-domain", "target": 60, "extra": 20, "rounds": 2, "hidden": 8}),
         ("fedpft", {"components": 2, "rounds": 1, "samples": 50}),
-        ("fedpft", {"alignment": {}, "samples": 50}),
+        ("fedpft", {"alignment": {"reference": "slopes"}, "samples": 50}),
     ],
 )
 def test_an_encrypted_study_gives_the_plain_ones_result(tmp_path: Path, method: str, parameters: dict[str, Any]) -> None:
@@ -114,7 +114,10 @@ def correct(result: Result, site: int, x: np.ndarray, y: np.ndarray) -> float:
 def test_alignment_before_fedpft_gains_on_digits(digits: dict[str, tuple[np.ndarray, ...]]) -> None:
     gains = []
     for seed in range(3):
-        plain, aligned = (run_on_digits(digits, "fedpft", seed, 0.5, 1500, **own).mean() for own in ({}, {"alignment": {}}))
+        plain, aligned = (
+            run_on_digits(digits, "fedpft", seed, 0.5, 1500, **own).mean()
+            for own in ({}, {"alignment": {"reference": "slopes"}})
+        )
         gains.append(aligned - plain)
     assert np.mean(gains) > 0.5
 

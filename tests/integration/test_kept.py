@@ -17,7 +17,8 @@ from support.federation import TestBed, make_bed, make_data, make_request, schem
 from support.hostile import Adversary, Said, altered
 from support.opening import own_vector
 from veilsum_aggregation.alignment import site_gaussian
-from veilsum_aggregation.gaussian import barycenter_term, factor
+from veilsum_aggregation.gaussian import barycenter_term
+from veilsum_aggregation.polar import factor
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_participant.store.kept import KEPT, find_kept, kept_vector

@@ -62,8 +62,18 @@ def test_own_studies_on_real_processes(tmp_path: Path) -> None:
     data = write_sites(tmp_path / "sites")
     studies = [
         write_study(tmp_path / "joint.toml", "fedcgs", privacy={"epsilon": 4.0}),
-        write_study(tmp_path / "one.toml", "fedcgs", parameters__alignment={"mode": "one-shot"}, privacy={"epsilon": 4.0}),
-        write_study(tmp_path / "own.toml", "fedcgs", parameters__alignment={"mode": "iterated"}, privacy={"epsilon": 4.0}),
+        write_study(
+            tmp_path / "one.toml",
+            "fedcgs",
+            parameters__alignment={"reference": "slopes", "mode": "one-shot"},
+            privacy={"epsilon": 4.0},
+        ),
+        write_study(
+            tmp_path / "own.toml",
+            "fedcgs",
+            parameters__alignment={"reference": "slopes", "mode": "iterated"},
+            privacy={"epsilon": 4.0},
+        ),
         write_study(tmp_path / "heads.toml", "o-fedavg", privacy={"epsilon": 4.0}),
     ]
     arguments = [part for study in studies for part in ("--study", str(study))]

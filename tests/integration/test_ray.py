@@ -51,7 +51,7 @@ def started() -> RayEngine:
 
 STUDIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "records": ("fedcgs", {"clip": 1.0}, {"epsilon": 4.0}),
-    "aligned": ("fedcgs", {"clip": 1.0, "alignment": {"mode": "iterated", "rounds": 2}}, {}),
+    "aligned": ("fedcgs", {"clip": 1.0, "alignment": {"reference": "slopes", "mode": "iterated", "rounds": 2}}, {}),
     "gradients": ("fedsgd", {"steps": 4, "sampling_rate": 0.5}, {"epsilon": 4.0}),
     "training with noise": ("fedavg", {"rounds": 2}, {"epsilon": 4.0, "noise": "local"}),
 }

@@ -11,9 +11,8 @@ from sklearn.covariance import oas
 from veilsum_aggregation import alignment
 from veilsum_aggregation.alignment import class_statistics, local_map, local_step, reference_arrays, site_gaussian, stack
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, push, transport_map
-from veilsum_aggregation.mixed_effects import slope_variance
 from veilsum_aggregation.shrinkage import shrink_noised
-from veilsum_aggregation.two_way import fit_two_way, two_way_map, two_way_update, whitening
+from veilsum_aggregation.two_way import fit_two_way, slope_variance, two_way_map, two_way_update, whitening
 
 RNG = np.random.default_rng(71)
 D, K = 5, 4

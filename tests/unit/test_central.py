@@ -119,7 +119,9 @@ def test_noised_local_steps_are_divided_by_the_pooled_number_of_records() -> Non
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"disclosure": "per-site"}, {"alignment": {"mode": "iterated", "rounds": 1}}], ids=["disclosed", "aligned"]
+    "parameters",
+    [{"disclosure": "per-site"}, {"alignment": {"reference": "slopes", "mode": "iterated", "rounds": 1}}],
+    ids=["disclosed", "aligned"],
 )
 def test_a_study_whose_sites_differ_has_no_central_counterpart(parameters: dict[str, Any]) -> None:
     with pytest.raises(Misuse, match="records in one place"):

@@ -22,9 +22,9 @@ from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 from veilsum_privacy.tasks import TASKS, build_task
-from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
 from veilsum_privacy.tasks.base import DerivedTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
+from veilsum_privacy.tasks.formulas import FACTOR, TOTAL
 
 FIRST = next(s for s in SETTINGS if s.task == "prototypes")
 D = FIRST.schema.width

@@ -65,7 +65,11 @@ MLP = {"model": {"name": "mlp", "options": {"hidden": 5}}, "steps": 4}
 STUDIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "records": ("fedcgs", {"clip": 1.0}, PRIVATE),
     "records in pieces": ("fedcgs", {"clip": 1.0, "generation": {}}, {}),
-    "aligned": ("fedcgs", {"clip": 1.0, "alignment": {"mode": "iterated", "rounds": 2}}, {"epsilon": 6.0}),
+    "aligned": (
+        "fedcgs",
+        {"clip": 1.0, "alignment": {"reference": "slopes", "mode": "iterated", "rounds": 2}},
+        {"epsilon": 6.0},
+    ),
     "site by site": ("o-fedavg", {}, {"epsilon": 4.0}),
     "gradients": ("fedsgd", {"steps": 6, "sampling_rate": 0.5}, PRIVATE),
     "gradients of a perceptron": ("fedsgd", MLP, {}),

@@ -194,7 +194,13 @@ def test_generation_in_place_of_mixtures(mode: str) -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"disclosure": "joint"}, {"components": 2, "rounds": 2}, {"alignment": {}}, {"generation": {"mode": "multi-domain"}}],
+    [
+        {},
+        {"disclosure": "joint"},
+        {"components": 2, "rounds": 2},
+        {"alignment": {"reference": "slopes"}},
+        {"generation": {"mode": "multi-domain"}},
+    ],
 )
 def test_a_noised_study_keeps_its_epsilon_and_gives_a_sane_head(parameters: dict[str, Any]) -> None:
     study = compiled(schema_of(4, 3), 5.0, **parameters)
@@ -209,7 +215,14 @@ def test_a_noised_study_keeps_its_epsilon_and_gives_a_sane_head(parameters: dict
 
 
 @pytest.mark.parametrize(
-    "parameters", [{}, {"components": 2}, {"alignment": {"mode": "iterated"}}, {"alignment": {}}, {"generation": {}}]
+    "parameters",
+    [
+        {},
+        {"components": 2},
+        {"alignment": {"reference": "slopes", "mode": "iterated"}},
+        {"alignment": {"reference": "slopes"}},
+        {"generation": {}},
+    ],
 )
 def test_noise_that_swallows_everything_is_said(parameters: dict[str, Any]) -> None:
     study = compiled(schema_of(4, 3), 0.02, **parameters)
@@ -251,6 +264,6 @@ def test_what_is_refused() -> None:
 
 
 def test_budget_is_split_as_asked() -> None:
-    study = compiled(schema_of(4, 3), 2.0, alignment={"share": 0.2})
+    study = compiled(schema_of(4, 3), 2.0, alignment={"reference": "slopes", "share": 0.2})
     one, two = (task.variance / task.grid**2 for task in study.tasks)
     assert one / two == pytest.approx(4.0, rel=1e-3)  # variance is inverse to the share

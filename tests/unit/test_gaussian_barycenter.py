@@ -15,17 +15,16 @@ from threadpoolctl import threadpool_limits
 from veilsum_aggregation.gaussian import (
     Acceleration,
     Barycenter,
-    CovarianceError,
     Gaussian,
     WeightsError,
     barycenter,
     barycenter_residual,
     barycenter_term,
-    factor,
     push,
     transport_map,
     wasserstein2,
 )
+from veilsum_aggregation.polar import CovarianceError, factor
 
 RNG = np.random.default_rng(23)
 CONDITIONS = (1e2, 1e6, 1e10)

@@ -15,7 +15,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from support.studies import SCHEMA, SITES, WIDTH, Floats, compiled, draft, federation, projection, run, shifted_sites
 from veilsum_aggregation.gaussian import AffineMap
-from veilsum_aggregation.two_way import SiteMoments, fit_two_way, two_way_map
+from veilsum_aggregation.two_way import ClassStatistics, fit_two_way, two_way_map
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.joint_moments import joined
@@ -54,7 +54,7 @@ def site_maps(sites: Mapping[str, Records], reference: str, tau: float, shrinkag
         means.append([x.mean(axis=0) if len(x) else np.zeros(WIDTH) for x in member])
         degrees.append(sum(len(x) - 1 for x in member if len(x)))
         within.append(sum((x - x.mean(axis=0)).T @ (x - x.mean(axis=0)) for x in member if len(x)) / degrees[-1])
-    site = SiteMoments(*(np.array(values, dtype=float) for values in (counts, means, within, degrees)))
+    site = ClassStatistics(*(np.array(values, dtype=float) for values in (counts, means, within, degrees)))
     fitted = fit_two_way(site, rounds=10)
     return [
         two_way_map(shift, fitted.class_means.mean(axis=0), own, fitted.within, df, tau=tau)

@@ -126,7 +126,7 @@ def test_generation_in_front(method: str, mode: str, epsilon: float | None) -> N
     model = Model.from_result(result)
     accuracy = np.mean([np.mean(model.predict(own) == own.labels) for own in sites.values()])
     assert accuracy > 0.95
-    aligned = {"generation": {"mode": mode, "target": 300}, "alignment": {"mode": "iterated"}}
+    aligned = {"generation": {"mode": mode, "target": 300}, "alignment": {"reference": "slopes", "mode": "iterated"}}
     own = federation(compiled(method, aligned, **privacy), sites)
     again = Model.from_result(get_method(method).run(own))
     hits = [

@@ -9,10 +9,9 @@ import pytest
 
 from support.studies import SCHEMA, SITES, WIDTH, compiled, federation, run, shifted_sites
 from veilsum_aggregation.alignment import local_map
-from veilsum_aggregation.two_way import SiteMoments, fit_two_way, two_way_map
+from veilsum_aggregation.two_way import ClassStatistics, fit_two_way, two_way_map
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.alignment import AlignmentParameters
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks import build_task
@@ -22,12 +21,35 @@ def alignment(mode: str = "one-shot", **more: Any) -> dict[str, Any]:
     return {"alignment": {"mode": mode, "reference": "slopes", **more}}
 
 
-def test_the_release_chooses_by_default_and_where_none_is_seen_it_is_slopes() -> None:
-    assert AlignmentParameters().reference == "auto"
-    for mode, reference in (("one-shot", "auto"), ("iterated", "slopes")):
-        study = compiled("slot-align", {"alignment": {"mode": mode}})
-        assert study.parameters["alignment"]["reference"] == reference
-        assert study.parameters["alignment"]["rounds"] == 10
+@pytest.mark.parametrize("mode", ["one-shot", "iterated"])
+@pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg", "fedpft"])
+def test_two_way_is_the_default_without_noise_and_nothing_is_under_noise(method: str, mode: str) -> None:
+    study = compiled(method, {"alignment": {"mode": mode}})
+    assert study.parameters["alignment"]["reference"] == "two-way"
+    assert study.parameters["alignment"]["rounds"] == 10
+    with pytest.raises(ConfigurationError, match="must state its reference") as caught:
+        compiled(method, {"alignment": {"mode": mode}}, epsilon=3.0)
+    assert 'reference = "two-way"' in caught.value.advice
+    for reference in ("barycenter", "two-way", "slopes"):
+        stated = compiled(method, {"alignment": {"mode": mode, "reference": reference}}, epsilon=3.0)
+        assert stated.parameters["alignment"]["reference"] == reference
+
+
+@pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg", "fedpft"])
+def test_the_reference_that_the_release_chose_is_refused_by_name(method: str) -> None:
+    """In a new study, and in one that an earlier version signed: nothing is released for it."""
+    with pytest.raises(ConfigurationError, match=r"removed after version 0\.2") as caught:
+        compiled(method, {"alignment": {"reference": "auto"}})
+    assert 'State reference = "two-way"' in caught.value.advice
+    study = compiled(method, {"alignment": {"reference": "slopes"}})
+    parameters = {**study.parameters, "alignment": {**study.parameters["alignment"], "reference": "auto"}}
+    signed = study.model_copy(update={"parameters": parameters})
+    own = federation(signed, shifted_sites())
+    with pytest.raises(VeilsumError, match=r"removed after version 0\.2") as told:
+        get_method(method).run(own)
+    assert "Verify results" in told.value.advice
+    with pytest.raises(KeyError):
+        own.kept_blocks(SITES[0], "alignment")
 
 
 def test_maps_are_those_of_the_records_in_the_clear() -> None:
@@ -41,7 +63,7 @@ def test_maps_are_those_of_the_records_in_the_clear() -> None:
         degrees.append(sum(len(x) - 1 for x in member if len(x)))
         scatter = np.sum([(x - x.mean(axis=0)).T @ (x - x.mean(axis=0)) for x in member if len(x)], axis=0)
         within.append(scatter / degrees[-1])
-    site = SiteMoments(np.array(counts, dtype=float), np.array(means), np.array(within), np.array(degrees, dtype=float))
+    site = ClassStatistics(np.array(counts, dtype=float), np.array(means), np.array(within), np.array(degrees, dtype=float))
     fit = fit_two_way(site, slopes=True)
     assert fit.slopes is not None
     result = run("slot-align", alignment(), sites)

@@ -8,13 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, ortho_group
 
-from veilsum_aggregation.mixed_effects import slope_variance, two_way_local, two_way_update
-from veilsum_aggregation.two_way import SiteMoments, fit_two_way, two_way_map, whitening
+from veilsum_aggregation.two_way import (
+    ClassStatistics,
+    fit_two_way,
+    slope_variance,
+    two_way_local,
+    two_way_map,
+    two_way_update,
+    whitening,
+)
 
 
 def drawn(
     seed: int, s: int, k: int, d: int, v_d: float = 0.5, v_e: float = 0.2, records: float = 30
-) -> tuple[SiteMoments, np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[ClassStatistics, np.ndarray, np.ndarray, np.ndarray]:
     """Sites from the model with v_b = v_d / s^2 and within-class covariance I; shifts, slopes and class means as planted."""
     rng = np.random.default_rng(seed)
     counts = np.round(rng.gamma(0.5, records, (s, k)))
@@ -26,10 +33,10 @@ def drawn(
     noise = np.sqrt(v_e + 1 / np.maximum(counts, 1))[:, :, None] * rng.standard_normal((s, k, d))
     means = class_means + shifts[:, None, :] + np.einsum("sde,ke->skd", slopes, spread) + noise
     means[counts == 0] = np.nan  # never read
-    return SiteMoments(counts, means, np.tile(np.eye(d), (s, 1, 1)), counts.sum(axis=1)), shifts, slopes, class_means
+    return ClassStatistics(counts, means, np.tile(np.eye(d), (s, 1, 1)), counts.sum(axis=1)), shifts, slopes, class_means
 
 
-def log_likelihood(site: SiteMoments, m: np.ndarray, spread: np.ndarray, v_d: float, v_e: float, v_b: float) -> float:
+def log_likelihood(site: ClassStatistics, m: np.ndarray, spread: np.ndarray, v_d: float, v_e: float, v_b: float) -> float:
     """Of the observed class means, all effects integrated out; the coordinates are independent."""
     total = 0.0
     for counts, mine in zip(site.counts, site.means, strict=True):
@@ -40,7 +47,7 @@ def log_likelihood(site: SiteMoments, m: np.ndarray, spread: np.ndarray, v_d: fl
     return total
 
 
-def summed(site: SiteMoments, m: np.ndarray | None, *variances: float) -> dict[str, np.ndarray]:
+def summed(site: ClassStatistics, m: np.ndarray | None, *variances: float) -> dict[str, np.ndarray]:
     return {name: part.sum(axis=0) for name, part in two_way_local(site.counts, site.means, m, *variances)[1].items()}
 
 
@@ -183,7 +190,7 @@ def test_maps_bring_class_means_of_sites_together() -> None:
     d = 3
     site, shifts, slopes, class_means = drawn(7, 12, 8, d, v_e=0.01, records=2000)
     stretch = np.eye(d) + slopes
-    site = SiteMoments(site.counts, site.means, stretch @ np.swapaxes(stretch, 1, 2), site.degrees)
+    site = ClassStatistics(site.counts, site.means, stretch @ np.swapaxes(stretch, 1, 2), site.degrees)
     centre = class_means.mean(axis=0)
     left = []
     for flag in (False, True):
@@ -199,7 +206,7 @@ def test_maps_bring_class_means_of_sites_together() -> None:
 
 def test_shift_and_slope_move_a_usual_class_alike() -> None:
     site, *_ = drawn(6, 5, 7, 4)
-    site = SiteMoments(site.counts * (np.arange(7) != 2), site.means, site.within, site.degrees)  # no site has class 2
+    site = ClassStatistics(site.counts * (np.arange(7) != 2), site.means, site.within, site.degrees)  # no site has class 2
     fit = fit_two_way(site, slopes=True)
     assert fit.slope_variance is not None
     assert fit.slopes is not None
@@ -217,7 +224,7 @@ def test_one_class_or_equal_class_means_have_no_slope(offset: float) -> None:
     counts = np.zeros((3, 4))
     counts[:, 1] = [10, 20, 30]
     for means, n in ((y, counts), (offset + np.tile(rng.standard_normal(2), (3, 4, 1)), np.full((3, 4), 9.0))):
-        site = SiteMoments(n, means, np.tile(np.eye(2), (3, 1, 1)), n.sum(axis=1))
+        site = ClassStatistics(n, means, np.tile(np.eye(2), (3, 1, 1)), n.sum(axis=1))
         fit, flat = fit_two_way(site, slopes=True), fit_two_way(site)
         assert fit.slope_variance == 0.0
         np.testing.assert_array_equal(fit.slopes, 0)
@@ -243,12 +250,12 @@ def test_maps_follow_an_affine_change_of_the_features(seed: int) -> None:
     rng = np.random.default_rng(seed)
     d, s = 4, 3
     site, *_ = drawn(seed, s, 5, d)
-    site = SiteMoments(
+    site = ClassStatistics(
         site.counts, site.means, np.array([r @ r.T + np.eye(d) for r in rng.standard_normal((s, d, d))]), site.degrees
     )
     turns = ortho_group(d, seed=rng).rvs(2)
     matrix, offset = turns[0] @ np.diag(np.exp(rng.uniform(-1, 1, d))) @ turns[1], rng.standard_normal(d)
-    other = SiteMoments(site.counts, site.means @ matrix.T + offset, matrix @ site.within @ matrix.T, site.degrees)
+    other = ClassStatistics(site.counts, site.means @ matrix.T + offset, matrix @ site.within @ matrix.T, site.degrees)
     one, two = fit_two_way(site, slopes=True), fit_two_way(other, slopes=True)
     assert one.slopes is not None
     assert two.slopes is not None
@@ -313,7 +320,7 @@ def test_noised_counts_shrink_shifts_and_slopes() -> None:
     site, *_ = drawn(9, 4, 6, 5)
     sizes = []
     for std in (0.0, 30.0, 3000.0):
-        fit = fit_two_way(SiteMoments(site.counts, site.means, site.within, site.degrees, std), slopes=True)
+        fit = fit_two_way(ClassStatistics(site.counts, site.means, site.within, site.degrees, std), slopes=True)
         assert fit.slopes is not None
         assert np.isfinite(fit.slopes).all()
         sizes.append((np.linalg.norm(fit.shifts), np.linalg.norm(fit.slopes)))

@@ -17,9 +17,8 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.two_way import fit_two_way, two_way_update, whitening
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks import TASKS, build_task
-from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
 from veilsum_privacy.tasks.base import DerivedTask, Floats
-from veilsum_privacy.tasks.two_way_step import CENTRE
+from veilsum_privacy.tasks.formulas import CENTRE, FACTOR, TOTAL
 
 M, K, SITES = 3, 3, 4
 STEP = {"width": M, "bound": 50.0}

@@ -4,7 +4,7 @@
 site keeps its own noised moments, the reference is found over secure sums of what sites compute from these, and each site
 makes its own map. Both cost one release and give the same reference. After SLOT-Align (reference "barycenter"), and with
 references that tell class means and site effects apart (:mod:`veilsum_aggregation.two_way`): shifts (reference "two-way"), or
-shifts and slopes (reference "slopes"). With reference "auto" the release itself chooses (:mod:`.reference_choice`).
+shifts and slopes (reference "slopes").
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.iteration import iterate, step_plans
 from veilsum_coordinator.parts.moment_plans import Missing, Split, class_moments, gaussian_moments, need_label
-from veilsum_coordinator.parts.reference_choice import Choice, choose_reference, usual_reference
 from veilsum_coordinator.parts.references import (
     SiteReference,
     barycenter_reference,
@@ -44,8 +43,26 @@ LABEL = "alignment"
 NOTHING_ALIGNED = "every site's moments are within their noise; nothing is aligned"
 
 
-def _renamed(reference: object) -> object:
-    """Studies that were signed before the rename say "paper"."""
+REMOVED = "auto"
+"""A reference that there was: the release chose it. Held-out data refuted the choice (decision 97)."""
+
+STATE = (
+    'State reference = "two-way", "slopes" or "barycenter", or leave [parameters.alignment] out.'
+    " Without noise two-way is the default; under noise an alignment may lose accuracy, so none is made unless it is stated."
+)
+
+
+def _known(reference: object) -> object:
+    """A reference as studies state it now; "paper" is what studies that were signed before the rename say.
+
+    Raises:
+        ConfigurationError: the release was to choose.
+    """
+    if reference == REMOVED:
+        raise ConfigurationError(
+            f'alignment.reference = "{REMOVED}" was removed after version 0.2.',
+            f"{STATE} Verify results of studies that were signed with it with that version.",
+        )
     return "barycenter" if reference == "paper" else reference
 
 
@@ -55,9 +72,8 @@ class AlignmentParameters(Frozen):
     Attributes:
         reference: ``slopes`` and ``two-way`` fit class means and what sites do to them together, so that a site's mix of
             classes is not taken for it; they need a label. With ``two-way`` a site shifts all classes alike, with ``slopes``
-            it also turns and stretches them about their centre. ``auto`` takes ``slopes``, for two classes either of them, or
-            none, as the released moments say; in iterated mode, where they are not seen, ``slopes`` or ``two-way``.
-            ``barycenter`` is the Wasserstein barycenter of the sites' pooled features (SLOT-Align).
+            it also turns and stretches them about their centre. ``barycenter`` is the Wasserstein barycenter of the sites'
+            pooled features (SLOT-Align). Without noise it is ``two-way`` by default; with noise it must be stated.
         mode: ``one-shot`` releases each site's moments per site, noised; ``iterated`` releases sums only.
         tau: how far covariances (``barycenter``: means as well) move to the reference, in [0, 1]; by default 0.4.
         rounds: of the fit of ``slopes`` and ``two-way``, by default 10; of the barycenter's fixed point, by default 200 in
@@ -67,7 +83,7 @@ class AlignmentParameters(Frozen):
         share: part of the budget that the alignment's release takes where the method makes releases of its own; 0 to 1.
     """
 
-    reference: Annotated[Literal["auto"] | Kind, BeforeValidator(_renamed)] = "auto"
+    reference: Annotated[Kind | None, BeforeValidator(_known)] = None
     mode: Literal["one-shot", "iterated"] = "one-shot"
     tau: Real = Field(default=0.4, ge=0, le=1)
     rounds: int | None = Field(default=None, ge=1, le=1000)
@@ -107,18 +123,17 @@ def resolve_alignment(parameters: AlignmentParameters, inputs: Inputs, *, classe
     """Fill in the defaults that depend on the inputs; ``classes`` as in :func:`alignment_plans`.
 
     Raises:
-        ConfigurationError: the parameters contradict each other or the inputs.
+        ConfigurationError: the parameters contradict each other or the inputs, or state no reference under noise.
     """
-    by_class = parameters.reference != "barycenter"
+    if parameters.reference is None and inputs.private:
+        raise ConfigurationError("An alignment under noise must state its reference.", STATE)
+    reference = parameters.reference or "two-way"
+    by_class = reference != "barycenter"
     if by_class:
-        need_label(inputs, f'alignment with reference = "{parameters.reference}"', ', or state reference = "barycenter"')
+        need_label(inputs, f'alignment with reference = "{reference}"', ', or state reference = "barycenter"')
     _check_shrinkage(parameters, inputs, classes or by_class)
-    if parameters.reference == "auto" and parameters.mode == "iterated":
-        parameters = parameters.model_copy(update={"reference": usual_reference(len(inputs.classes))})
-    if parameters.rounds is not None:
-        return parameters
-    rounds = 10 if by_class else 200 if parameters.mode == "one-shot" else 20
-    return parameters.model_copy(update={"rounds": rounds})
+    rounds = parameters.rounds or (10 if by_class else 200 if parameters.mode == "one-shot" else 20)
+    return parameters.model_copy(update={"reference": reference, "rounds": rounds})
 
 
 def _check_shrinkage(parameters: AlignmentParameters, inputs: Inputs, by_class: bool) -> None:
@@ -218,28 +233,12 @@ def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
 def _one_shot(
     release: Release, participants: tuple[str, ...], parameters: AlignmentParameters, summary: dict[str, Any]
 ) -> Aligned:
-    if parameters.reference == "auto":
-        chosen, why = _choice(release, parameters)
-        summary |= {"chosen": chosen, **why}
-        if chosen == "none":
-            return _unaligned(release, participants, summary)
-        parameters = parameters.model_copy(update={"reference": chosen})
     found = _reference(release, parameters)
     if found is None:
         summary["not_estimable"] = NOTHING_ALIGNED
-        return _unaligned(release, participants, summary)
-    return _with_maps(release, participants, found, summary)
-
-
-def _unaligned(release: Release, participants: tuple[str, ...], summary: dict[str, Any]) -> Aligned:
-    """Maps that leave everything as it is."""
-    width = release.values["squares"].shape[-1]
-    maps = tuple(AffineMap.identity(width) for _ in release.cohort)
-    found = SiteReference({}, maps, {}, [unaligned_row(name) for name in release.cohort])
-    return _with_maps(release, participants, found, summary)
-
-
-def _with_maps(release: Release, participants: tuple[str, ...], found: SiteReference, summary: dict[str, Any]) -> Aligned:
+        width = release.values["squares"].shape[-1]
+        maps = tuple(AffineMap.identity(width) for _ in release.cohort)
+        found = SiteReference({}, maps, {}, [unaligned_row(name) for name in release.cohort])
     absent = [unaligned_row(name) for name in participants if name not in release.cohort]
     summary |= {**found.convergence, "sites": found.rows + absent}
     matrix, offset = maps_arrays(participants, release.cohort, found.maps)
@@ -249,22 +248,15 @@ def _with_maps(release: Release, participants: tuple[str, ...], found: SiteRefer
 
 
 def _reference(release: Release, parameters: AlignmentParameters) -> SiteReference | None:
-    rounds, tau = parameters.rounds or 1, parameters.tau
-    if parameters.reference == "barycenter":
+    rounds, tau, kind = parameters.rounds or 1, parameters.tau, _kind(parameters)
+    if kind == "barycenter":
         return barycenter_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds)
-    kind = _kind(parameters)
-    if parameters.shrinkage == "ledoit-wolf" or kind == "barycenter":  # resolved parameters do not say so
+    if parameters.shrinkage == "ledoit-wolf":  # resolved parameters do not say so
         raise ConfigurationError("Ledoit-Wolf shrinkage takes moments that are pooled over the classes.")
     return two_way_reference(release, tau=tau, shrinkage=parameters.shrinkage, rounds=rounds, kind=kind)
 
 
-def _choice(release: Release, parameters: AlignmentParameters) -> tuple[Choice, dict[str, Any]]:
-    if parameters.shrinkage == "ledoit-wolf":
-        raise ConfigurationError("Ledoit-Wolf shrinkage takes moments that are pooled over the classes.")
-    return choose_reference(release, tau=parameters.tau, shrinkage=parameters.shrinkage, rounds=parameters.rounds or 1)
-
-
 def _kind(parameters: AlignmentParameters) -> Kind:
-    if parameters.reference == "auto":
-        raise ConfigurationError("An alignment over sums states its reference.", "Compile the study anew.")
+    if parameters.reference is None:
+        raise ConfigurationError("A compiled study states the reference of its alignment.", "Compile the study anew.")
     return parameters.reference

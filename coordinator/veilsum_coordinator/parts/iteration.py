@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from veilsum_aggregation import moments
 from veilsum_aggregation.alignment import CLASS_MEANS, COVARIANCE, MEAN, SCALARS, WITHIN, Kind
 from veilsum_aggregation.gaussian import Acceleration, barycenter_residual
-from veilsum_aggregation.mixed_effects import slope_variance, two_way_update
-from veilsum_aggregation.two_way import whitening
+from veilsum_aggregation.two_way import relative_change, slope_variance, two_way_update, whitening
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import task_parameters
-from veilsum_coordinator.parts.references import relative_change, two_way_convergence
-from veilsum_privacy.tasks.barycenter_step import FACTOR, TOTAL
-from veilsum_privacy.tasks.two_way_step import CENTRE
+from veilsum_coordinator.parts.references import two_way_convergence
+from veilsum_privacy.tasks.formulas import CENTRE, FACTOR, TOTAL
 
 Floats = NDArray[np.float64]
 Found = tuple[dict[str, Floats], dict[str, Any]]

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation import moments
+from veilsum_aggregation.alignment import mapped_moments
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.references import site_blocks
@@ -23,10 +23,9 @@ Floats = NDArray[np.float64]
 def joined(release: Release, maps: Sequence[AffineMap] | None = None) -> Release:
     """The joint release that a per-site one of class moments adds up to, with second moments pooled over the classes.
 
-    With x -> A x + b a class's count n and sum s become n and A s + n b, and second moments S of n records with sum s become
-    A S A^T + A s b^T + b s^T A^T + n b b^T. The noise of a mean or a central moment is turned by A alone, as b cancels there:
-    stated are root mean squares over the entries, sqrt(sum_k g_k) for sums and sqrt(sum_k g_k^2) for second moments, with
-    g_k = tr(A_k A_k^T) / m.
+    A site's are mapped by :func:`veilsum_aggregation.alignment.mapped_moments`. The noise of a mean or a central moment is
+    turned by A alone: stated are root mean squares over the entries, sqrt(sum_k g_k) for sums and sqrt(sum_k g_k^2) for
+    second moments, with the gains g_k = tr(A_k A_k^T) / m.
 
     Args:
         release: of class moments per site, with pooled second moments.
@@ -35,21 +34,9 @@ def joined(release: Release, maps: Sequence[AffineMap] | None = None) -> Release
     sites = site_blocks(release)
     width = release.values["sums"].shape[-1]
     own = [AffineMap.identity(width)] * len(sites) if maps is None else maps
-    values: dict[str, Floats] = {}
-    for blocks, mapped in zip(sites, own, strict=True):
-        a, b = mapped.matrix, mapped.offset
-        counts, number = blocks["counts"], float(blocks["counts"].sum())
-        total = a @ blocks["sums"].sum(axis=0)
-        second = moments.symmetric(blocks["squares"], blocks.get("products", np.zeros(0)))
-        second = a @ second @ a.T + np.outer(total, b) + np.outer(b, total) + number * np.outer(b, b)
-        moved = {
-            "counts": counts,
-            "sums": blocks["sums"] @ a.T + counts[:, None] * b,
-            "squares": np.diag(second),
-            "products": second[np.triu_indices(width, 1)],
-        }
-        values = {name: values.get(name, 0.0) + array for name, array in moved.items()}
-    gains = np.array([float(np.sum(mapped.matrix**2)) / width for mapped in own])
+    moved = [mapped_moments(blocks, mapped) for blocks, mapped in zip(sites, own, strict=True)]
+    gains = np.array([float(blocks.pop("gain")[0]) for blocks in moved])
+    values: dict[str, Floats] = {name: np.asarray(sum(blocks[name] for blocks in moved)) for name in moved[0]}
     factors = {"counts": len(own) ** 0.5, "sums": float(gains.sum()) ** 0.5}
     both = float(np.sum(gains**2)) ** 0.5
     noise = {name: std * factors.get(name, both) for name, std in release.noise_std.items()}

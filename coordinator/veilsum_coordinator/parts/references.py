@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from veilsum_aggregation import moments
 from veilsum_aggregation.alignment import (
     SCALARS,
-    ClassStatistics,
     class_statistics,
     local_map,
     local_step,
@@ -26,14 +25,12 @@ from veilsum_aggregation.alignment import (
 )
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, barycenter, push, transport_map, wasserstein2
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
-from veilsum_aggregation.two_way import TwoWay, fit_two_way
+from veilsum_aggregation.two_way import fit_two_way
 from veilsum_coordinator.parts.federation import Release
 
 Floats = NDArray[np.float64]
 Blocks = Mapping[str, Floats]
-ClassShrinkage = Literal["auto", "oas", "noised", "ridge"]
-Shrinkage = ClassShrinkage | Literal["ledoit-wolf"]
-TwoWayKind = Literal["slopes", "two-way"]
+Shrinkage = Literal["auto", "oas", "noised", "ridge", "ledoit-wolf"]
 
 TOLERANCE = 1e-12
 """Residual at which a barycenter that is computed here has converged."""
@@ -92,51 +89,30 @@ def barycenter_reference(release: Release, *, tau: float, shrinkage: Shrinkage, 
     return SiteReference(reference_arrays(target), tuple(maps), convergence, rows)
 
 
-def two_way_maps(
-    release: Release, *, tau: float, shrinkage: ClassShrinkage, rounds: int, kind: TwoWayKind
-) -> tuple[AffineMap, ...] | None:
-    """The maps alone of :func:`two_way_reference`."""
-    found = [class_statistics(blocks, release.noise_std, shrinkage=shrinkage) for blocks in site_blocks(release)]
-    fitted = _two_way_fit(found, rounds, kind)
-    return None if fitted is None else _two_way_maps(release, fitted, tau, shrinkage, kind)
-
-
-def _two_way_fit(found: Sequence[ClassStatistics | None], rounds: int, kind: TwoWayKind) -> TwoWay | None:
-    known = [statistics for statistics in found if statistics is not None]
-    try:
-        return fit_two_way(stack(known), rounds=rounds, slopes=kind == "slopes") if known else None
-    except ValueError:  # no class of two records at any site
-        return None
-
-
-def _two_way_maps(
-    release: Release, fitted: TwoWay, tau: float, shrinkage: ClassShrinkage, kind: TwoWayKind
-) -> tuple[AffineMap, ...]:
-    arrays, noise = reference_arrays(fitted), release.noise_std
-    return tuple(local_map(kind, blocks, noise, arrays, tau=tau, shrinkage=shrinkage) for blocks in site_blocks(release))
-
-
 def two_way_reference(
     release: Release,
     *,
     tau: float,
-    shrinkage: ClassShrinkage,
+    shrinkage: Literal["auto", "oas", "noised", "ridge"],
     rounds: int,
-    kind: TwoWayKind = "two-way",
+    kind: Literal["slopes", "two-way"] = "two-way",
 ) -> SiteReference | None:
     """Class means, pooled within-class covariance and site effects; None where nothing tells a spread within classes.
 
     A site's distance is that of its shift and its within-class covariance to no shift and the pooled covariance. The fitted
     shift is taken out whole, so what is left after the map is the difference between the spreads. A slope is not in it.
     """
-    found = [class_statistics(blocks, release.noise_std, shrinkage=shrinkage) for blocks in site_blocks(release)]
-    fitted = _two_way_fit(found, rounds, kind)
-    if fitted is None:
+    sites, noise = site_blocks(release), release.noise_std
+    found = [class_statistics(blocks, noise, shrinkage=shrinkage) for blocks in sites]
+    known = [statistics for statistics in found if statistics is not None]
+    if not known:
         return None
-    earlier = _two_way_fit(found, rounds - 1, kind) if rounds > 1 else None
-    change = None if earlier is None else relative_change(earlier.class_means, fitted.class_means)
+    try:
+        fitted = fit_two_way(stack(known), rounds=rounds, slopes=kind == "slopes")
+    except ValueError:  # no class of two records at any site
+        return None
     arrays = reference_arrays(fitted)
-    maps = _two_way_maps(release, fitted, tau, shrinkage, kind)
+    maps = tuple(local_map(kind, blocks, noise, arrays, tau=tau, shrinkage=shrinkage) for blocks in sites)
     centre = np.zeros(len(fitted.within))
     target = Gaussian(centre, fitted.within)
     rows = []
@@ -149,7 +125,7 @@ def two_way_reference(
         before = wasserstein2(Gaussian(shift, statistics.within), target)
         number = float(statistics.counts.sum())
         rows.append(_row(name, number, float(np.linalg.norm(shift)), before, wasserstein2(after, target)))
-    return SiteReference(arrays, maps, two_way_convergence(rounds, change, arrays[SCALARS]), rows)
+    return SiteReference(arrays, maps, two_way_convergence(rounds, fitted.change, arrays[SCALARS]), rows)
 
 
 def two_way_convergence(rounds: int, change: float | None, scalars: Floats) -> dict[str, Any]:
@@ -195,11 +171,6 @@ def _gaussian(blocks: Blocks, noise: Mapping[str, float], shrinkage: Shrinkage) 
     # One record, or equal ones: the grid leaves less fourth moment than the covariance needs, and no spread to shrink.
     least = number * float(np.trace(matrix)) ** 2
     return number, Gaussian(total / number, shrink_ledoit_wolf(matrix, number, max(fourth, least)))
-
-
-def relative_change(old: Floats, new: Floats) -> float:
-    """|new - old| / |new|."""
-    return float(np.linalg.norm(new - old) / max(float(np.linalg.norm(new)), float(np.finfo(np.float64).tiny)))
 
 
 def maps_arrays(participants: Sequence[str], cohort: Sequence[str], maps: Sequence[AffineMap]) -> tuple[Floats, Floats]:

@@ -10,13 +10,12 @@ from pydantic import ValidationError
 from veilsum_node.config import did_you_mean, explain
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.aligned_moments import AlignedMoments
-from veilsum_privacy.tasks.barycenter_step import BarycenterStep
 from veilsum_privacy.tasks.base import Task
 from veilsum_privacy.tasks.calibration_step import CalibrationStep
 from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.feature_means import FeatureMeans
+from veilsum_privacy.tasks.formulas import AlignedMoments, BarycenterStep, TwoWayStep, WithinMoments
 from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
 from veilsum_privacy.tasks.gradient import Gradient
 from veilsum_privacy.tasks.grams import Grams
@@ -31,8 +30,6 @@ from veilsum_privacy.tasks.site_scores import ScoreProducts, SiteHazardScores, S
 from veilsum_privacy.tasks.statistics import Statistics
 from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.tasks.tree_gradients import TreeGradients
-from veilsum_privacy.tasks.two_way_step import TwoWayStep
-from veilsum_privacy.tasks.within_moments import WithinMoments
 
 _ALL: tuple[type[Task[Any]], ...] = (
     Statistics,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import moment_alignment
 from veilsum_aggregation.alignment import local_map
+from veilsum_aggregation.gaussian import AffineMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.exact import exact_affine as exact_affine
 from veilsum_privacy.study.encoder import Projection, projection_digest
@@ -113,16 +114,35 @@ def _alignment(
     if alignment.kind == "broadcast":
         matrices = _array(broadcast, ALIGNMENT_MATRIX, (sites, width, width))
         return matrices[index], _array(broadcast, ALIGNMENT_OFFSET, (sites, width))[index]
-    if alignment.kind == "moments":
-        raise Misuse("Alignment by moments is no affine map of all features together.")
     if kept is None or noise_std is None:
         raise Misuse(NOTHING_KEPT)
+    own = own_map(alignment, kept, noise_std, broadcast, width)
+    return own.matrix, own.offset
+
+
+def own_map(
+    alignment: Alignment,
+    kept: Mapping[str, Floats],
+    noise_std: Mapping[str, float],
+    broadcast: Mapping[str, Floats],
+    width: int,
+) -> AffineMap:
+    """The affine map of so many features that a site makes of what it kept.
+
+    Raises:
+        HostileInput: the broadcast holds no reference that fits.
+        Misuse: the alignment is of another kind.
+    """
+    if alignment.kind == "broadcast" or alignment.kind == "moments":
+        raise Misuse(f"The alignment {alignment.kind!r} is no affine map that a site makes of all features together.")
     reference = {name: array for name, array in broadcast.items() if name.startswith(REFERENCE)}
     try:
         own = local_map(alignment.kind, kept, noise_std, reference, tau=alignment.tau)
+        if own.matrix.shape != (width, width):
+            raise ValueError("another dimension")
     except (KeyError, ValueError, ArithmeticError) as error:  # sizes beyond all that a reference has overflow
         raise HostileInput(f"The broadcast holds no reference for the alignment {alignment.kind!r}.") from error
-    return own.matrix, own.offset
+    return own
 
 
 def _in_box(
