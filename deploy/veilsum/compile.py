@@ -66,7 +66,7 @@ class StudyDraft:
 
     request: StudyRequest
     schema: DatasetSchema
-    method: Method
+    method: Method[Any]
     parameters: Frozen
     plans: tuple[TaskPlan, ...]
     members: tuple[str, ...]

@@ -62,7 +62,7 @@ class Rehearsal:
 
     def __init__(
         self,
-        method: Method,
+        method: Method[Any],
         schema: DatasetSchema,
         width: int | None,
         expected: Mapping[str, Guess],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from veilsum_coordinator.methods.fedavg import FedAvg
 from veilsum_coordinator.methods.fedcgs import FedCGS
@@ -37,11 +38,11 @@ _ALL = (
     FederatedEvaluation(),
 )
 
-METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
+METHODS: Mapping[str, Method[Any]] = {method.name: method for method in _ALL}
 """Every method by name."""
 
 
-def get_method(name: str) -> Method:
+def get_method(name: str) -> Method[Any]:
     """Return a registered method.
 
     Raises:

@@ -93,16 +93,14 @@ class FedAvgParameters(TrainingParameters):
     recalibrate: Real = Field(default=0.0, ge=0, lt=1, exclude_if=lambda part: not part)
 
 
-class FedAvg(Method):
+class FedAvg(Method[FedAvgParameters]):
     """Rounds of the task "local-training"."""
 
     name = "fedavg"
     Parameters: ClassVar[type[Frozen]] = FedAvgParameters
     rehearsals = 0
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, FedAvgParameters):
-            return parameters
+    def resolve(self, parameters: FedAvgParameters, inputs: Inputs) -> FedAvgParameters:
         if parameters.outcome is None:
             need_label(inputs, "the method fedavg", ", or name an outcome in [parameters.outcome]")
         outcome, inputs, scores = resolved_outcome(parameters.outcome, inputs, "fedavg")
@@ -142,9 +140,9 @@ class FedAvg(Method):
             check_participation(parameters, parameters.participation)
         return parameters.model_copy(update=filled)
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, FedAvgParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedavg needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: FedAvgParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.clip is None:
+            raise ConfigurationError("The method fedavg needs the defaults of its parameters resolved.")
         public = parameters.participation is not None
         moments = parameters.moments
         _, features, scores = resolved_outcome(parameters.outcome, inputs, "fedavg")

@@ -100,16 +100,14 @@ class FedCGSParameters(Frozen):
     generation: GenerationParameters | None = None
 
 
-class FedCGS(Method):
+class FedCGS(Method[FedCGSParameters]):
     """One round of "class-moments", then shrinkage and linear discriminant analysis."""
 
     name = "fedcgs"
     Parameters: ClassVar[type[Frozen]] = FedCGSParameters
     rehearsals = 12
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, FedCGSParameters):
-            return parameters
+    def resolve(self, parameters: FedCGSParameters, inputs: Inputs) -> FedCGSParameters:
         alignment = parameters.alignment
         if alignment is not None:
             by_class = parameters.generation is None
@@ -142,9 +140,9 @@ class FedCGS(Method):
         }
         return parameters.model_copy(update=resolved)
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, FedCGSParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedcgs needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: FedCGSParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.clip is None:
+            raise ConfigurationError("The method fedcgs needs the defaults of its parameters resolved.")
         need_label(inputs, "the method fedcgs")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
         if parameters.disclosure == "per-site" and (alignment is not None or parameters.generation is not None):

@@ -50,16 +50,14 @@ class FederatedEvaluationParameters(ClassifierRequest):
         return {name: value for name, value in dump(self).items() if name not in hidden}
 
 
-class FederatedEvaluation(Method):
+class FederatedEvaluation(Method[FederatedEvaluationParameters]):
     """One round of the task "model-tables", or of a prediction by a formula of the task "tables"."""
 
     name = "federated-evaluation"
     Parameters: ClassVar[type[Frozen]] = FederatedEvaluationParameters
     rehearsals = 8
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, FederatedEvaluationParameters):
-            return parameters
+    def resolve(self, parameters: FederatedEvaluationParameters, inputs: Inputs) -> FederatedEvaluationParameters:
         if parameters.prediction is not None:
             if stated := sorted(parameters.model_fields_set & ClassifierRequest.model_fields.keys()):
                 raise ConfigurationError(
@@ -74,9 +72,7 @@ class FederatedEvaluation(Method):
         most = 3.0 * math.log(len(parameters.classes)) if parameters.largest_loss is None else parameters.largest_loss
         return parameters.model_copy(update={"largest_loss": most})
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, FederatedEvaluationParameters):
-            raise ConfigurationError(f"The method {self.name} needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: FederatedEvaluationParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
         persons = {"person": parameters.person, "at_most": parameters.at_most}
         try:
             if parameters.prediction is None:

@@ -83,22 +83,20 @@ class FedPFTParameters(Frozen):
     generation: GenerationParameters | None = None
 
 
-class FedPFT(Method):
+class FedPFT(Method[FedPFTParameters]):
     """An alignment if any, "class-mixtures" once or in rounds, samples, and a softmax head."""
 
     name = "fedpft"
     Parameters: ClassVar[type[Frozen]] = FedPFTParameters
     rehearsals = 8
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, FedPFTParameters):
-            return parameters
+    def resolve(self, parameters: FedPFTParameters, inputs: Inputs) -> FedPFTParameters:
         alignment = None if parameters.alignment is None else resolve_alignment(parameters.alignment, inputs)
         return parameters.model_copy(update={"clip": resolved_clip(parameters.clip, inputs), "alignment": alignment})
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, FedPFTParameters) or parameters.clip is None:
-            raise ConfigurationError("The method fedpft needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: FedPFTParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.clip is None:
+            raise ConfigurationError("The method fedpft needs the defaults of its parameters resolved.")
         need_label(inputs, "the method fedpft")
         before, left = plans_in_front(parameters.alignment, inputs, parameters.clip, parameters.missing)
         use = FeatureUse.of(inputs, parameters.clip, parameters.missing, parameters.alignment)

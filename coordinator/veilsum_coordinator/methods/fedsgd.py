@@ -124,16 +124,14 @@ class FedSGDParameters(Frozen):
     recalibrate: Real = Field(default=0.0, ge=0, lt=1, exclude_if=lambda part: not part)
 
 
-class FedSGD(Method):
+class FedSGD(Method[FedSGDParameters]):
     """DP-SGD over the task "gradient"."""
 
     name = "fedsgd"
     Parameters: ClassVar[type[Frozen]] = FedSGDParameters
     rehearsals = 0
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, FedSGDParameters):
-            return parameters
+    def resolve(self, parameters: FedSGDParameters, inputs: Inputs) -> FedSGDParameters:
         if parameters.outcome is None:
             need_label(inputs, "the method fedsgd", ", or name an outcome in [parameters.outcome]")
         outcome, inputs, scores = resolved_outcome(parameters.outcome, inputs, "fedsgd")
@@ -171,9 +169,9 @@ class FedSGD(Method):
         }
         return parameters.model_copy(update=filled)
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, FedSGDParameters) or parameters.model is None or parameters.clip is None:
-            raise ConfigurationError("The method fedsgd needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: FedSGDParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.model is None or parameters.clip is None:
+            raise ConfigurationError("The method fedsgd needs the defaults of its parameters resolved.")
         task = GradientParameters(
             width=None if inputs.encoder is None else inputs.width,
             clip=parameters.clip,

@@ -79,16 +79,14 @@ class GBDTParameters(Frozen):
     seed: int = Field(default=0, ge=0, le=2**31 - 1)
 
 
-class GBDT(Method):
+class GBDT(Method[GBDTParameters]):
     """``rounds`` releases of the task "tree-gradients"."""
 
     name = "gbdt"
     Parameters: ClassVar[type[Frozen]] = GBDTParameters
     rehearsals = 2
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, GBDTParameters):
-            return parameters
+    def resolve(self, parameters: GBDTParameters, inputs: Inputs) -> GBDTParameters:
         stated = parameters.outcome
         if stated is None:
             need_label(inputs, "the method gbdt", ", or name an outcome in [parameters.outcome]")
@@ -109,9 +107,9 @@ class GBDT(Method):
         filled = {"outcome": outcome, "most": most, "trees": trees, "ridge": ridge_of(parameters, inputs.schema)}
         return parameters.model_copy(update=filled)
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, GBDTParameters) or parameters.trees is None:
-            raise ConfigurationError("The method gbdt needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: GBDTParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.trees is None:
+            raise ConfigurationError("The method gbdt needs the defaults of its parameters resolved.")
         if inputs.encoder is not None:
             raise ConfigurationError("The method gbdt splits the columns themselves.", "Leave the encoder out.")
         if parameters.clip < math.sqrt(inputs.width):

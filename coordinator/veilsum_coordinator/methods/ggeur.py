@@ -112,16 +112,14 @@ class GGEURParameters(GenerationParameters):
         return self.mode == "multi-domain" and self.control != "none" and self.extra > 0
 
 
-class GGEUR(Method):
+class GGEUR(Method[GGEURParameters]):
     """Class geometries, then rounds of "local-training" at the sites, or a head trained here."""
 
     name = "ggeur"
     Parameters: ClassVar[type[Frozen]] = GGEURParameters
     rehearsals = 2
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, GGEURParameters):
-            return parameters
+    def resolve(self, parameters: GGEURParameters, inputs: Inputs) -> GGEURParameters:
         train = parameters.train or ("coordinator" if inputs.private else "sites")
         if train == "sites" and inputs.private:
             raise ConfigurationError(
@@ -143,9 +141,9 @@ class GGEUR(Method):
         }
         return parameters.model_copy(update=filled)
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, GGEURParameters) or parameters.clip is None or parameters.train is None:
-            raise ConfigurationError("The method ggeur needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: GGEURParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.clip is None or parameters.train is None:
+            raise ConfigurationError("The method ggeur needs the defaults of its parameters resolved.")
         need_label(inputs, "the method ggeur")
         use = FeatureUse.of(inputs, parameters.clip, parameters.missing)
         plans = generation_plans(parameters, use)

@@ -105,16 +105,14 @@ class HFedATMParameters(TrainingParameters):
         return 1 if self.start == "independent" else -(-self.rounds // self.merge.every)
 
 
-class HFedATM(Method):
+class HFedATM(Method[HFedATMParameters]):
     """Rounds of the task "local-training" at stations; with RegMean also releases of the task "grams"."""
 
     name = "hfedatm"
     Parameters: ClassVar[type[Frozen]] = HFedATMParameters
     rehearsals = 0
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, HFedATMParameters):
-            return parameters
+    def resolve(self, parameters: HFedATMParameters, inputs: Inputs) -> HFedATMParameters:
         need_label(inputs, "the method hfedatm")
         check_table(parameters.stations, inputs.sites)
         model = resolved_model(parameters.model, inputs.width, len(inputs.classes), "hfedatm, parameters.model")
@@ -138,9 +136,9 @@ class HFedATM(Method):
             )
         return parameters.model_copy(update=filled)
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, HFedATMParameters) or parameters.clip is None or parameters.layers is None:
-            raise ConfigurationError("The method hfedatm needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: HFedATMParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.clip is None or parameters.layers is None:
+            raise ConfigurationError("The method hfedatm needs the defaults of its parameters resolved.")
         p, rounds = parameters, parameters.rounds * parameters.station_rounds
         whole = p.model_copy(update={"rounds": rounds})
         training = training_plan(whole, inputs, p.model, parameters.clip, p.missing)

@@ -93,16 +93,14 @@ class OFedAvgParameters(Frozen):
     generation: GenerationParameters | None = None
 
 
-class OFedAvg(Method):
+class OFedAvg(Method[OFedAvgParameters]):
     """An alignment if any, one round of "local-head", and the mean of the heads."""
 
     name = "o-fedavg"
     Parameters: ClassVar[type[Frozen]] = OFedAvgParameters
     rehearsals = 8
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, OFedAvgParameters):
-            return parameters
+    def resolve(self, parameters: OFedAvgParameters, inputs: Inputs) -> OFedAvgParameters:
         clip = resolved_clip(parameters.clip, inputs)
         norm = min(clip, typical_norm(inputs, clip))
         per = parameters.ridge_per or ("site" if inputs.private else "record")
@@ -125,9 +123,9 @@ class OFedAvg(Method):
             }
         )
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, OFedAvgParameters) or parameters.clip is None:
-            raise ConfigurationError("The method o-fedavg needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: OFedAvgParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.clip is None:
+            raise ConfigurationError("The method o-fedavg needs the defaults of its parameters resolved.")
         need_label(inputs, "the method o-fedavg")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
         before, left = plans_in_front(alignment, inputs, clip, missing)

@@ -53,15 +53,13 @@ class PCAParameters(Frozen):
     missing: Literal["skip", "centre"] = "skip"
 
 
-class PCA(Method):
+class PCA(Method[PCAParameters]):
     """One round of "gaussian-moments", shrinkage, and the leading eigenvectors."""
 
     name = "pca"
     Parameters: ClassVar[type[Frozen]] = PCAParameters
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, PCAParameters):
-            return parameters
+    def resolve(self, parameters: PCAParameters, inputs: Inputs) -> PCAParameters:
         if inputs.encoder is not None:
             raise ConfigurationError("The method pca makes an encoder and takes none.", "Leave the [encoder] table out.")
         width = parameters.width or min(DEFAULT_WIDTH, inputs.width)
@@ -71,9 +69,9 @@ class PCA(Method):
             )
         return parameters.model_copy(update={"width": width, "clip": resolved_clip(parameters.clip, inputs)})
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, PCAParameters) or parameters.clip is None:
-            raise ConfigurationError("The method pca needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: PCAParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.clip is None:
+            raise ConfigurationError("The method pca needs the defaults of its parameters resolved.")
         return (TaskPlan(MOMENTS, "gaussian-moments", gaussian_moments(inputs, parameters.clip, parameters.missing)),)
 
     def compute(self, federation: Federation) -> Result:

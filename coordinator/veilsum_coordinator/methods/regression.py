@@ -40,7 +40,7 @@ from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, N
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_coordinator.parts.robust_errors import PRODUCTS, product_release, robust
 from veilsum_node.config import explain
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -130,7 +130,7 @@ class RegressionParameters(Frozen):
         return {name: value for name, value in dump(self).items() if name != "errors" or value not in (None, "model")}
 
 
-class Regression(Method):
+class Regression(Method[RegressionParameters]):
     """One release of the task "tables", and for odds and rates three of "newton-step", for hazards of "hazard-step".
 
     Errors clustered by site take one of "site-scores" or "site-hazard-scores", which discloses each site's score by itself.
@@ -139,17 +139,15 @@ class Regression(Method):
     name = "regression"
     Parameters: ClassVar[type[Frozen]] = RegressionParameters
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, RegressionParameters) or parameters.errors is not None:
+    def resolve(self, parameters: RegressionParameters, inputs: Inputs) -> RegressionParameters:
+        if parameters.errors is not None:
             return parameters
         numbers = {column.name for column in inputs.schema.columns} | parameters.derive.keys()
         event = parameters.family == "linear" and parameters.outcome not in numbers
         errors = "robust" if event or parameters.family == "poisson" else "model"
         return parameters.model_copy(update={"errors": errors})
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, RegressionParameters):
-            raise Misuse("The method regression takes its own parameters.")
+    def declare(self, parameters: RegressionParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if parameters.most is not None and parameters.family != "poisson":
             raise ConfigurationError("Only counts have a largest mean, `most`.", "Leave it out.")
         if parameters.per and parameters.family == "linear":

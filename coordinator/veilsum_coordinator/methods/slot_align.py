@@ -34,21 +34,19 @@ class SlotAlignParameters(Frozen):
     alignment: AlignmentParameters = AlignmentParameters()
 
 
-class SlotAlign(Method):
+class SlotAlign(Method[SlotAlignParameters]):
     """The alignment's rounds, and nothing after them."""
 
     name = "slot-align"
     Parameters: ClassVar[type[Frozen]] = SlotAlignParameters
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
-        if not isinstance(parameters, SlotAlignParameters):
-            return parameters
+    def resolve(self, parameters: SlotAlignParameters, inputs: Inputs) -> SlotAlignParameters:
         alignment = resolve_alignment(parameters.alignment, inputs)
         return parameters.model_copy(update={"clip": resolved_clip(parameters.clip, inputs), "alignment": alignment})
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, SlotAlignParameters) or parameters.clip is None:
-            raise ConfigurationError("The method slot-align needs its own parameters, with defaults resolved.")
+    def declare(self, parameters: SlotAlignParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
+        if parameters.clip is None:
+            raise ConfigurationError("The method slot-align needs the defaults of its parameters resolved.")
         return alignment_plans(parameters.alignment, inputs, parameters.clip, parameters.missing)
 
     def compute(self, federation: Federation) -> Result:

@@ -15,7 +15,7 @@ from veilsum_coordinator.parts.query_answers import TABLES, answers
 from veilsum_coordinator.parts.query_requests import DeriveRequest, QueryRequest, check_persons, expand, overview
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.config import explain
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
@@ -50,15 +50,13 @@ class FederatedStatisticsParameters(Frozen):
         return {name: value for name, value in dump(self).items() if value}
 
 
-class FederatedStatistics(Method):
+class FederatedStatistics(Method[FederatedStatisticsParameters]):
     """One round, of the task "tables". Missing numbers that the schema imputes enter with the imputed value."""
 
     name = "statistics"
     Parameters: ClassVar[type[Frozen]] = FederatedStatisticsParameters
 
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
-        if not isinstance(parameters, FederatedStatisticsParameters):
-            raise Misuse("The method statistics takes its own parameters.")
+    def declare(self, parameters: FederatedStatisticsParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if parameters.derive and not parameters.query:
             raise ConfigurationError("[derive] makes columns for queries, and none is asked.", "Add a [[query]] table.")
         persons = {"person": parameters.person, "at_most": parameters.at_most}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from veilsum_coordinator.parts.estimable import told_result
 from veilsum_coordinator.parts.federation import Federation
@@ -145,8 +145,12 @@ class Inputs:
         return self.schema.classes
 
 
-class Method(ABC):
-    """Base of all methods. ``Parameters`` may have defaults; a compiled study states them all."""
+P = TypeVar("P", bound=Frozen)
+
+
+class Method(ABC, Generic[P]):
+    """Base of all methods, each for parameters of its own type, which may have defaults; a compiled study states
+    them all."""
 
     name: ClassVar[str]
     Parameters: ClassVar[type[Frozen]]
@@ -154,12 +158,12 @@ class Method(ABC):
     """How often a plan runs it on typical records; fewer where a run is dear, 0 where it trains in many steps, of which too
     much depends on the records."""
 
-    def resolve(self, parameters: Frozen, inputs: Inputs) -> Frozen:
+    def resolve(self, parameters: P, inputs: Inputs) -> P:
         """Fill in the defaults that depend on the inputs; the result leaves nothing open."""
         return parameters
 
     @abstractmethod
-    def declare(self, parameters: Frozen, inputs: Inputs) -> tuple[TaskPlan, ...]:
+    def declare(self, parameters: P, inputs: Inputs) -> tuple[TaskPlan, ...]:
         """The tasks for resolved parameters, from public values alone.
 
         Raises:
