@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event, inspect
+from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, create_engine, event, insert, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool, StaticPool
@@ -150,23 +150,28 @@ class Database:
         """Bring a component's tables to the layout that this software knows; one transaction, nothing to do if they have it.
 
         A component is a set of tables with one line of versions, counted in the table ``<component>_version``. Its package
-        holds Alembic scripts in ``versions`` and names the last one as ``HEAD``; the first script leaves tables alone that
-        exist from before there were migrations. Components of one database upgrade on their own.
+        makes new tables by ``create(connection)``; older ones are upgraded by the Alembic scripts in its ``versions``, of
+        which ``HEAD`` names the last. Components of one database upgrade on their own.
 
         Args:
             package: the migrations' package, for example ``veilsum_privacy.ledger.migrations``.
             component: its name, for example ``ledger``.
 
         Raises:
-            StateError: a newer version has been at these tables.
+            StateError: a newer version has been at these tables, or one that was never released.
             Unavailable, Damage: the database refuses.
         """
-        head: str = import_module(package).HEAD
+        made = import_module(package)
+        head: str = made.HEAD
         with self.transaction() as connection:
             found = _component_version(connection, component)
             if found == head:
                 return
-            from veilsum_node.migration import upgrade
+            if found is None:
+                made.create(connection)
+                _stamp(connection, component, head)
+                return
+            from veilsum_node.migration import upgrade  # with Alembic, which takes longer to load than new tables to make
 
             upgrade(connection, package, component, found)
 
@@ -404,3 +409,11 @@ def _component_version(connection: Connection, component: str) -> str | None:
         return None
     version = connection.exec_driver_sql(f"SELECT version_num FROM {table}").scalar()  # noqa: S608 - a component's own name
     return None if version is None else str(version)
+
+
+def _stamp(connection: Connection, component: str, version: str) -> None:
+    """Note the version of new tables, where and as Alembic counts it."""
+    kept = Column("version_num", String(32), primary_key=True)
+    table = Table(f"{component}_version", MetaData(naming_convention={"pk": "%(table_name)s_pkc"}), kept)
+    table.create(connection, checkfirst=False)
+    connection.execute(insert(table), {"version_num": version})

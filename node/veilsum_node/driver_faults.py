@@ -119,6 +119,14 @@ def typed_faults() -> Iterator[None]:
         raise DatabaseAwayError("Too many transactions wait for the database.", "Try again later.") from error
 
 
+def unreleased_version(component: str, found: str) -> StateError:
+    """The error for tables that software between two released versions has made."""
+    return StateError(
+        f"The {component}'s tables are of version {found[:32]!r}, which no released version has.",
+        "Open them once with version 0.2, which upgrades them, or restore a backup that a released version made.",
+    )
+
+
 def newer_version(component: str, found: str) -> StateError:
     """The error for tables that newer software has upgraded."""
     return StateError(

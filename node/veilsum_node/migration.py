@@ -19,24 +19,24 @@ from alembic.script.revision import ResolutionError
 from alembic.util.exc import CommandError
 from sqlalchemy import Connection
 
-from veilsum_node.driver_faults import newer_version
+from veilsum_node.driver_faults import newer_version, unreleased_version
 
 
-def upgrade(connection: Connection, package: str, component: str, found: str | None) -> None:
+def upgrade(connection: Connection, package: str, component: str, found: str) -> None:
     """Run what lies between version ``found`` and the last one.
 
     Raises:
-        StateError: the tables are of a version that the package does not know.
+        StateError: the tables are of a newer version, or of one that was never released.
     """
     script = scripts(package)
     try:
-        if found is not None:
-            script.get_revision(found)
+        script.get_revision(found)
     except (CommandError, ResolutionError) as error:
-        raise newer_version(component, str(found)) from error
+        older = found < max(script.get_heads())
+        raise (unreleased_version if older else newer_version)(component, found) from error
 
     def steps(revision: Any, _context: Any) -> Any:
-        revisions = script.iterate_revisions("head", revision or "base")
+        revisions = script.iterate_revisions("head", revision)
         return [MigrationStep.upgrade_from_script(script.revision_map, item) for item in reversed([*revisions])]
 
     run: Callable[..., Any] = steps

@@ -41,21 +41,23 @@ HISTOGRAMS = tuple(
     {"name": f"h{i}", "kind": "histogram", "over": (f"x{i}",), "edges": tuple(range(-3, 4)), "scale": 64} for i in range(4)
 )
 TASKS = {
-    "statistics": Setting("", "statistics", SCHEMA),
+    "feature-means": Setting(
+        "", "feature-means", SCHEMA, {"clip": 3.0, "missing": "centre", "count_weight": 1.0, "sum_weight": 1.0}
+    ),
     "four histograms": Setting("", "tables", SCHEMA, {"queries": HISTOGRAMS, "sensitivity": 128}),
     "gaussian-moments": Setting("", "gaussian-moments", SCHEMA, moments_parameters(3.0, 1, 1, 1, 1)),
 }
 RUNS = (
-    ("statistics", None),
+    ("feature-means", None),
     ("four histograms", None),
     ("gaussian-moments", None),
-    ("statistics", "sorted"),
-    ("statistics", "anywhere"),
+    ("feature-means", "sorted"),
+    ("feature-means", "anywhere"),
 )
 """A task, and the column of subjects if these are the unit."""
 
 ASKING = [(place, subject) for place in ("PostgreSQL", "Parquet", "CSV") for subject in (None, "anywhere")]
-"""Where a query's records are, and the column of subjects; the task is the statistics."""
+"""Where a query's records are, and the column of subjects; the task is the means."""
 
 
 def write(path: Path, records: int) -> int:
@@ -131,7 +133,7 @@ def main(place: str, task: str, subject: str | None = None) -> None:
             if away
             else SourceQuery("d", text, files={"records": Path(place)}, timeout=3600)
         )
-        task = "statistics"
+        task = "feature-means"
     setting = TASKS[task]
     study = setting.study("record" if subject is None else "subject", grid=2**20, variance=10**9)
     memory = DatasetConfig(path=Path("x")).memory << 20

@@ -70,7 +70,7 @@ def with_tasks(study: Study, tasks: Sequence[TaskDeclaration], **changes: Any) -
 
 def make_sites(directory: Path, names: str = "abcd", **policy: Any) -> TestBed:
     data = make_data(names, 400, WIDTH)
-    tasks = ("gaussian-moments", "barycenter-step", "statistics")
+    tasks = ("gaussian-moments", "barycenter-step")
     return make_bed(directory, data, **({"tasks": tasks, "disclosures": ("joint", "per-site")} | policy))
 
 

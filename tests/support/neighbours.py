@@ -126,20 +126,6 @@ class Neighbours(ABC):
         return spoil(random_records(rng, n, setting.schema), rng)
 
 
-class _Statistics(Neighbours):
-    def settings(self) -> tuple[Setting, ...]:
-        return (
-            Setting("mixed", "statistics", schema(3, imputed=1, categories=(2, 3))),
-            Setting("unlabelled", "statistics", schema(4, label=False)),
-        )
-
-    def worst(self, setting: Setting) -> Records:
-        record = random_records(np.random.default_rng(0), 1, setting.schema, complete=True)
-        numbers = sum(isinstance(column, NumberColumn) for column in setting.schema.columns)
-        record.features[:, :numbers] = np.where(np.arange(numbers) % 2, -1.0, 1.0)
-        return record
-
-
 class _Tables(Neighbours):
     """Four tables of scale 128, whose norm is 256: the worst record is in all of them; and moments of a linear regression."""
 
@@ -605,7 +591,6 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "feature-means": _Moments(_FEATURE_MEANS),
     "gradient": _Gradient(),
     "grams": _Grams(),
-    "statistics": _Statistics(),
     "tables": _Tables(),
     "class-moments": _Moments((*_CLASS_MOMENTS, *_CENTRED)),
     "gaussian-moments": _Moments(_GAUSSIAN_MOMENTS),

@@ -119,13 +119,13 @@ def test_a_policy_is_audited_without_a_record_a_charge_or_an_entry(
 ) -> None:
     before = shown(capsys, "ledger", "show", "--config", site.config)
     found = shown(
-        capsys, "participant", "audit", "--config", site.config, "--trials", 200, "--task", "statistics",
+        capsys, "participant", "audit", "--config", site.config, "--trials", 200, "--task", "feature-means",
         "--task", "local-training", "--out", site.folder / "audit.json",
     )  # fmt: skip
     assert shown(capsys, "ledger", "show", "--config", site.config) == before
     rows = found["audit"]["rows"]
     assert [(row["label"], row["sampling_rate"]) for row in rows] == [
-        ("statistics", 1.0), ("local-training", 1.0), ("local-training", 0.5)
+        ("feature-means", 1.0), ("local-training", 1.0), ("local-training", 0.5)
     ]  # fmt: skip
     assert not found["audit"]["flagged"]
     assert rows[0]["encrypted"] == 2
@@ -155,7 +155,7 @@ def test_the_table_says_what_an_audit_sees(site: SiteFiles, capsys: pytest.Captu
         "--trials",
         200,
         "--task",
-        "statistics",
+        "tables",
         "--out",
         site.folder / "a",
     )
@@ -180,10 +180,10 @@ def test_a_fault_is_status_1_and_stands_in_the_dossier(
     halve(monkeypatch)
     out = site.folder / "audit.json"
     code, text, _ = veilsum(
-        capsys, "participant", "audit", "--config", site.config, "--trials", 200, "--task", "statistics", "--out", out
+        capsys, "participant", "audit", "--config", site.config, "--trials", 200, "--task", "tables", "--out", out
     )
     assert code == 1
-    assert "FAULT in statistics: the release tells mu" in text
+    assert "FAULT in tables: the release tells mu" in text
     plain, page = twin(site, capsys, "--audit", out)
     assert plain["audits"][0]["flagged"]
     assert "FAULTS WERE FOUND" in page
@@ -268,7 +268,7 @@ def test_a_study_toml_is_audited_among_the_peers_of_the_directory(
 
 def test_what_cannot_be_audited_is_said(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     study = known_study(site)
-    assert "No task 'statistic' that reads records" in fails(site, capsys, "--task", "statistic")
+    assert "No task 'table' that reads records" in fails(site, capsys, "--task", "table")
     assert "knows no study" in fails(site, capsys, "--study", "00112233")
     assert "too short" in fails(site, capsys, "--study", "ab")
     digest = study_digest(study.to_bytes()).hex()
@@ -290,7 +290,7 @@ def test_what_cannot_be_audited_is_said(site: SiteFiles, capsys: pytest.CaptureF
 
 
 def test_a_dossier_takes_in_only_its_own_site_s_unchanged_reports(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    out = audited(site, capsys, "--task", "statistics")
+    out = audited(site, capsys, "--task", "tables")
     whole = json.loads(out.read_text())
 
     def refused(value: Any, *, config: Path = site.config) -> str:
@@ -373,7 +373,7 @@ def test_the_annex_counts_peers_by_their_pins_or_their_directory(site: SiteFiles
 
 def test_the_annex_says_of_how_many_releases_an_audit_tells(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     """A fault of one release is not one of all, and an audit that measured nothing answers nothing."""
-    whole = read_report(audited(site, capsys, "--task", "feature-means", "--task", "statistics").read_bytes()).body
+    whole = read_report(audited(site, capsys, "--task", "feature-means", "--task", "tables").read_bytes()).body
     config = load_participant_config(site.config)
     credentials = load_credentials(config.identity, now())
     good, other = whole["rows"]
@@ -408,7 +408,7 @@ def test_what_was_charged_without_a_budget_is_told(site: SiteFiles, capsys: pyte
 
 
 def test_a_ledger_that_does_not_verify_vouches_for_no_audit(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    out = audited(site, capsys, "--task", "statistics")
+    out = audited(site, capsys, "--task", "tables")
     ledger = Checked("north", mirror=False, verification=None, fault=None, authority=False, head_given=False, against=())
     with pytest.raises(HostileInput, match="does not verify"):
         read_audit(out, ledger)

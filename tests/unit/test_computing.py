@@ -108,9 +108,16 @@ def test_studies_without_noise_of_its_own_keep_their_bytes() -> None:
         parse_study(stated)
 
 
-def test_statistics_are_joint_only() -> None:
+COUNTED = {
+    "queries": [{"name": "n", "kind": "histogram", "over": ["n0"], "edges": [0.0], "scale": 1}],
+    "derived": [],
+    "sensitivity": 1,
+}
+
+
+def test_tables_are_joint_only() -> None:
     with pytest.raises(HostileInput, match="cannot be disclosed per-site"):
-        AgreedStudy(study_of(declare("a", "statistics", {}, disclosure="per-site"))).task("a")
+        AgreedStudy(study_of(declare("a", "tables", COUNTED, disclosure="per-site"))).task("a")
 
 
 def test_a_task_is_given_its_own_row() -> None:

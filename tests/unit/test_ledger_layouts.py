@@ -155,17 +155,20 @@ def test_a_newer_version_is_refused_untouched(database: Database) -> None:
 
 @pytest.fixture
 def component(tmp_path: Path) -> Iterator[ModuleType]:
-    """A component's migrations as its owner would write them: one script, and a second that fails."""
+    """A component's migrations as its owner would write them: new tables, and a script for older ones that fails."""
     place = tmp_path / "some_migrations"
     (place / "versions").mkdir(parents=True)
-    (place / "__init__.py").write_text('HEAD = "0002"\n')
-    script = (
-        "from alembic import op\nimport sqlalchemy as sa\n"
-        "revision, down_revision, branch_labels, depends_on = {0!r}, {1!r}, None, None\n"
-        "def upgrade():\n    op.create_table({2!r}, sa.Column('x', sa.Integer))\n    {3}\n"
+    (place / "__init__.py").write_text(
+        "HEAD = '0001'\n"
+        "def create(connection):\n"
+        "    connection.exec_driver_sql('CREATE TABLE some_one (x INTEGER)')\n"
+        "    connection.exec_driver_sql('CREATE TABLE some_two (x INTEGER)' if HEAD > '0001' else 'SELECT 1')\n"
     )
-    (place / "versions" / "0001_one.py").write_text(script.format("0001", None, "some_one", "pass"))
-    (place / "versions" / "0002_two.py").write_text(script.format("0002", "0001", "some_two", "op.execute('NONSENSE')"))
+    (place / "versions" / "0001_one.py").write_text("revision, down_revision = '0001', None\n")
+    (place / "versions" / "0002_two.py").write_text(
+        "from alembic import op\nimport sqlalchemy as sa\nrevision, down_revision = '0002', '0001'\n"
+        "def upgrade():\n    op.create_table('some_two', sa.Column('x', sa.Integer))\n    op.execute('NONSENSE')\n"
+    )
     sys.path.insert(0, str(tmp_path))
     try:
         yield __import__("some_migrations")
@@ -176,21 +179,30 @@ def component(tmp_path: Path) -> Iterator[ModuleType]:
 
 
 def test_a_migration_that_fails_leaves_nothing(database: Database, component: ModuleType) -> None:
+    database.migrate(component.__name__, "some")
+    component.HEAD = "0002"
     with pytest.raises(Damage):
         database.migrate(component.__name__, "some")
-    assert not [name for name in inspect(database.engine).get_table_names() if name.startswith("some")]
-    component.HEAD = "0001"
+    assert _tables_of("some", database) == {"some_one", "some_version"}
     two = Path(str(component.__file__)).parent / "versions" / "0002_two.py"
-    good = two.read_text().replace("op.execute('NONSENSE')", "pass")
-    two.unlink()
+    two.write_text(two.read_text().replace("op.execute('NONSENSE')", "pass"))
     scripts.cache_clear()
-    database.migrate(component.__name__, "some")
-    database.migrate(component.__name__, "some")
-    assert {"some_one", "some_version"} <= set(inspect(database.engine).get_table_names())
-    two.write_text(good)
-    scripts.cache_clear()
-    component.HEAD = "0002"
-    database.migrate(component.__name__, "some")
-    assert {"some_one", "some_two"} <= set(inspect(database.engine).get_table_names())
+    for _ in range(2):
+        database.migrate(component.__name__, "some")
+    assert _tables_of("some", database) == {"some_one", "some_two", "some_version"}
     open_ledger(database)  # components do not disturb each other
     assert inspect(database.engine).has_table("ledger_version")
+
+
+def test_new_tables_that_fail_leave_nothing(database: Database, component: ModuleType) -> None:
+    make, component.create = component.create, lambda connection: (make(connection), connection.exec_driver_sql("NONSENSE"))
+    with pytest.raises(Damage):
+        database.migrate(component.__name__, "some")
+    assert not _tables_of("some", database)
+    component.create = make
+    database.migrate(component.__name__, "some")
+    assert _tables_of("some", database) == {"some_one", "some_version"}
+
+
+def _tables_of(component: str, database: Database) -> set[str]:
+    return {name for name in inspect(database.engine).get_table_names() if name.startswith(component)}

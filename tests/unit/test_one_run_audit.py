@@ -226,7 +226,7 @@ RELEASES: Mapping[str, Callable[[], Audited]] = {
     "record sums": lambda: of_reference("feature-means"),
     "shared noise": lambda: of_reference("feature-means", way="shared noise"),
     "encrypted": lambda: of_reference("tables", way="shared noise", sealed=1, most=300),
-    "subjects": lambda: of_reference("statistics", unit="subject"),
+    "subjects": lambda: of_reference("gaussian-moments", unit="subject"),
     "unrounded": lambda: of_reference("gradient"),
     "sampled": lambda: of_reference("gradient", rate=0.5),
     "per site": lambda: of_reference("feature-means", per_site=True),

@@ -33,6 +33,7 @@ from veilsum_privacy.securesum.roster import Enrolment, enrol, verify_enrolment,
 from veilsum_privacy.study.study import PrivacyDemand, Study, TaskDeclaration
 
 STUDY, ROSTER, CONTEXT = (bytes([number]) * 32 for number in range(1, 4))
+MEANS = {"clip": 1.0, "missing": "centre", "count_weight": 0.5, "sum_weight": 1.0}
 FORGE = Forge()
 
 
@@ -217,7 +218,7 @@ def _study(**changes: Any) -> Study:
         "data": schema_of(2),
         "privacy": PrivacyDemand(epsilon=None, delta=1e-5, noise="none", assumed_colluders=1, min_cohort=3,
                                  cohort_difference="strict", unit="record"),
-        "tasks": (TaskDeclaration(label="t", task="statistics", parameters={}, disclosure="joint", releases=1, grid=10,
+        "tasks": (TaskDeclaration(label="t", task="feature-means", parameters=MEANS, disclosure="joint", releases=1, grid=10,
                                   variance=0),),
         "participants": names, "weights": dict.fromkeys(names, 1),
     }  # fmt: skip

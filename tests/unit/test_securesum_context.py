@@ -33,6 +33,7 @@ from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 from veilsum_privacy.securesum.roster import Enrolment, Member, Roster
 from veilsum_privacy.study.study import PrivacyDemand, Study, TaskDeclaration
 
+MEANS = {"clip": 1.0, "missing": "centre", "count_weight": 0.5, "sum_weight": 1.0}
 NAMES = ("east", "north", "south", "west")
 KEY = ec.generate_private_key(ec.SECP256R1()).public_key()
 
@@ -51,7 +52,7 @@ STUDY = Study(
     method="statistics", parameters={}, dataset=DATASET, data=schema_of(3),
     privacy=PrivacyDemand(epsilon=1.0, delta=1e-5, noise="distributed", assumed_colluders=1, min_cohort=2,
                           cohort_difference="allowed", unit="record"),
-    tasks=(TaskDeclaration(label="one", task="statistics", parameters={}, disclosure="joint", releases=2, grid=1000,
+    tasks=(TaskDeclaration(label="one", task="feature-means", parameters=MEANS, disclosure="joint", releases=2, grid=1000,
                            variance=10**7),),
     participants=NAMES, weights=dict.fromkeys(NAMES, 1),
 )  # fmt: skip

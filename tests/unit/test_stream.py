@@ -84,7 +84,7 @@ def few(setting: Setting) -> Setting:
 
 
 def statistics() -> Setting:
-    return few(next(setting for setting in SETTINGS if setting.task == "statistics"))
+    return few(next(setting for setting in SETTINGS if setting.task == "feature-means"))
 
 
 def test_clamping_is_of_the_whole_sum() -> None:

@@ -32,7 +32,7 @@ from veilsum_privacy.accounting.accountant import GaussianEvent
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study.study import NoiseKind, Unit
-from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks import FORMER, TASKS, build_task
 from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task, batches
 from veilsum_privacy.tasks.layout import Block, Layout, balanced_weights
 from veilsum_privacy.tasks.outcomes import Outcome
@@ -51,8 +51,8 @@ def total(task: Task, records: Records) -> Floats:
 def test_registry() -> None:
     derived = {"barycenter-step", "two-way-step", "aligned-moments", "within-moments"}
     assert set(TASKS) == set(NEIGHBOURS) | derived | {"local-training"}
-    with pytest.raises(HostileInput, match="Did you mean 'statistics'"):
-        build_task("statistic", {}, schema(2))
+    with pytest.raises(HostileInput, match="Did you mean 'tables'"):
+        build_task("table", {}, schema(2))
     with pytest.raises(HostileInput, match=r"clap: unknown key. Did you mean 'clip'"):
         build_task("class-moments", {**moments_parameters(1, 1, 1, 1, 1), "clap": 1}, schema(2))
     for parameters in ({}, moments_parameters(-1, 1, 1, 1, 1), moments_parameters(float("nan"), 1, 1, 1, 1)):
@@ -60,8 +60,11 @@ def test_registry() -> None:
             build_task("class-moments", parameters, schema(2))
     with pytest.raises(HostileInput, match="needs a label"):
         build_task("class-moments", moments_parameters(1, 1, 1, 1, 1), schema(2, label=False))
-    with pytest.raises(HostileInput):
-        build_task("statistics", {"anything": 1}, schema(2))
+    for former in FORMER:
+        with pytest.raises(HostileInput, match=r"removed after version 0\.2") as caught:
+            build_task(former, {}, schema(2))
+        assert FORMER[former].now in caught.value.advice
+        assert FORMER[former].now in TASKS
 
 
 def test_every_loss_and_family_has_its_neighbours() -> None:
@@ -84,21 +87,6 @@ def test_every_loss_and_family_has_its_neighbours() -> None:
     assert "linear" in {query["kind"] for query in queries}
     models = [setting.parameters["model"]["name"] for setting in SETTINGS if setting.task == "model-tables"]
     assert {"linear", "mlp", "discriminant", "trees"} <= set(models)
-
-
-def test_statistics_equals_numpy() -> None:
-    agreed = schema(3, imputed=1, categories=(2, 4))
-    records = random_records(np.random.default_rng(0), 5000, agreed)
-    task = build_task("statistics", {}, agreed)
-    got = task.layout().split(total(task, records))
-    x, present = records.features, records.present
-    assert records.labels is not None
-    np.testing.assert_allclose(got["records"], [5000], rtol=1e-12)
-    np.testing.assert_array_equal(got["present"], present[:, 1:3].sum(axis=0))
-    np.testing.assert_allclose(got["t1"], x[:, :3].sum(axis=0), rtol=1e-12, atol=1e-9)
-    np.testing.assert_allclose((got["t2"] + present[:, :3].sum(axis=0)) / 2, (x[:, :3] ** 2).sum(axis=0), rtol=1e-12)
-    np.testing.assert_array_equal(got["categories"], x[:, 3:].sum(axis=0))
-    np.testing.assert_allclose(got["classes"], [np.sum(records.labels == k) for k in range(3)], rtol=1e-12)
 
 
 @pytest.mark.parametrize("missing", ["skip", "centre"])
@@ -128,11 +116,6 @@ def test_known_sensitivities() -> None:
     for clip in (0.3, 1.0):  # beyond 1 the bounds of single features make it smaller
         task = build_task("class-moments", moments_parameters(clip, 1, 1, 1, 1), schema(7))
         assert task.clip() == pytest.approx(np.sqrt(1 + clip**2 + clip**4), rel=1e-12)
-    # 3 presences, 4 numbers, 1 categorical column; records and classes an eighth of that each
-    assert build_task("statistics", {}, schema(4, imputed=1, categories=(3,))).clip() == pytest.approx(
-        np.sqrt((3 + 8 + 1) * (1 + 2 / 8))
-    )
-    assert build_task("statistics", {}, schema(4, imputed=4, label=False)).clip() == pytest.approx(3.0)
 
 
 WEIGHT = st.floats(0.05, 5)
@@ -168,24 +151,6 @@ def test_class_moments_worst_record_reaches_the_bound(clip: float, weights: tupl
         reached.append(np.linalg.norm(total(task, record)))
     assert max(reached) <= task.clip() * (1 + 1e-12)
     assert max(reached) >= 0.9999 * task.clip()
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 4), st.booleans())
-def test_statistics_records_stay_within_the_bound(seed: int, imputed: int, label: bool) -> None:
-    agreed = schema(4, imputed=imputed, categories=(2, 5), label=label)
-    task = build_task("statistics", {}, agreed)
-    records = random_records(np.random.default_rng(seed), 30, agreed)
-    total(task, records)  # checks every row
-
-
-@pytest.mark.parametrize(("imputed", "label"), [(0, True), (2, False)])
-def test_statistics_worst_record_reaches_the_bound(imputed: int, label: bool) -> None:
-    agreed = schema(4, imputed=imputed, categories=(2, 5), label=label)
-    task = build_task("statistics", {}, agreed)
-    records = random_records(np.random.default_rng(0), 1, agreed, complete=True)
-    records.features[:, :4] = [1, -1, 1, -1]
-    assert np.linalg.norm(total(task, records)) == pytest.approx(task.clip(), rel=1e-12)
 
 
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.additive], ids=lambda setting: f"{setting.task}-{setting.name}")

@@ -168,7 +168,7 @@ def test_what_fails_in_company_only_is_added_up(setting: Setting, unit: Unit, mo
 
 def test_a_persons_records_stay_together() -> None:
     """The first of each person's records counts, whoever else fails; one by one each would be its person's first."""
-    setting = next(s for s in SETTINGS if s.task == "statistics")
+    setting = next(s for s in SETTINGS if s.task == "tables")
     parameters = {
         "queries": [{"name": "persons", "kind": "count", "over": ["k0"], "scale": 1}],
         "sensitivity": 1,

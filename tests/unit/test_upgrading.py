@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
-from alembic.config import Config
-from alembic.runtime.environment import EnvironmentContext
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy import inspect, select, text
 
 from support.ledgers import START, federation
-from veilsum_coordinator.storage.records import RELEASES
-from veilsum_node.database import open_database
+from support.postgres import server
+from veilsum_node.database import Database, open_database
+from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
 from veilsum_node.migration import scripts
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.session.client import open_site
-from veilsum_participant.store.attempts import find_attempt
 from veilsum_participant.store.populations import COHORTS
 from veilsum_participant.store.tables import create_tables
 from veilsum_privacy.backup.backup import BackupOwner, back_up
@@ -39,7 +38,6 @@ COMPONENTS = {
     "participant": "veilsum_participant.migrations",
     "coordinator": "veilsum_coordinator.migrations",
 }
-CONSENT = bytes(range(32))
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
@@ -51,89 +49,158 @@ def test_the_last_script_of_each_component_is_the_one_that_is_named(component: s
     assert sorted(revisions, reverse=True) == revisions
 
 
-def upgrade_to(path: Path, package: str, component: str, version: str) -> None:
-    """Make a component's tables as a version made them."""
-    script = scripts(package)
-
-    def steps(revision: Any, _context: Any) -> Any:
-        return script._upgrade_revs(version, revision)
-
-    database = open_database(path)
-    with database.transaction() as connection, EnvironmentContext(Config(), script, fn=steps) as environment:  # type: ignore[arg-type]
-        environment.configure(connection=connection, version_table=f"{component}_version")
-        environment.run_migrations()
-    database.close()
+RELEASED = ("0.1", "0.2")
+STATES = Path(__file__).parents[1] / "data" / "states"
+"""Written by the code of 0.1.0 (commit b38ea62a) and 0.2.0 (0080f6a4): the states of one of four sites and of their
+coordinator after studies of statistics, fedcgs, slot-align and fedavg, by 0.2 of eight more; and the statements by which their
+coordinators made tables in PostgreSQL."""
 
 
-def tables(path: Path) -> dict[str, list[str]]:
-    database = open_database(path)
-    inspector = inspect(database.engine)
-    found = {name: sorted(item["name"] for item in inspector.get_columns(name)) for name in inspector.get_table_names()}
-    database.close()
+def left_state(party: str, version: str, directory: Path) -> Path:
+    """A state that a released version left."""
+    path = directory / f"{party}-{version}.db"
+    path.write_bytes(gzip.decompress((STATES / f"{party}-{version}.sqlite3.gz").read_bytes()))
+    return path
+
+
+def migrate(database: Database, party: str) -> None:
+    for component in ("ledger", party):
+        database.migrate(COMPONENTS[component], component)
+
+
+_ON_SERVER = """
+SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'
+UNION SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
+"""
+
+
+def shape(database: Database) -> dict[str, object]:
+    """All that a schema holds a row to: types as their database tells them apart, keys, uniqueness, triggers."""
+    with database.reading() as connection:
+        found, inspector = dict[str, object](), inspect(connection)
+        for name in inspector.get_table_names():
+            columns = {(c["name"], _affinity(database, c["type"]), c["nullable"]) for c in inspector.get_columns(name)}
+            unique = {tuple(item["column_names"]) for item in inspector.get_unique_constraints(name)}
+            key = inspector.get_pk_constraint(name)
+            found[name] = (columns, tuple(key["constrained_columns"]), unique)
+        if database.on_server:
+            rows = connection.execute(text(_ON_SERVER))
+            sources = connection.execute(text("SELECT proname, prosrc FROM pg_proc WHERE proname LIKE 'ledger%'"))
+            found["functions"] = {tuple(row) for row in sources}
+        else:
+            rows = connection.execute(
+                text("SELECT sql FROM sqlite_master WHERE type = 'trigger' OR sql LIKE 'CREATE UNIQUE%'")
+            )
+        found["indexes and triggers"] = {" ".join(str(sql).split()) for (sql,) in rows}
+        assert len(found["indexes and triggers"]) > 12
     return found
 
 
-@pytest.mark.parametrize("version", ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"])
-def test_a_participants_older_tables_are_brought_up_to_date(tmp_path: Path, version: str) -> None:
-    path = tmp_path / "old.db"
-    upgrade_to(path, COMPONENTS["participant"], "participant", version)
-    database = open_database(path)
-    with database.transaction() as connection:
-        connection.execute(
-            text(
-                "INSERT INTO participant_attempt (study, attempt, round, state, context, assignment, deadline, label, consent)"
-                " VALUES (:study, 1, 1, 'consented', :study, X'00', 9, 'statistics', :consent)"
-            ),
-            {"study": bytes(32), "consent": CONSENT},
-        )
-    create_tables(database)
-    create_tables(database)
-    with database.transaction() as connection:
-        row = find_attempt(connection, bytes(32), 1)
-    database.close()
-    assert row is not None
-    assert (row.state, row.consent) == ("consented", CONSENT)
-    if version == "0001":
-        assert row.consent_digest == hashlib.sha256(CONSENT).digest()
-    fresh = open_database(tmp_path / "fresh.db")
-    create_tables(fresh)
-    fresh.close()
-    assert tables(path) == tables(tmp_path / "fresh.db")
+def _affinity(database: Database, kind: object) -> str:
+    """SQLite holds no text to its length, and knows one kind of integer."""
+    name = str(kind)
+    return "TEXT" if not database.on_server and name.startswith("VARCHAR") else name
 
 
-@pytest.mark.parametrize("version", ["0001", "0002", "0003"])
-def test_a_coordinators_older_tables_are_brought_up_to_date(tmp_path: Path, version: str) -> None:
-    """An earlier release stays as it is; it has no proof, and none is made up for it."""
-    path = tmp_path / "old.db"
-    upgrade_to(path, COMPONENTS["coordinator"], "coordinator", version)
-    database = open_database(path)
-    row = {"study": bytes(32), "values": bytes(8), "digest": bytes(range(32))}
-    with database.transaction() as connection:
-        connection.execute(
-            text(
-                'INSERT INTO coordinator_release (study, round, attempt, label, cohort, "values", digest, time)'
-                " VALUES (:study, 1, 1, 'statistics', '[\"a\", \"b\"]', :values, :digest, 9)"
+def rows(path: Path) -> dict[str, list[dict[str, object]]]:
+    """All rows of all tables."""
+    with closing(sqlite3.connect(path)) as raw:
+        raw.row_factory = sqlite3.Row
+        names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: [dict(row) for row in raw.execute(f'SELECT * FROM "{name}"')] for name in names}  # noqa: S608
+
+
+@pytest.mark.parametrize("version", RELEASED)
+@pytest.mark.parametrize("party", ["participant", "coordinator"])
+def test_a_released_versions_state_is_brought_up_to_date(tmp_path: Path, party: str, version: str) -> None:
+    """It has the tables of a new one, and every row that it had."""
+    path = left_state(party, version, tmp_path)
+    before = rows(path)
+    with open_database(path) as database, open_database(tmp_path / "new.db") as fresh:
+        for _ in range(2):
+            migrate(database, party)
+        migrate(fresh, party)
+        assert shape(database) == shape(fresh)
+    after = rows(path)
+    for name, kept in before.items():
+        if not name.endswith("_version"):
+            assert len(after[name]) == len(kept)
+            for old, new in zip(kept, after[name], strict=True):
+                assert {key: new[key] for key in old if key != "strict_cohort"} == {
+                    key: value for key, value in old.items() if key != "strict_cohort"
+                }
+
+
+@pytest.mark.parametrize("version", RELEASED)
+def test_a_released_versions_server_is_brought_up_to_date(version: str) -> None:
+    with open_database(server().new_database()) as database, open_database(server().new_database()) as fresh:
+        with database.transaction() as connection:
+            for statement in (STATES / f"coordinator-{version}.postgresql.sql").read_text().split("\n--\n"):
+                connection.exec_driver_sql(statement)
+        migrate(database, "coordinator")
+        migrate(fresh, "coordinator")
+        assert shape(database) == shape(fresh)
+
+
+@pytest.mark.parametrize("version", RELEASED)
+def test_a_released_participant_remembers_its_cohorts(tmp_path: Path, version: str) -> None:
+    """Of 0.1 by the receipts that its charges kept; 0.2 wrote them down."""
+    path = left_state("participant", version, tmp_path)
+    with open_database(path) as database:
+        migrate(database, "participant")
+        with database.reading() as connection:
+            found = connection.execute(select(COHORTS)).all()
+            known = connection.execute(text("SELECT digest, study FROM participant_study"))
+            signed = {bytes(digest): json.loads(data) for digest, data in known}
+            paid = connection.execute(
+                text("SELECT study, context FROM participant_attempt WHERE state IN ('consented', 'released', 'recovered')")
+            ).all()
+    strict = {study for study, value in signed.items() if value["privacy"]["cohort_difference"] == "strict"}
+    assert found
+    assert {row.study for row in found} <= {study for study, _ in paid}
+    if version == "0.1":
+        assert {row.study for row in found} == {study for study, _ in paid if study in strict}
+    assert all(set(json.loads(row.members)) == set("abcd") and all(json.loads(row.members).values()) for row in found)
+
+
+@pytest.mark.parametrize("party", ["participant", "coordinator"])
+def test_tables_of_a_version_that_was_not_released_are_refused(tmp_path: Path, party: str) -> None:
+    """Those of the commits between two versions; nothing is changed."""
+    path = left_state(party, "0.1", tmp_path)
+    with open_database(path) as database:
+        with database.transaction() as connection:
+            connection.execute(text(f"UPDATE {party}_version SET version_num = '0001'"))  # noqa: S608
+        with pytest.raises(StateError, match="'0001', which no released version has") as caught:
+            migrate(database, party)
+        assert "version 0.2" in caught.value.advice
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute(f"SELECT version_num FROM {party}_version").fetchall() == [("0001",)]  # noqa: S608
+
+
+def test_new_tables_need_no_scripts(tmp_path: Path) -> None:
+    """Alembic takes longer to load than most commands take in all."""
+    code = "\n".join(
+        [
+            "import sys",
+            "from veilsum_node.database import open_database",
+            *(
+                f"open_database({str(tmp_path / name)!r}).migrate({package!r}, {name!r})"
+                for name, package in COMPONENTS.items()
             ),
-            row,
-        )
-    for _ in range(2):
-        database.migrate(COMPONENTS["coordinator"], "coordinator")
-    with database.transaction() as connection:
-        found = connection.execute(RELEASES.select()).mappings().one()
-    database.close()
-    assert (bytes(found["digest"]), bytes(found["values"]), found["proof"]) == (row["digest"], row["values"], None)
-    fresh = open_database(tmp_path / "fresh.db")
-    fresh.migrate(COMPONENTS["coordinator"], "coordinator")
-    fresh.close()
-    assert tables(path) == tables(tmp_path / "fresh.db")
+            "print('alembic' in sys.modules)",
+        ]
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False"]
 
 
 def test_cohorts_of_an_older_version_are_remembered(tmp_path: Path) -> None:
     """By name where no receipts were kept; of a sum that is known by its receipt only, that there was one."""
-    path, receipt = tmp_path / "old.db", json.dumps({"dataset": "records"})
-    upgrade_to(path, COMPONENTS["participant"], "participant", "0004")
+    path, receipt = left_state("participant", "0.1", tmp_path), json.dumps({"dataset": "records"})
     database = open_database(path)
     with database.transaction() as connection:
+        for name in ("study", "attempt"):
+            connection.execute(text(f"DELETE FROM participant_{name}"))  # noqa: S608
         for number, (difference, cohort) in enumerate([("strict", '["a", "b"]'), ("allowed", '["a", "c"]'), ("strict", None)]):
             signed = json.dumps({"dataset": "records", "privacy": {"cohort_difference": difference}}).encode()
             connection.execute(

@@ -1,4 +1,21 @@
-"""How the coordinator's tables came to be, step by step; run by :func:`veilsum_node.database.migrate`."""
+"""The coordinator's tables: made anew, or brought up to date from those of a released version, script by script.
+
+Run by :meth:`veilsum_node.database.Database.migrate`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from veilsum_coordinator.storage import fence, journal, long_values, records
 
 HEAD = "0005"
-"""The last version."""
+"""The last script."""
+
+KEEPERS = (fence, journal, long_values, records)
+"""Whose tables these are."""
+
+
+def create(connection: Connection) -> None:
+    """Make all tables as the last script leaves them."""
+    long_values.METADATA.create_all(connection, checkfirst=False)

@@ -26,7 +26,6 @@ from sqlalchemy import (
     Connection,
     Integer,
     LargeBinary,
-    MetaData,
     Table,
     Text,
     insert,
@@ -34,6 +33,7 @@ from sqlalchemy import (
     update,
 )
 
+from veilsum_coordinator.storage.long_values import METADATA
 from veilsum_coordinator.storage.server_lock import ServerLock
 from veilsum_node.database import Database, database_file
 from veilsum_node.errors import Unavailable, VeilsumError
@@ -47,7 +47,7 @@ WATCH_SECONDS = 1.0
 
 FENCE = Table(
     "coordinator_fence",
-    MetaData(),
+    METADATA,
     Column("id", Integer, primary_key=True),
     Column("epoch", BigInteger, nullable=False),  # rises with every start
     Column("token", LargeBinary(16), nullable=False),

@@ -21,7 +21,6 @@ from sqlalchemy import (
     Column,
     Connection,
     LargeBinary,
-    MetaData,
     RowMapping,
     String,
     Table,
@@ -35,6 +34,7 @@ from sqlalchemy import (
 
 from veilsum_coordinator.storage.long_values import (
     LONG,
+    METADATA,
     SUM_PIECES,
     drop_pieces,
     write_pieces,
@@ -66,8 +66,6 @@ from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.securesum.roster import Enrolment
 
 Result = TypeVar("Result")
-
-METADATA = MetaData()
 
 STUDIES = Table(
     "coordinator_study",

@@ -19,7 +19,6 @@ from sqlalchemy import (
     Connection,
     Integer,
     LargeBinary,
-    MetaData,
     RowMapping,
     String,
     Table,
@@ -31,7 +30,7 @@ from sqlalchemy import (
     update,
 )
 
-from veilsum_coordinator.storage.long_values import SUM_PIECES, drop_pieces, read_pieces
+from veilsum_coordinator.storage.long_values import METADATA, SUM_PIECES, drop_pieces, read_pieces
 from veilsum_coordinator.storage.messages import box_message, enrolment_message, parse_boxes, parse_enrolment
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.ledger.tables import receipt_table
@@ -39,8 +38,6 @@ from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
-
-METADATA = MetaData()
 
 SUMS = Table(
     "coordinator_sum",

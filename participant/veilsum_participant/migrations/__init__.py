@@ -1,4 +1,22 @@
-"""How a participant's tables came to be, step by step; run by :func:`veilsum_node.database.migrate`."""
+"""A participant's tables: made anew, or brought up to date from those of a released version, script by script.
+
+Run by :meth:`veilsum_node.database.Database.migrate`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from veilsum_participant.store import attempts, kept, peers, pending, populations, studies
+from veilsum_participant.store.tables import METADATA
 
 HEAD = "0009"
 """The last script."""
+
+KEEPERS = (attempts, kept, peers, pending, populations, studies)
+"""Whose tables these are."""
+
+
+def create(connection: Connection) -> None:
+    """Make all tables as the last script leaves them."""
+    METADATA.create_all(connection, checkfirst=False)

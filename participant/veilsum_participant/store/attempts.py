@@ -72,7 +72,7 @@ class AttemptRow:
         return SignedReceipt(promised(self.receipt), promised(self.receipt_signature))
 
 
-ATTEMPTS = table("participant_attempt", AttemptRow, "study", "attempt")
+ATTEMPTS = table("participant_attempt", AttemptRow, "study", "attempt", unique="context")
 
 # Statements are made once: to put one together takes longer than the database takes to carry it out.
 _ATTEMPT = select(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.attempt == bindparam("attempt"))

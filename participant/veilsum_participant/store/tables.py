@@ -18,14 +18,15 @@ METADATA = MetaData()
 _KINDS = {bytes: LargeBinary, int: Integer}
 
 
-def table(name: str, row: type[Any], *keys: str) -> Table:
-    """The table of a dataclass's rows, as the migrations make it: a column for each field."""
+def table(name: str, row: type[Any], *keys: str, unique: str = "") -> Table:
+    """The table of a dataclass's rows: a column for each field; no two rows have the same keys, or the same ``unique``."""
     hints, columns = get_type_hints(row), list[Column[Any]]()
     for item in fields(row):
         kind, *rest = get_args(hints[item.name]) or (hints[item.name],)
         default = None if item.default is MISSING else item.default
         key = item.name in keys
-        columns.append(Column(item.name, _KINDS.get(kind, Text), primary_key=key, nullable=bool(rest), default=default))
+        kind, once = _KINDS.get(kind, Text), item.name == unique or None
+        columns.append(Column(item.name, kind, primary_key=key, unique=once, nullable=bool(rest), default=default))
     return Table(name, METADATA, *columns)
 
 

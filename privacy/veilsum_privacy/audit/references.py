@@ -117,7 +117,6 @@ def _schema(numbers: int, *categories: int, classes: int = 0) -> DatasetSchema:
 def _references() -> Iterator[ReferenceTask]:
     moments = {"missing": "centre", "count_weight": 1.0, "sum_weight": 1.0, "square_weight": 1.0}
     linear = {"name": "linear", "inputs": None, "options": {"scale": 1.0, "bias": 1.0}}
-    yield ReferenceTask("statistics", _schema(3, 3))
     cells = {"name": "cells", "kind": "count", "over": ("k0", "k1"), "scale": 128}
     yield ReferenceTask("tables", _schema(1, 250, 4), {"queries": [cells], "derived": [], "sensitivity": 128})
     told = {"model": linear, "sha256": "0" * 64, "outcome": {"column": "n0", "loss": "squared"}, "low": -1.0, "high": 1.0}

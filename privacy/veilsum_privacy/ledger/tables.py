@@ -1,16 +1,39 @@
-"""The ledger's tables, as queries name them; the migrations beside this module create them.
+"""The ledger's tables, with the indexes and triggers that hold them.
 
 ``ledger`` holds the entries. ``ledger_receipt`` keeps the receipts that an entry covers by their digest, one row for each
 member of the cohort, and ``ledger_certificate`` the certificates that they are verified with.
+
+Triggers and indexes hold what the ledger promises even against a faulty caller: nothing in it changes, no round is charged
+twice, and a context is recovered, shown and consented to once. A kept receipt never changes, but that a mirror sets its
+consent once. They do not stop someone who owns the file; the chain of hashes shows that.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
 
 metadata = MetaData()
 
 _BIG = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _once(what: str, condition: str, *columns: str) -> Index:
+    """At most one entry of this condition has the same columns."""
+    where = text(condition)
+    return Index(f"ledger_one_{what}", *columns, unique=True, sqlite_where=where, postgresql_where=where)
+
 
 ledger_table = Table(
     "ledger",
@@ -33,6 +56,17 @@ ledger_table = Table(
     Column("previous", Text, nullable=False, unique=True),
     Column("hash", Text, nullable=False, unique=True),
     Column("signature", Text, nullable=False),
+    Index("ledger_population", "population", "kind"),
+    Index("ledger_context", "context", "kind"),
+    Index("ledger_round", "study", "round", "kind"),
+    _once("reservation", "kind = 'reserve'", "context"),
+    _once("attempt", "kind = 'reserve'", "study", "round", "attempt"),
+    _once("end", "kind IN ('charge', 'free')", "context"),
+    _once("charge", "kind = 'charge'", "study", "round"),
+    _once("release", "kind = 'release-seen'", "context"),
+    _once("recovery", "kind = 'recovery'", "context"),
+    _once("showing", "kind = 'receipts'", "context"),
+    _once("consent", "kind = 'consent'", "context"),
 )
 
 receipt_table = Table(
@@ -51,6 +85,9 @@ receipt_table = Table(
     Column("signature", Text, nullable=False),
     Column("certificate", Text, nullable=False),  # fingerprint in ledger_certificate
     Column("consent", Text),  # in a mirror: what the participant consented with
+    UniqueConstraint("context", "participant"),
+    UniqueConstraint("study", "participant", "number"),
+    Index("ledger_receipt_participant", "participant", "entry"),
 )
 
 certificate_table = Table(
@@ -59,3 +96,55 @@ certificate_table = Table(
     Column("fingerprint", Text, primary_key=True),  # SHA-256 of the certificate
     Column("certificate", Text, nullable=False),  # DER in hexadecimal
 )
+
+_FAULT = "the ledger is append-only"
+_KEPT_FAULT = "the ledger''s receipts are append-only"
+_CHANGED = " OR ".join(f"NEW.{column.name} <> OLD.{column.name}" for column in receipt_table.c if column.name != "consent")
+_NOT_FIRST_CONSENT = f"OLD.consent IS NOT NULL OR NEW.consent IS NULL OR {_CHANGED}"
+
+# ruff: noqa: S608 - fixed text only
+_SQLITE = (
+    f"CREATE TRIGGER IF NOT EXISTS ledger_no_update BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, '{_FAULT}'); END",
+    f"CREATE TRIGGER IF NOT EXISTS ledger_no_delete BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, '{_FAULT}'); END",
+    "CREATE TRIGGER IF NOT EXISTS ledger_in_order BEFORE INSERT ON ledger "
+    "WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM ledger) "
+    f"BEGIN SELECT RAISE(ABORT, '{_FAULT}'); END",
+    f"CREATE TRIGGER ledger_receipt_no_update BEFORE UPDATE ON ledger_receipt WHEN {_NOT_FIRST_CONSENT} "
+    f"BEGIN SELECT RAISE(ABORT, '{_KEPT_FAULT}'); END",
+    f"CREATE TRIGGER ledger_receipt_no_delete BEFORE DELETE ON ledger_receipt BEGIN SELECT RAISE(ABORT, '{_KEPT_FAULT}'); END",
+    f"CREATE TRIGGER ledger_certificate_no_update BEFORE UPDATE ON ledger_certificate "
+    f"BEGIN SELECT RAISE(ABORT, '{_KEPT_FAULT}'); END",
+    f"CREATE TRIGGER ledger_certificate_no_delete BEFORE DELETE ON ledger_certificate "
+    f"BEGIN SELECT RAISE(ABORT, '{_KEPT_FAULT}'); END",
+)
+
+_POSTGRESQL = (
+    f"CREATE FUNCTION ledger_append_only() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{_FAULT}'; END $$",
+    "CREATE FUNCTION ledger_follows() RETURNS trigger LANGUAGE plpgsql AS $$ "
+    "BEGIN IF NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM ledger) THEN "
+    f"RAISE EXCEPTION '{_FAULT}'; END IF; RETURN NEW; END $$",
+    "CREATE TRIGGER ledger_no_change BEFORE UPDATE OR DELETE ON ledger FOR EACH ROW EXECUTE FUNCTION ledger_append_only()",
+    "CREATE TRIGGER ledger_no_truncate BEFORE TRUNCATE ON ledger FOR EACH STATEMENT EXECUTE FUNCTION ledger_append_only()",
+    "CREATE TRIGGER ledger_in_order BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION ledger_follows()",
+    "CREATE FUNCTION ledger_receipt_append_only() RETURNS trigger LANGUAGE plpgsql AS $$ "
+    f"BEGIN RAISE EXCEPTION '{_KEPT_FAULT}'; END $$",
+    "CREATE TRIGGER ledger_receipt_no_update BEFORE UPDATE ON ledger_receipt FOR EACH ROW "
+    f"WHEN ({_NOT_FIRST_CONSENT}) EXECUTE FUNCTION ledger_receipt_append_only()",
+    "CREATE TRIGGER ledger_receipt_no_delete BEFORE DELETE ON ledger_receipt "
+    "FOR EACH ROW EXECUTE FUNCTION ledger_receipt_append_only()",
+    "CREATE TRIGGER ledger_receipt_no_truncate BEFORE TRUNCATE ON ledger_receipt "
+    "FOR EACH STATEMENT EXECUTE FUNCTION ledger_receipt_append_only()",
+    "CREATE TRIGGER ledger_certificate_no_change BEFORE UPDATE OR DELETE ON ledger_certificate "
+    "FOR EACH ROW EXECUTE FUNCTION ledger_receipt_append_only()",
+    "CREATE TRIGGER ledger_certificate_no_truncate BEFORE TRUNCATE ON ledger_certificate "
+    "FOR EACH STATEMENT EXECUTE FUNCTION ledger_receipt_append_only()",
+)
+
+
+def create(connection: Connection) -> None:
+    """Make all tables; of a file of the first layout, which had entries and no versions, what it lacks."""
+    metadata.create_all(connection)
+    for index in ledger_table.indexes:
+        index.create(connection, checkfirst=True)
+    for statement in _POSTGRESQL if connection.dialect.name == "postgresql" else _SQLITE:
+        connection.exec_driver_sql(statement)

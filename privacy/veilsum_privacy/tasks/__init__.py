@@ -27,12 +27,10 @@ from veilsum_privacy.tasks.newton_step import NewtonStep
 from veilsum_privacy.tasks.power_moments import PowerMoments
 from veilsum_privacy.tasks.prototypes import Prototypes
 from veilsum_privacy.tasks.site_scores import ScoreProducts, SiteHazardScores, SiteScores
-from veilsum_privacy.tasks.statistics import Statistics
 from veilsum_privacy.tasks.tables import Tables
 from veilsum_privacy.tasks.tree_gradients import TreeGradients
 
 _ALL: tuple[type[Task[Any]], ...] = (
-    Statistics,
     Tables,
     NewtonStep,
     HazardStep,
@@ -69,7 +67,10 @@ class Former(NamedTuple):
     now: str
 
 
-FORMER: Mapping[str, Former] = {"evaluation": Former("0.2", "model-tables")}
+FORMER: Mapping[str, Former] = {
+    "evaluation": Former("0.2", "model-tables"),
+    "statistics": Former("0.2", "tables"),
+}
 """By name. Ledgers and policies that name them are read as ever; what was signed for them is verified by that version."""
 
 

@@ -1,4 +1,13 @@
-"""How the ledger's tables came to be, step by step; run by :func:`veilsum_node.database.migrate`."""
+"""The ledger's tables: made anew, or brought up to date from those of a released version, script by script.
+
+Run by :meth:`veilsum_node.database.Database.migrate`.
+"""
+
+from __future__ import annotations
+
+from veilsum_privacy.ledger.tables import create
+
+__all__ = ["COMPONENT", "HEAD", "PACKAGE", "create"]
 
 HEAD = "0003"
 """The last script."""

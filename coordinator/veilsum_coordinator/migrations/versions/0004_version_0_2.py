@@ -1,4 +1,7 @@
-"""What proves a result later: who decrypted each release and signed for it, and the roster of a finished study."""
+"""From version 0.1 to 0.2: what proves a result later.
+
+That is who decrypted each release and signed for it, and the roster of a finished study.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ from alembic import op
 
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,4 +1,4 @@
-"""The cohorts of sums without noise, and of studies of one cohort, by population: out of studies, charges and receipts."""
+"""From version 0.1 to 0.2: cohorts by population, out of studies, charges and receipts; shares of seeds; origins; answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from alembic import op
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-revision = "0005"
+revision = "0008"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -28,6 +26,16 @@ def upgrade() -> None:
     )
     _remember(op.get_bind())
     op.drop_column("participant_study", "strict_cohort")
+    op.add_column("participant_study", sa.Column("shares", sa.LargeBinary))
+    op.add_column("participant_kept", sa.Column("origin", sa.LargeBinary(32)))
+    op.create_table(
+        "participant_answer",
+        sa.Column("study", sa.LargeBinary(32), primary_key=True),
+        sa.Column("fits", sa.Boolean, primary_key=True),
+        sa.Column("analyst", sa.String(64), nullable=False),
+        sa.Column("population", sa.String(64), nullable=False),
+        sa.Column("time", sa.Integer, nullable=False),
+    )
 
 
 def _remember(connection: sa.Connection) -> None:
