@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 
-from evaluations.studies import Floats, Sums, study_of
+from evaluations.studies import Sums, study_of
 from evaluations.tables import line, mean_with_error, print_table
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.heads import LinearHead
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.shrinkage import noise_ridge

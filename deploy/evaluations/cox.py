@@ -15,8 +15,9 @@ import pandas as pd
 from lifelines import CoxPHFitter
 from lifelines.datasets import load_gbsg2, load_rossi
 
-from evaluations.studies import Floats, Sums, complete_records, study_of
+from evaluations.studies import Sums, complete_records, study_of
 from evaluations.tables import print_table, run_options
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95
 from veilsum_coordinator.methods import METHODS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn

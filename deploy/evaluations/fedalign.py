@@ -26,6 +26,7 @@ import numpy as np
 from evaluations.studies import compile_for_sites, complete_records
 from evaluations.tables import append_rows, line, mean_with_error, read_rows
 from veilsum.compile import StudyRequest
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.moment_alignment import LABEL
@@ -35,7 +36,7 @@ from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.parts import part_of
 
 ALPHA, DELTA, SIDE = 0.5, 1e-5, 28

@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evaluations.tables import line
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.masked_transport import MaskedPlan, Subsets, pair_probabilities, solve
 from veilsum_aggregation.participation import design_weights, draw_design, inclusion_probabilities
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Round = tuple[Integers, Floats]
 
 SITES = 100

@@ -29,6 +29,7 @@ from evaluations.hfedatm_tables import PRIVATE, tables
 from evaluations.tables import append_rows, read_rows
 from veilsum.compile import StudyDraft, StudyRequest, draft_study
 from veilsum.quantisation import plan_grid
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.hfedatm import GRAMS, HFedATMParameters
 from veilsum_coordinator.parts.federation import Release
@@ -42,7 +43,7 @@ from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.predict import scores

@@ -16,12 +16,12 @@ from sklearn.datasets import load_breast_cancer, load_diabetes
 
 from evaluations.studies import SITES, complete_records, study_of
 from evaluations.tables import line, print_table, run_options
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.measurement import outcome_headline
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Floats
 
 # Of an outcome the linear model is the default, with its scale and constant.
 WAYS: tuple[tuple[str, str], ...] = (("fedavg", "mlp"), ("fedavg", "linear"), ("fedsgd", "linear"))

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from evaluations.studies import Floats, complete_records
+from evaluations.studies import complete_records
 from evaluations.trees import DELTA, TWO, Fit, Table, affairs, areas, eights, figure, fit_of
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 

@@ -14,8 +14,9 @@ import numpy as np
 from sklearn.datasets import load_diabetes, make_friedman1
 from sklearn.metrics import r2_score
 
-from evaluations.studies import SITES, Floats, complete_records, study_of
+from evaluations.studies import SITES, complete_records, study_of
 from evaluations.tables import line, print_table
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import Model

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from evaluations.tables import print_table, run_options
 from veilsum_aggregation import correlations, group_means, quantiles, survival, tables
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Answer, Figure, NotEstimable, Test
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_aggregation.regression import LinearFit
 from veilsum_aggregation.survival import SurvivalCounts, SurvivalCurve
 
-Floats = NDArray[np.float64]
 SIGMA = 4.05
 SHIFT = 0.7
 LINEAR, SQUARE = math.sqrt(1.0 - ((1.0 - SHIFT) / SHIFT) ** 2), 1.0 / SHIFT

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.datasets import take_records
@@ -21,7 +22,6 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records, RecordTask
 
-Floats = NDArray[np.float64]
 SITES = ("a", "b", "c", "d")
 
 

@@ -15,15 +15,14 @@ from itertools import combinations
 
 import numpy as np
 from lifelines.datasets import load_gbsg2
-from numpy.typing import NDArray
 from statsmodels.datasets import fair
 
 from veilsum.markov_fields import fit_field
+from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.synthetic import pair_tree
 from veilsum_privacy.accounting.accountant import calibrate_noise_multiplier
 
-Integers = NDArray[np.int64]
 NUMBERS = {"age": (20, 90), "tsize": (0, 120), "pnodes": (0, 30), "progrec": (0, 500), "estrec": (0, 500), "time": (0, 2700)}
 CATEGORIES = ("horTh", "menostat", "tgrade", "cens")
 

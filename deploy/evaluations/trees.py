@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from evaluations.studies import Floats, complete_records, run_on_sites, study_of
+from evaluations.studies import complete_records, run_on_sites, study_of
 from evaluations.tables import line, mean_with_error, print_table
+from veilsum_aggregation.arrays import Floats
 from veilsum_deploy.datasets import packaged_dataset, read_dataset, take_records
 from veilsum_deploy.evaluation import pool
 from veilsum_deploy.simulation.partition import hold_out

@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum.privacy_loss import finite
 from veilsum.rehearsal import Rehearsal
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Z95
 from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_node.errors import Misuse
@@ -26,8 +26,6 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-
-Floats = NDArray[np.float64]
 
 MANY_TIMES, SEARCH_RUNS = 5, 8
 """Times as many runs where a figure is told in some of them only; most runs at each noise of a search for an epsilon."""

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.contrasts import PairPlan
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Pair = tuple[int, int]
 
 EVIDENCE = 2.0

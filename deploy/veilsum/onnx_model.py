@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum.onnx_graph import Graph
 from veilsum.onnx_networks import write_network
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.file_names import write_files
 from veilsum_node.process.software import installed_version
@@ -32,8 +32,6 @@ from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArr
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.training.losses import LARGEST_EXPONENT
-
-Floats = NDArray[np.float64]
 
 OPSET, TREES, IR = 17, 3, 8
 """Versions of the operators, of those of ai.onnx.ml, and of the file's form."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum.onnx_graph import Graph
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_participant.applying.heads import NetworkHead
 from veilsum_participant.applying.model import Model
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from veilsum_privacy.training.models.networks import Residual
-
-Floats = NDArray[np.float64]
 
 
 def write_network(graph: Graph, head: NetworkHead, model: Model, x: str, count: int) -> str:

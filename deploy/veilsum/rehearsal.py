@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from veilsum.typical import POOL, Guess, typical_records
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_coordinator.parts.base import Method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_node.errors import Misuse
@@ -26,12 +27,10 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import DerivedTask, Integers, Records, RecordTask, SiteTask
+from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask, SiteTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.model_tables import ModelTables, classified_schema, scored_schema
 from veilsum_privacy.tasks.tables import Tables, TablesParameters
-
-Floats = NDArray[np.float64]
 
 MANY_RELEASES, SMALL_POOL, LEAST_POOL = 8, 250, 100
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import read_release
 from veilsum_privacy.results.proof_check import CheckedRelease, ProofFault
@@ -22,8 +23,6 @@ from veilsum_privacy.results.proof_files import round_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast
 from veilsum_privacy.study.study import Study
-
-Floats = NDArray[np.float64]
 
 LARGEST_TOLERANCE = 1e-6
 """Relative difference up to which two numbers may be one, rounded otherwise."""

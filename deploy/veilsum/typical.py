@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Real
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
-
-Floats = NDArray[np.float64]
 
 Guess = Real | tuple[Real, Real] | tuple[Real, Real, Real] | dict[str, Real]
 """What is guessed of a column: the share of the last of two levels, or the mean of a number; mean and standard deviation;

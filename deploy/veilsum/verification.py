@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from cryptography import x509
-from numpy.typing import NDArray
 
 from veilsum.replay import Comparison, Replayed, compare
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import find_released
@@ -25,8 +24,6 @@ from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.model_tables import ModelTables
-
-Floats = NDArray[np.float64]
 
 ROUNDING = 1e-9
 """Largest relative difference that a client lets pass in what it fetched: a processor of another kind may round otherwise."""

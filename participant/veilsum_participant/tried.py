@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.computation.rehearsal import few_records
 from veilsum_privacy.securesum.agreed import AgreedTask
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 
 MOST_TRIED = 1024
 

@@ -17,11 +17,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from support.studies import compiled
+from veilsum_aggregation.arrays import Floats
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.features import CENTRE
 
 WIDTH, RECORDS, CLASSES = 30, 20, ("p", "q")

@@ -19,6 +19,7 @@ from scipy.stats import binom
 
 from support.federation import TestBed, make_bed, make_data, make_request, open_test_site, schema_of
 from support.securesum import sum_of, summands_of
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials, Label
@@ -39,7 +40,7 @@ from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, cou
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
-from veilsum_privacy.securesum.contribution import Integers, Slots, open_sum
+from veilsum_privacy.securesum.contribution import Slots, open_sum
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.frames import numbers_to_bytes
 from veilsum_privacy.securesum.parameters import TAGS, BfvParameters

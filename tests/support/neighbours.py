@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.studies import complete
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.audit.references import unsigned_study
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task, hazard_step
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask
+from veilsum_privacy.tasks.base import Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN

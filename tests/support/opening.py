@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from support.hostile import Adversary, flat
+from veilsum_aggregation.arrays import Integers
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
-from veilsum_privacy.securesum.contribution import Integers, open_sum
+from veilsum_privacy.securesum.contribution import open_sum
 from veilsum_privacy.securesum.masks import MaskStream, derive
 
 

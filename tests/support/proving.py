@@ -15,6 +15,7 @@ from cryptography import x509
 
 from support.federation import TestBed
 from veilsum.verification import Verified, verify_result
+from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.storage.journal import SqlJournal
@@ -32,15 +33,7 @@ from veilsum_privacy.ledger.receipts import (
     sign_receipt,
 )
 from veilsum_privacy.results.proof_check import CheckedStudy, ProofFault
-from veilsum_privacy.results.proof_files import (
-    FOLDER,
-    STUDY_FILE,
-    Integers,
-    ReleaseEntry,
-    ReleaseProof,
-    release_digest,
-    round_file,
-)
+from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, ReleaseEntry, ReleaseProof, release_digest, round_file
 from veilsum_privacy.results.result import MANIFEST
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import Assignment, context_digest

@@ -21,6 +21,7 @@ from support.audit import COUNT, LEVEL, audit, mu_lower_bound, upper_limits
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting, add_unit, repeated, with_subjects
 from support.randomness import SeededRandom
 from support.studies import complete
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.clipping import site_sum
@@ -28,7 +29,7 @@ from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import NoiseKind, Study, Unit
 from veilsum_privacy.tasks import TASKS, build_task
-from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, TrainingTask
+from veilsum_privacy.tasks.base import DerivedTask, Records, TrainingTask
 
 MU = 2.0
 """What one release is booked at; near it an audit needs the fewest releases to see noise that is too small by a factor."""

@@ -15,6 +15,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting import estimate, inversion
 from veilsum_privacy.accounting.estimate import composed_epsilon
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
@@ -25,7 +26,6 @@ from veilsum_privacy.accounting.renyi import (
     ORDERS,
     SCALE_BITS,
     STRICT_ORDERS,
-    Floats,
     conversion,
     sampled_curve,
     standard_epsilon,

@@ -15,6 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 from support.ledgers import make_reservation, open_ledger
 from support.releases import FIFTY, ONE, SAMPLED, event
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse, Refusal
 from veilsum_privacy.accounting.accountant import (
     SLACK_SHARE,
@@ -27,7 +28,7 @@ from veilsum_privacy.accounting.accountant import (
     rdp_epsilon,
 )
 from veilsum_privacy.accounting.domination import dominating_ratio
-from veilsum_privacy.accounting.gaussian import Floats, gaussian_profile, gaussian_ratio
+from veilsum_privacy.accounting.gaussian import gaussian_profile, gaussian_ratio
 from veilsum_privacy.accounting.smoothing import SMOOTHING
 from veilsum_privacy.ledger import verify_ledger
 from veilsum_privacy.ledger.entries import Budget, Mechanism

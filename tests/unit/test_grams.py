@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from support.neighbours import join, schema
 from support.studies import complete
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, Grams
 from veilsum_privacy.training.arrays import load, to_broadcast
 from veilsum_privacy.training.layer_inputs import layer_inputs

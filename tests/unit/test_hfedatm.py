@@ -15,6 +15,7 @@ from evaluations import hfedatm as evaluation
 from support.federation import make_bed, make_request, schema_of
 from support.studies import Watched, agreed, complete
 from veilsum.compile import PrivacyRequest, StudyRequest
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.filters import permute
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import GRAMS
@@ -24,7 +25,7 @@ from veilsum_privacy.accounting.accountant import epsilon_of, rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.objectives.sr import Probabilistic

@@ -17,6 +17,7 @@ from veilsum.compile import StudyRequest
 from veilsum.exports import tables_of, to_csv
 from veilsum.plan import plan_study
 from veilsum_aggregation import tables
+from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Figure, Row
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.query_requests import QueryRequest, expand
@@ -26,7 +27,7 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries import kinds
-from veilsum_privacy.tasks.queries.base import CellKind, Integers, QueryKind, ReleasedPart
+from veilsum_privacy.tasks.queries.base import CellKind, QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.kinds import CLASSES, KINDS, build_question
 from veilsum_privacy.tasks.queries.language import Columns, Query

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from support.neighbours import MAPPED, add_unit, repeated, schema, spoil, with_subjects
 from support.randomness import SeededRandom
 from support.studies import complete
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
 from veilsum_privacy.mechanism.steps import Steps
@@ -24,7 +25,7 @@ from veilsum_privacy.study.study import Unit
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks import generation as made
 from veilsum_privacy.tasks import local_training as module
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.generation import DIRECTIONS, PROTOTYPES, USE
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining, effective_steps
 from veilsum_privacy.training import descent

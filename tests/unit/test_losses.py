@@ -14,11 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting import grid, inversion
 from veilsum_privacy.accounting.grid import GRID_ERROR, epsilon_by_grid
 from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
 from veilsum_privacy.accounting.losses import Direction, LossSteps, plan_quadrature, window
-from veilsum_privacy.accounting.renyi import ORDERS, Floats
+from veilsum_privacy.accounting.renyi import ORDERS
 
 DIRECTIONS: tuple[Direction, ...] = (1, -1)
 

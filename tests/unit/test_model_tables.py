@@ -15,6 +15,7 @@ from support.studies import SITES, STAYS, Watched, agreed, drafted, federation, 
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum.plan import plan_study
 from veilsum.request import with_model
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.results.released_models import find_released, released_arrays, result_predictor
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
@@ -23,7 +24,7 @@ from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.outcomes import Outcome
 
 pytestmark = pytest.mark.usefixtures("few_rehearsals", "plans_without_search")

@@ -9,6 +9,7 @@ import pytest
 
 from support.neighbours import random_records, schema
 from support.studies import compiled, federation, shifted_sites
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums, read_reference
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
@@ -29,7 +30,7 @@ from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, RecordTask
+from veilsum_privacy.tasks.base import RecordTask
 from veilsum_privacy.tasks.parameters import PartParameters
 
 IMAGE = (3, 2, 2)

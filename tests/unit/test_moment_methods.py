@@ -21,6 +21,7 @@ from support.studies import (
     shifted_sites,
     split_records,
 )
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.fedavg import FedAvg, FedAvgParameters
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
@@ -35,7 +36,7 @@ from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.tasks.parts import in_statistics_part

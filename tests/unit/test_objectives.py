@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 from scipy.special import log_softmax, softmax
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.training.arrays import flatten, load, unflatten
 from veilsum_privacy.training.batches import compute_module
@@ -18,7 +19,7 @@ from veilsum_privacy.training.descent import Descended, descend, mean_gradient
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, build_objective, resolve_objective
-from veilsum_privacy.training.objectives.base import Done, Floats, LocalObjective, LocalOutcome, Objective, Received
+from veilsum_privacy.training.objectives.base import Done, LocalObjective, LocalOutcome, Objective, Received
 from veilsum_privacy.training.objectives.sr import SMALLEST_STD, own_normals
 from veilsum_privacy.training.per_record import PerRecordGradients
 from veilsum_privacy.training.predict import representations, scores

@@ -17,6 +17,7 @@ from scipy import integrate, optimize, stats
 
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting
 from support.randomness import SeededRandom
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
 from veilsum_privacy.audit.audit import Finding, NoCanary, audit
@@ -39,7 +40,7 @@ from veilsum_privacy.mechanism import clipping, noise, steps
 from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS
-from veilsum_privacy.tasks.base import DerivedTask, Floats, Records
+from veilsum_privacy.tasks.base import DerivedTask, Records
 
 LEVEL = 1e-6
 REFERENCES = {reference.task: reference for reference in references()}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression, PoissonRegressor
 
 from support.studies import SITES, STAYS, Watched, compiled, complete, split_records
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
 from veilsum_coordinator.parts.predictions import Prediction
@@ -24,7 +25,7 @@ from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.queries.cells import NumberDomain, ScaledNumbers
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.neighbours import random_records, spoil
 from support.neighbours import schema as small
 from support.studies import complete
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
@@ -22,7 +23,7 @@ from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, RecordTask
+from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, MomentUse, Part, PartParameters
 from veilsum_privacy.tasks.parts import in_statistics_part

@@ -12,13 +12,14 @@ from scipy.stats import binomtest
 
 from support.studies import agreed, complete, federation, split_records
 from veilsum.compile import PrivacyRequest, StudyRequest
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 
 SITES = tuple(f"site-{index}" for index in range(4))
 ENDS = tuple(ClassValues(name=name, values=(name,)) for name in ("lives", "dies", "moves"))

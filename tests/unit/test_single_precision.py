@@ -10,6 +10,7 @@ import pytest
 
 from support.randomness import SeededRandom
 from support.studies import compiled, shifted_sites
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
@@ -17,7 +18,6 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study
-from veilsum_privacy.tasks.base import Floats
 
 MODEL: dict[str, Any] = {"model": {"name": "mlp", "options": {"hidden": 5}}, "seed": 3}
 TRAINED: dict[str, dict[str, Any]] = {

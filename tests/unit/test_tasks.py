@@ -27,13 +27,14 @@ from support.neighbours import (
     with_subjects,
 )
 from support.studies import complete
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
 from veilsum_privacy.computation.contribution import compute_sum
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import FORMER, TASKS, build_task
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task, batches
+from veilsum_privacy.tasks.base import Records, RecordTask, Task, batches
 from veilsum_privacy.tasks.layout import Block, Layout, balanced_weights
 from veilsum_privacy.tasks.outcomes import Outcome
 

@@ -12,12 +12,13 @@ from scipy.linalg import sqrtm
 
 from support.neighbours import schema
 from veilsum_aggregation.alignment import class_statistics, local_map, reference_arrays, site_gaussian, stack
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import barycenter
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.two_way import fit_two_way, two_way_update, whitening
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks import TASKS, build_task
-from veilsum_privacy.tasks.base import DerivedTask, Floats
+from veilsum_privacy.tasks.base import DerivedTask
 from veilsum_privacy.tasks.formulas import CENTRE, FACTOR, TOTAL
 
 M, K, SITES = 3, 3, 4

@@ -13,12 +13,13 @@ from sklearn.covariance import ledoit_wolf
 
 from support.neighbours import moments_parameters, random_records, schema, spoil
 from support.studies import complete
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.moments import covariance, symmetric
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask
+from veilsum_privacy.tasks.base import Records, RecordTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import second_moment_bound
 from veilsum_privacy.tasks.parameters import FeatureParameters

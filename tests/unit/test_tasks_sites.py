@@ -14,9 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 from support.neighbours import MAPPED, join, repeated, schema
 from support.studies import complete
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.local_head import LocalHead
 from veilsum_privacy.training.mlp import Descent, gradients, layer_shapes, scores, train
 

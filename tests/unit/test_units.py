@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting, add_unit, random_records, spoil, with_subjects
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
 from veilsum_privacy.computation import contribution
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
-from veilsum_privacy.mechanism.units import Faults, Integers, Rows, in_parts, together, unit_edges
+from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together, unit_edges
 from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import Unit
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, SiteTask
+from veilsum_privacy.tasks.base import Records, RecordTask, SiteTask
 
 RAISED = (ArithmeticError, IndexError, MemoryError, RecursionError, Misuse)
 BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])

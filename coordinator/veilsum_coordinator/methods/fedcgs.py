@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation import moments
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
 from veilsum_aggregation.tables import count
@@ -52,8 +52,6 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study
 from veilsum_privacy.tasks.features import CENTRE
-
-Floats = NDArray[np.float64]
 
 MOMENTS, ALIGNED = "class-moments", "aligned-moments"
 """Labels: of the release without an alignment, and of the sum after each site's own map."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.mixtures import Mixture, sample
 from veilsum_coordinator.parts.alignment import (
     NOTHING_ALIGNED,
@@ -45,8 +46,6 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.class_mixtures import CENTRES
-
-Floats = NDArray[np.float64]
 
 START, MIXTURES = "mixtures-start", "mixtures"
 """Labels of the releases: of one component a class, to begin several with, and of the components."""

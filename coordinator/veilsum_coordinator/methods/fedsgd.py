@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.application import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.checkpoints import checkpoint_due
@@ -62,8 +63,6 @@ from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
-
-Floats = NDArray[np.float64]
 
 GRADIENT = "gradient"
 """Label of the releases."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.boosting import LeafSums, SplitColumn, first_base, newton_leaves, random_trees, split_gains
 from veilsum_coordinator.parts.application import outcome_application, study_application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
@@ -32,8 +32,6 @@ from veilsum_privacy.tasks.tree_gradients import GRADIENTS, HESSIANS, Loss, Tree
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS, tree_shapes
-
-Floats = NDArray[np.float64]
 
 TREES = "trees"
 """Label of the releases."""

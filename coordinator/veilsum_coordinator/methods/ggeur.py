@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.geometry import directions
 from veilsum_coordinator.parts.application import study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
@@ -47,8 +47,6 @@ from veilsum_privacy.tasks import generation as made
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec
 from veilsum_privacy.training.objectives import ObjectiveSpec
-
-Floats = NDArray[np.float64]
 
 
 class GGEURParameters(GenerationParameters):

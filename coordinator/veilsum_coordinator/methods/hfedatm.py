@@ -13,10 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.filters import convolutions
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.regmean import Merged, merge_stations
@@ -39,8 +38,6 @@ from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, GramsParameters, che
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES
-
-Floats = NDArray[np.float64]
 
 GRAMS = "grams"
 """Label of the releases of Grams."""

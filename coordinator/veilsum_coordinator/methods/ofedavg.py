@@ -11,9 +11,9 @@ import math
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.heads import LinearHead, average_heads
 from veilsum_coordinator.parts.alignment import (
     Aligned,
@@ -38,8 +38,6 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Disclosure
-
-Floats = NDArray[np.float64]
 
 HEADS = "heads"
 """Label of the release."""

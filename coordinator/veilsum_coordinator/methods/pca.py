@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation import moments
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
@@ -25,8 +25,6 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import projection_digest
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
-
-Floats = NDArray[np.float64]
 
 MOMENTS = "gaussian-moments"
 """Label of the release."""

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import newton
@@ -61,7 +60,6 @@ from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.site_scores import SiteScoresParameters
 from veilsum_privacy.tasks.tables import questions_of
 
-Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 MOMENTS, QUERY = "moments", "coefficients"

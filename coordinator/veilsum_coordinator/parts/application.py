@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.parts.alignment import Aligned
 from veilsum_coordinator.parts.federation import Federation
@@ -21,8 +19,6 @@ from veilsum_privacy.study.encoder import Encoder, Program, Projection
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn, NumberColumn
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.tasks.outcomes import Outcome
-
-Floats = NDArray[np.float64]
 
 LINEAR = {"kind": "linear", "weights": "weights", "bias": "bias"}
 """A linear head, as an application says it."""

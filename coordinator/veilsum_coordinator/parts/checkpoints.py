@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.application import study_result
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.networks import network_head
@@ -16,8 +14,6 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.features import CENTRE
 from veilsum_privacy.training.arrays import from_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
-
-Floats = NDArray[np.float64]
 
 
 def checkpoint_due(every: int, number: int, last: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.query_requests import QueryRequest, expand
@@ -18,8 +18,6 @@ from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.kinds.means import Means
 from veilsum_privacy.tasks.queries.language import Columns
 from veilsum_privacy.tasks.tables import questions_of
-
-Floats = NDArray[np.float64]
 
 COLUMNS = "columns"
 """Label of the release."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.base import Inputs
 from veilsum_coordinator.parts.federation import Release
 from veilsum_node.errors import ConfigurationError
-
-Floats = NDArray[np.float64]
 
 RARITY = {"sqrt": 0.5, "balanced": 1.0}
 """Powers of :func:`.rarity_weights`, by what a study asks for."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import newton
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.clustered import FEWEST_SITES, ClusteredFit, score_bound
 from veilsum_aggregation.hazards import HazardFit
 from veilsum_aggregation.newton import NewtonFit
@@ -22,8 +22,6 @@ from veilsum_privacy.tasks.hazard_step import HAZARDS, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStepParameters
 from veilsum_privacy.tasks.queries.language import DerivedColumn, Query
 from veilsum_privacy.tasks.site_scores import BASELINE, SCALE, SiteScores, SiteScoresParameters
-
-Floats = NDArray[np.float64]
 
 SCORES = "site-scores"
 """Label of the release."""

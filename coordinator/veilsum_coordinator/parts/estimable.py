@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable, Row
-from veilsum_coordinator.parts.federation import Federation, Floats, NoFurtherRoundError, Release
+from veilsum_coordinator.parts.federation import Federation, NoFurtherRoundError, Release
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.study import Study

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.feature_means import FeatureMeansParameters
-
-Floats = NDArray[np.float64]
 
 MEANS = "means"
 """Label of the release."""

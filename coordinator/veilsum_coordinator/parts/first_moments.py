@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import newton
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_aggregation.regression import Fit, UntoldFit
@@ -18,8 +18,6 @@ from veilsum_privacy.tasks.newton_step import in_units
 from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

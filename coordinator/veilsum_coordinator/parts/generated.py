@@ -10,17 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import moments
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.geometry import ClassGeometry, class_covariances, class_geometry, directions, generate
 from veilsum_aggregation.heads import NoiseInWeights, noise_in_weights
 from veilsum_aggregation.shrinkage import project_psd, shrink_noised
 from veilsum_coordinator.parts.federation import Release
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
 
 NO_CLASS = "every class's released count is within its noise; ask for less noise or more records"
 NO_HEAD = "the head's weights cannot be told from what noise alone gives; ask for less noise, more records or fewer features"

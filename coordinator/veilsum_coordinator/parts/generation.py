@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.alignment import AlignmentParameters, task_alignment
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation
@@ -34,8 +33,6 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.layout import balanced_weights
 from veilsum_privacy.tasks.parameters import Alignment
-
-Floats = NDArray[np.float64]
 
 GEOMETRY, PROTOTYPES = "geometry", "prototypes"
 """Labels of the two releases."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import moments
 from veilsum_aggregation.alignment import CLASS_MEANS, COVARIANCE, MEAN, SCALARS, WITHIN, Kind
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import Acceleration, barycenter_residual
 from veilsum_aggregation.two_way import relative_change, slope_variance, two_way_update, whitening
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
@@ -21,7 +21,6 @@ from veilsum_coordinator.parts.moment_plans import task_parameters
 from veilsum_coordinator.parts.references import two_way_convergence
 from veilsum_privacy.tasks.formulas import CENTRE, FACTOR, TOTAL
 
-Floats = NDArray[np.float64]
 Found = tuple[dict[str, Floats], dict[str, Any]]
 
 STEP, WITHIN_STEP = "alignment-step", "alignment-within"

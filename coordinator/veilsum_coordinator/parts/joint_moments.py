@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation.alignment import mapped_moments
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.references import site_blocks
-
-Floats = NDArray[np.float64]
 
 
 def joined(release: Release, maps: Sequence[AffineMap] | None = None) -> Release:

@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.federation import Federation
@@ -33,8 +33,6 @@ from veilsum_privacy.tasks.local_training import (
 from veilsum_privacy.training.arrays import MODEL, flatten, to_broadcast, unflatten
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import ObjectiveSpec, resolve_objective
-
-Floats = NDArray[np.float64]
 
 LOCAL = "local-training"
 """Label of the releases."""

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
 
 PIECE = 1 << 18
 """Values that a method works on at a time: 2 MiB."""

@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.mixtures import Mixture, mixture_from_moments
 from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_coordinator.parts.federation import Release
 
-Floats = NDArray[np.float64]
 Sampling = Literal["equal", "counts"]
 
 SPREAD_OF_CENTRES = 0.5

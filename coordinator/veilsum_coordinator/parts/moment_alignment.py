@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import FeatureMoments, mean_of_moments, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
@@ -31,8 +31,6 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.layout import balanced_weights
 from veilsum_privacy.tasks.parameters import Alignment, MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments
-
-Floats = NDArray[np.float64]
 
 LABEL, WITHIN_LABEL = "power-moments", "within-moments"
 """Labels: of the release that moments are made from, and of the sum of the sites' own moments."""

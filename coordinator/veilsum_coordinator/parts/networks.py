@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.application import LINEAR
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.models.perceptrons import Perceptron
-
-Floats = NDArray[np.float64]
 
 
 def resolved_model(spec: ModelSpec, width: int, classes: int, what: str) -> ModelSpec:

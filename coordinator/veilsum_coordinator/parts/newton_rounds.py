@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from veilsum_aggregation import newton
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import told_directions
-from veilsum_coordinator.parts.federation import Federation, Floats, Release
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.first_moments import FirstMoments
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.queries.coefficients import term_names

@@ -6,13 +6,11 @@ All of it is computed from released sums. The sites' part stands in :mod:`veilsu
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Release
 from veilsum_privacy.training.objectives import Objective, iir, proto, scaffold
 from veilsum_privacy.training.objectives.dyn import Dyn
-
-Floats = NDArray[np.float64]
 
 CLEAR = 3.0
 """Standard deviations of its noise that a class count must exceed for its prototype to be used."""

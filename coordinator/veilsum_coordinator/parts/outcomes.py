@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.base import Inputs
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -18,8 +18,6 @@ from veilsum_privacy.tasks.outcomes import HUBER_BEND, Outcome
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
 from veilsum_privacy.training.models import Architecture
 from veilsum_privacy.training.models.trees import BASE, Trees
-
-Floats = NDArray[np.float64]
 
 SCORE, PREDICTION = "score", "prediction"
 """Names in a result of a predictor's formula of columns, and of what it predicts."""

@@ -12,17 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.masked_transport import Subsets, pair_probabilities, solve
 from veilsum_aggregation.participation import design_weights, draw_design, inclusion_probabilities
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.mechanism.weights import SCORES, WEIGHTS
-
-Floats = NDArray[np.float64]
 
 SHOWN = 20
 """Most sites that a summary lists."""

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from veilsum_aggregation import tables
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer
 from veilsum_aggregation.group_means import mean
 from veilsum_aggregation.prediction_levels import Levels, event_levels, number_levels, rate_levels
@@ -47,7 +47,6 @@ from veilsum_privacy.tasks.queries.language import Columns, Text, interval_names
 from veilsum_privacy.tasks.tables import Tables, questions_of
 from veilsum_privacy.training.models import ModelSpec
 
-Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 LABEL = "predictions"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.baselines import MOST_PERIODS, LifeTable
 from veilsum_aggregation.figures import NotEstimable
 from veilsum_aggregation.hazards import (
@@ -40,8 +40,6 @@ from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.kinds.survival import Survival
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 from veilsum_privacy.tasks.tables import questions_of
-
-Floats = NDArray[np.float64]
 
 ENDS = "ends"
 """Name of the first release's query about ends of follow-up."""

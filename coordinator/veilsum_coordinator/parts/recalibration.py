@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import newton
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, NotEstimable
 from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import Fit, UntoldFit
@@ -35,8 +35,6 @@ from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec
 from veilsum_privacy.training.models.perceptrons import LinearOptions, Perceptron
 from veilsum_privacy.training.predict import scores
-
-Floats = NDArray[np.float64]
 
 ROUNDS = ("recalibration-1", "recalibration-2", "recalibration-3")
 """Labels of the releases."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import moments
 from veilsum_aggregation.alignment import (
@@ -23,12 +22,12 @@ from veilsum_aggregation.alignment import (
     site_gaussian,
     stack,
 )
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap, Gaussian, barycenter, push, transport_map, wasserstein2
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
 from veilsum_aggregation.two_way import fit_two_way
 from veilsum_coordinator.parts.federation import Release
 
-Floats = NDArray[np.float64]
 Blocks = Mapping[str, Floats]
 Shrinkage = Literal["auto", "oas", "noised", "ridge", "ledoit-wolf"]
 

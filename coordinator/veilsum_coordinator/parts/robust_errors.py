@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
 from veilsum_aggregation.regression import Fit, LinearFit
@@ -29,8 +29,6 @@ SHARE = 0.2
 
 PRODUCT_NOISE = 0.1
 """The bound of a score is so large that the noise of a variance is this share of it; it leaves most tails alone at least."""
-
-Floats = NDArray[np.float64]
 
 
 def product_release(step: NewtonStepParameters | HazardStepParameters | SiteScoresParameters, others: float) -> TaskPlan:

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.heads import LinearHead
 from veilsum_aggregation.softmax import fit_softmax
 from veilsum_coordinator.parts.application import LINEAR
 from veilsum_privacy.training.mlp import Descent, layer_shapes, train
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 TOLERANCE = 1e-6
 """Size of the gradient, of a mean cross-entropy of features of unit variance, at which a fit has converged."""

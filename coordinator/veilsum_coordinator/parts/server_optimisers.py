@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.long_arrays import LongArrays, cut
 from veilsum_node.fields import Frozen, Real
 
-Floats = NDArray[np.float64]
 Arrays = Mapping[str, Floats]
 
 

@@ -11,15 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.local_rounds import LOCAL, LocalRounds, TrainingParameters
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.study import Study
 
-Floats = NDArray[np.float64]
 Table = Mapping[str, Sequence[str]]
 
 

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.results.result import MANIFEST, Result, load_result
 from veilsum_privacy.study.encoder import Encoder, Projection, projection_digest
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
-
-Floats = NDArray[np.float64]
 
 
 def result_projection(result: Result) -> tuple[Projection, dict[str, Floats]]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE, predictor_bounds, predicts
 from veilsum_coordinator.parts.predictions import Prediction, Predictor
 from veilsum_coordinator.results.projections import find_projection, result_projection
@@ -29,8 +30,6 @@ from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.models.discriminants import CENTRE
 from veilsum_privacy.training.released import model_digest
-
-Floats = NDArray[np.float64]
 
 _AGAIN = "Fetch the result again."
 

@@ -12,7 +12,8 @@ import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from veilsum_coordinator.parts.federation import Floats, NoFurtherRoundError, Release
+from veilsum_aggregation.arrays import Floats
+from veilsum_coordinator.parts.federation import NoFurtherRoundError, Release
 from veilsum_coordinator.protocol.restoration import ReplayError
 from veilsum_coordinator.results.released_models import find_released
 from veilsum_coordinator.service.hub import Hub

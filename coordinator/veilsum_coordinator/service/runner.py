@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.checkpoints import checkpoint_result
 from veilsum_coordinator.parts.federation import Federation, Release, StoredBlocks
@@ -36,7 +37,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
 from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
-from veilsum_privacy.securesum.contribution import Integers, open_pieces
+from veilsum_privacy.securesum.contribution import open_pieces
 from veilsum_privacy.study.study import Study
 
 LOG = logging.getLogger("veilsum.coordinator")

@@ -32,6 +32,7 @@ from sqlalchemy import (
     update,
 )
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.storage.long_values import (
     LONG,
     METADATA,
@@ -55,7 +56,7 @@ from veilsum_coordinator.storage.records import (
     write_enrolment,
     write_progress,
 )
-from veilsum_coordinator.storage.releases import Integers, read_digest, read_releases, read_values, write_release
+from veilsum_coordinator.storage.releases import read_digest, read_releases, read_values, write_release
 from veilsum_node.database import Database
 from veilsum_node.errors import Damage, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Credentials

@@ -9,16 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Connection, func, insert, select
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.storage.long_values import LONG, PIECE_VALUES, RELEASE_PIECES, cut, read_pieces, write_pieces
 from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.database import Database
 from veilsum_node.errors import StateError
 from veilsum_privacy.results.proof_files import begin_release_digest
-
-Integers = NDArray[np.int64]
 
 
 def write_release(

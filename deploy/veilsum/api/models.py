@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum.local.tables import as_table, column_values
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.data import typed
@@ -18,8 +19,6 @@ from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.table import Table
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.base import Records
-
-Floats = NDArray[np.float64]
 
 
 @dataclass

@@ -15,6 +15,7 @@ import numpy as np
 
 from veilsum.compile import StudyRequest
 from veilsum.request import with_projection
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.demo.directory import DELTA, Terms
 from veilsum_deploy.demo.findings import accuracies_in_the_clear, released
@@ -30,7 +31,7 @@ from veilsum_participant.data import load_records
 from veilsum_participant.store.kept import kept_vector
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 
 Progress = Callable[[str, float], None]
 

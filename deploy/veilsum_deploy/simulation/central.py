@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import HostileInput, Misuse
@@ -22,7 +23,7 @@ from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, study_digest
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, TrainingTask
+from veilsum_privacy.tasks.base import Records, RecordTask, TrainingTask
 from veilsum_privacy.tasks.feature_maps import Encode
 
 ADDITIVE = frozenset({"gradient"})

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_deploy.evaluation import pool
 from veilsum_deploy.simulation.engines import Shared
 from veilsum_deploy.simulation.gradients import Vectors, perceptron_vectors
@@ -29,11 +29,10 @@ from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, gaussi
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task
+from veilsum_privacy.tasks.base import Records, RecordTask, Task
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
-Integers = NDArray[np.int64]
 State = Mapping[str, Floats]
 
 LARGEST_STACK = 2**27

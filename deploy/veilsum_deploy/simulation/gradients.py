@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
-from veilsum_privacy.tasks.base import Floats, Records, Task
+from veilsum_privacy.tasks.base import Records, Task
 from veilsum_privacy.tasks.features import class_weights
 from veilsum_privacy.tasks.gradient import COUNT_WEIGHT, Gradient
 from veilsum_privacy.training import closed_form
@@ -24,7 +25,6 @@ from veilsum_privacy.training.clipped_sums import clip_weights
 from veilsum_privacy.training.models import build_architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
 
-Integers = NDArray[np.int64]
 Vectors = Callable[[Records, Integers, Mapping[str, Floats]], Floats]
 
 ROWS = 2**15

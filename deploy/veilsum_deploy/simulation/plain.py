@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import RoundLostError, read_release
 from veilsum_deploy.simulation.chunks import Chunk, Part, Sites, compute_chunk
@@ -27,9 +27,6 @@ from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Floats
 
 Progress = Callable[[str, float], None]
 """Told what is being done and how far it is, 0 to 1."""

@@ -21,11 +21,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as dump_arrays
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import StateError
 from veilsum_node.identity.files import replace_file
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 ROUNDS = "rounds.bin"
 STATES = "states-"

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from veilsum.local.federation import LocalFederation, results_directory
 from veilsum.local.sites import make_local
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.runner import run_study
@@ -34,7 +35,6 @@ from veilsum_participant.store.kept import kept_vector
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
-from veilsum_privacy.tasks.base import Floats
 
 Watch = Callable[[str], None]
 Runner = Callable[[int, Callable[[Study], Watch]], tuple[Study, Result, Kept, float]]

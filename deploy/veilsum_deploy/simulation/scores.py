@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.heads import LinearHead
 from veilsum_deploy.datasets import TableWithSchema
 from veilsum_deploy.simulation.deal import Deal
@@ -25,7 +26,7 @@ from veilsum_participant.applying.model import Model, best_class
 from veilsum_participant.applying.recipe import OutcomeForm
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.outcomes import Outcome
 
 Kept = Callable[[str, str], Mapping[str, Floats]]

@@ -11,6 +11,7 @@ import numpy as np
 
 from veilsum.compile import StudyRequest, compile_study
 from veilsum.request import EVALUATION, ReleasedProjection, with_model, with_projection
+from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import released_arrays
 from veilsum_deploy.collections import Collection
@@ -26,7 +27,7 @@ from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, exact_affine
 
 Program = Callable[[Floats], Floats]

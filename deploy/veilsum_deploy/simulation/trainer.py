@@ -14,23 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_deploy.simulation.stacks import PerceptronStack
 from veilsum_deploy.simulation.walk import JoinedRecords, NoisedSteps, Pull, Walk, by_owner, filled_up, sampled, shuffled
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.agreed import AgreedTask
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import finite_array
 from veilsum_privacy.tasks.local_training import SEEDS, STEPS, LocalTraining, effective_steps
 from veilsum_privacy.training.arrays import flatten, from_broadcast
 from veilsum_privacy.training.models.perceptrons import Perceptron
 from veilsum_privacy.training.objectives.base import Received
-
-Integers = NDArray[np.int64]
 
 OBJECTIVES = ("none", "prox")
 MOST_VALUES = 2**14

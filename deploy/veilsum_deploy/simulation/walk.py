@@ -9,15 +9,14 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_deploy.simulation.stacks import Batches
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource, SystemRandom
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
 from veilsum_privacy.mechanism.steps import poisson_sample
-from veilsum_privacy.tasks.base import Floats
 from veilsum_privacy.training.mlp import Descent
 
-Integers = NDArray[np.int64]
 Pull = Callable[[Floats], Floats]
 """Models (g, P) to the gradients (g, P) of what reads no record."""
 

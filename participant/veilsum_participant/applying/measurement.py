@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.classification import ClassCounts, auc, auc_figure, mean_of, mean_recall, reliability
 from veilsum_aggregation.figures import Answer, Figure
 from veilsum_aggregation.tables import share
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 BINS = 10
 """Bins of the calibration, of equal width between 1 / K and 1."""

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import Misuse
 from veilsum_participant.applying.heads import head_scores
@@ -35,8 +36,6 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import exact_affine
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Encode = Callable[[Floats], Floats]
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import moment_alignment
 from veilsum_aggregation.alignment import local_map
+from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_participant.applying.recipe import OwnAlignment, aligned_columns
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.feature_maps import exact_affine
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Move = Callable[[Floats, Bools], Floats]
 """An alignment: of finite features (n, m), and of which columns of the records are present (n, d)."""
 

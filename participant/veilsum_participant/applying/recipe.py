@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import MOMENT_REFERENCE
 from veilsum_node.config import explain
 from veilsum_node.errors import HostileInput, Misuse
@@ -26,8 +27,6 @@ from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, Labe
 from veilsum_privacy.tasks.parameters import MomentUse
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 from veilsum_privacy.training.losses import LARGEST_EXPONENT
-
-Floats = NDArray[np.float64]
 
 _AGAIN = "Fetch the result again; a newer version of veilsum may have made it."
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import DataError, Misuse, StateError
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
 from veilsum_node.spreadsheets import defused, line
@@ -35,9 +35,6 @@ from veilsum_privacy.study.schema import DatasetSchema
 if TYPE_CHECKING:
     from veilsum_participant.config import ParticipantConfig
     from veilsum_privacy.tasks.base import Records
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

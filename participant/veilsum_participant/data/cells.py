@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Bools
 from veilsum_privacy.study.schema import CategoryColumn, DateColumn, LabelColumn, NumberColumn
 
-Bools = NDArray[np.bool_]
 Key = float | str
 
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"

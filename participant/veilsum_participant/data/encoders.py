@@ -25,6 +25,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.phrases import unreadable
 from veilsum_participant.data.programs import read_program
@@ -35,7 +36,6 @@ from veilsum_privacy.training import device
 MAX_PROGRAM_BYTES = 4 << 30
 """Largest program file that is read."""
 
-Floats = NDArray[np.float64]
 
 _ALONE = threading.RLock()  # the number of threads and the random generator are torch's, for the whole process
 

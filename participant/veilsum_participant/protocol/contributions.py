@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.database import after_commit
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
@@ -56,7 +57,6 @@ from veilsum_privacy.securesum.context import (
 )
 from veilsum_privacy.securesum.contribution import (
     SECRET_BYTES,
-    Integers,
     consent_key,
     encrypt_contribution,
     keys_digest,
@@ -65,7 +65,7 @@ from veilsum_privacy.securesum.contribution import (
 )
 from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
 from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.tasks.base import Floats, RecordTask
+from veilsum_privacy.tasks.base import RecordTask
 
 
 @dataclass(frozen=True)

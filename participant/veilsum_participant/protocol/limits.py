@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from sqlalchemy import Connection
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_participant.config import Policy
 from veilsum_participant.open_studies import OpenStudy
@@ -20,7 +21,7 @@ from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.agreed import AgreedTask
 from veilsum_privacy.securesum.context import Assignment
-from veilsum_privacy.tasks.base import Floats, SiteTask, TrainingTask
+from veilsum_privacy.tasks.base import SiteTask, TrainingTask
 
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Column, Connection, Integer, LargeBinary, String, Table, bindparam, delete, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_participant.store.attempts import ATTEMPTS, PAID
 from veilsum_participant.store.tables import METADATA
-
-Integers = NDArray[np.int64]
-
 
 KEPT = Table(
     "participant_kept",

@@ -40,9 +40,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting.gaussian import gaussian_profile
 from veilsum_privacy.accounting.losses import Direction
-from veilsum_privacy.accounting.renyi import Floats
 
 DIRECTIONS: tuple[Direction, Direction] = (1, -1)
 

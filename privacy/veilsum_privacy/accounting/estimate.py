@@ -6,10 +6,11 @@ budgets.
 
 from __future__ import annotations
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting.grid import GRID_ERROR, epsilon_by_grid
 from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
 from veilsum_privacy.accounting.losses import Direction, LossSteps
-from veilsum_privacy.accounting.renyi import Floats, standard_epsilon
+from veilsum_privacy.accounting.renyi import standard_epsilon
 
 PRV_ERROR = 0.01
 """Bound on the numerical error of epsilon; what is reported is the upper end.

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
-
-Floats = NDArray[np.float64]
 
 _LARGEST_RATIO = 1e10  # beyond it epsilon is of no use to anyone, and the formula loses its digits
 

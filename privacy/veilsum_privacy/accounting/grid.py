@@ -11,9 +11,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting.inversion import Line
 from veilsum_privacy.accounting.losses import Direction, LossSteps, plan_quadrature, window
-from veilsum_privacy.accounting.renyi import Floats
 
 GRID_ERROR = 0.005
 """Bound on what the rounding of all losses together does to epsilon."""

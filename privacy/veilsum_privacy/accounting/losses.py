@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_privacy.accounting.renyi import Floats
+from veilsum_aggregation.arrays import Floats
 
 Direction = Literal[1, -1]
 """1: a record is removed; -1: one is added."""

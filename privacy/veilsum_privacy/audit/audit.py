@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.audit.bounds import (
@@ -28,7 +29,7 @@ from veilsum_privacy.audit.bounds import (
 )
 from veilsum_privacy.audit.canaries import choose, join
 from veilsum_privacy.audit.routes import ReleaseRoute
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 
 LEVEL = 1e-6
 """Probability, at most, that an audit finds fault with a release that is as private as booked."""

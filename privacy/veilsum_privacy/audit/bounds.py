@@ -14,10 +14,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
 
 _LARGEST = 1e6
 _LEGENDRE = np.polynomial.legendre.leggauss(512)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.contribution import SitePlace, contribute
@@ -33,9 +33,8 @@ from veilsum_privacy.securesum.contribution import (
 )
 from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.securesum.tags import TagKey
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 
-Integers = NDArray[np.int64]
 Way = Literal["own share", "shared noise", "steps"]
 
 

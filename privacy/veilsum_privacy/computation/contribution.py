@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.mechanism.clipping import MAX_BOUND, MAX_VALUES, SiteSum, scattered_sum, site_sum
@@ -25,10 +25,8 @@ from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import DerivedTask, Floats, Records, RecordTask, SiteTask, TrainingTask, join_batches
+from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask, SiteTask, TrainingTask, join_batches
 from veilsum_privacy.tasks.feature_maps import Encode, map_records
-
-Integers = NDArray[np.int64]
 
 LOG = logging.getLogger("veilsum.participant")
 

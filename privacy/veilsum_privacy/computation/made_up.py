@@ -15,8 +15,9 @@ from itertools import islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.queries.branches import Branch, Branches
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.conditions import Both, Condition, Not

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.alignment import example_reference
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records
@@ -24,7 +25,7 @@ from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks.base import Floats, Records, Task, TrainingTask
+from veilsum_privacy.tasks.base import Records, Task, TrainingTask
 from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET, ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.tasks.power_moments import columns_of_moments

@@ -16,10 +16,8 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 MAX_GRID = 2**26
 """Largest grid: squares of a record's values then sum below 2^63."""

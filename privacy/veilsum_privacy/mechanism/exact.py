@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
-
-Floats = NDArray[np.float64]
 
 _MANTISSA = 53
 _LARGEST = 2.0**1000

@@ -38,12 +38,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import Misuse
 from veilsum_node.keystream import Expanded
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.study.study import NoiseKind, Study, TaskDeclaration
 
-Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 SMALLEST_SHARE_STD = 4

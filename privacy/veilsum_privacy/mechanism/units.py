@@ -16,9 +16,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import Misuse
 
-Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Rows = slice | Mask
 """Which records, as a slice or (n,) bool; with each record all others of its unit."""

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
-
-Floats = NDArray[np.float64]
 
 SCORES, WEIGHTS = "participation.scores", "participation.weights"
 """Names of the broadcast arrays."""

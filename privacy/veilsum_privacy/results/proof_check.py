@@ -14,6 +14,7 @@ from hmac import compare_digest
 
 from cryptography import x509
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Identity, Label, Role, verify
 from veilsum_node.identity.certificate import federation_id, issued
@@ -26,15 +27,7 @@ from veilsum_privacy.ledger.receipts import (
     verify_countersignature,
     verify_receipt,
 )
-from veilsum_privacy.results.proof_files import (
-    STUDY_FILE,
-    Integers,
-    ReleaseEntry,
-    ReleaseProof,
-    StudyProof,
-    release_digest,
-    round_file,
-)
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, release_digest, round_file
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.contribution import masked_sum

@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import begin_digest, canonical, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.roster import Enrolment
-
-Integers = NDArray[np.int64]
 
 FOLDER = "proof"
 STUDY_FILE = f"{FOLDER}/study.json"

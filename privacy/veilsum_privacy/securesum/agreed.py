@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import RandomSource
@@ -22,9 +23,7 @@ from veilsum_privacy.mechanism.noise import ROUNDING_VARIANCE, NoisePlan, gaussi
 from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, choose_parameters, plan_encoding
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study, study_digest
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Floats, Task
-
-Integers = NDArray[np.int64]
+from veilsum_privacy.tasks.base import Task
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.securesum.bfv import SecretKey
@@ -20,7 +21,6 @@ from veilsum_privacy.securesum.parameters import TAGS, EncodingPlan
 from veilsum_privacy.securesum.tags import TagKey
 
 Slots = NDArray[np.uint64]
-Integers = NDArray[np.int64]
 
 SECRET_BYTES = 32
 

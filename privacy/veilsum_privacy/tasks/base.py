@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST, SMALLEST, Frozen
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
@@ -32,8 +33,6 @@ from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, Width
 if TYPE_CHECKING:  # queries import this module
     from veilsum_privacy.tasks.queries.branches import Branches
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 P = TypeVar("P", bound=Frozen)
 
 LARGEST_SENSITIVITY = 2**26

@@ -8,11 +8,12 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.newton import variance_bound
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Records, RecordTask, batches
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY, broadcast_arrays
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.layout import Layout

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.lookups import looked_up

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Piece, Records, RecordTask, Task, batches
+from veilsum_privacy.tasks.base import Piece, Records, RecordTask, Task, batches
 from veilsum_privacy.tasks.features import CENTRE, centre_of, clipped, products, second_moment_bound, usable, weighted
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation import moment_alignment
 from veilsum_aggregation.alignment import local_map
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.exact import exact_affine as exact_affine
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, PartParameters
 from veilsum_privacy.tasks.parts import part_of
 from veilsum_privacy.tasks.power_moments import columns_of_moments

@@ -9,10 +9,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Records, RecordTask, batches
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters

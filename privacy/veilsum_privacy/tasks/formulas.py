@@ -24,13 +24,14 @@ from veilsum_aggregation.alignment import (
     mapped_moments,
     site_gaussian,
 )
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums
 from veilsum_aggregation.gaussian import barycenter_term
 from veilsum_aggregation.polar import factor
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import DerivedTask, Floats
+from veilsum_privacy.tasks.base import DerivedTask
 from veilsum_privacy.tasks.feature_maps import own_map
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import Alignment, WidthParameters

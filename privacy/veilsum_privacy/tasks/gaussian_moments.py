@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task, batches
+from veilsum_privacy.tasks.base import Records, RecordTask, Task, batches
 from veilsum_privacy.tasks.features import clipped, products, second_moment_bound, usable, weighted
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters

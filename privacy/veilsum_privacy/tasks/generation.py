@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
-from veilsum_privacy.tasks.base import Floats
 
 DIRECTIONS = "geometry.directions"
 """Broadcast array (K, d, d): a deviation of class c is directions[c] times standard normal numbers; zeros repeat samples."""

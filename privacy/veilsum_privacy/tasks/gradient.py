@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records, SiteTask
+from veilsum_privacy.tasks.base import Records, SiteTask
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS, centre_of, class_weights, clipped, usable
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.outcomes import Outcome, outcome_model

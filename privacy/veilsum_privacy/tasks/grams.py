@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records, SiteTask
+from veilsum_privacy.tasks.base import Records, SiteTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.gradient import LARGEST_SITE
 from veilsum_privacy.tasks.layout import Block, Layout, balanced_weights

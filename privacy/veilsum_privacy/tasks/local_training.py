@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism import units
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records, Trained, TrainingTask
+from veilsum_privacy.tasks.base import Records, Trained, TrainingTask
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.generation import DIRECTIONS, MOST_GENERATED, PROTOTYPES, USE, Generation, finite_array, generate
 from veilsum_privacy.tasks.gradient import LARGEST_SITE

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, StringConstraints, model_validator
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Disclosure
-from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
+from veilsum_privacy.tasks.base import Records, batches
 from veilsum_privacy.tasks.features import clipped, usable
 from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.outcomes import Outcome

@@ -9,12 +9,13 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.newton import Family, mean_of, variance_bound
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.designs import DesignParameters, DesignTask, broadcast_arrays, row_products
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.queries.cells import NumberDomain

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import CategoryColumn, ColumnName, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.losses import Hazards, Huber, OutcomeLoss, Poisson, Squared, intervals
 from veilsum_privacy.training.models import ModelSpec

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks.base import Integers, Records, RecordTask, Task
+from veilsum_privacy.tasks.base import Records, RecordTask, Task
 
 Reduction = Literal["first", "last", "max", "mean"]
 

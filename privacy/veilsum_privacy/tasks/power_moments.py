@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, Task, batches
+from veilsum_privacy.tasks.base import Records, RecordTask, Task, batches
 from veilsum_privacy.tasks.features import usable
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters, PartParameters

@@ -8,12 +8,12 @@ from typing import ClassVar, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from veilsum_aggregation.arrays import Bools
+from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure
-from veilsum_privacy.tasks.base import Floats, Integers, Records, batches
+from veilsum_privacy.tasks.base import Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.base import QueryKind

@@ -9,11 +9,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.newton import mean_of
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Floats, Records, RecordTask, batches
+from veilsum_privacy.tasks.base import Records, RecordTask, batches
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.features import usable
 from veilsum_privacy.tasks.layout import Block, Layout
@@ -22,7 +23,7 @@ from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models.base import Shapes
 from veilsum_privacy.training.models.trees import FEATURES, THRESHOLDS, tree_shapes
-from veilsum_privacy.training.trees import Integers, leaves_of, tree_margin
+from veilsum_privacy.training.trees import leaves_of, tree_margin
 
 Loss = Literal["logistic", "softmax", "squared", "poisson"]
 

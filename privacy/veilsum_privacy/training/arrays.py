@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 
 if TYPE_CHECKING:
     from torch import nn
 
-Floats = NDArray[np.float64]
 Value = TypeVar("Value")
 
 MODEL = "model."

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_privacy.training import device
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from veilsum_privacy.training.models.base import Architecture
     from veilsum_privacy.training.models.networks import Network
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 LARGEST_BATCH = 64
 _VALUES = 2**24  # of gradients by record that are held at once: 64 MiB in float32

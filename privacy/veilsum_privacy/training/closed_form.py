@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.mechanism.exact import exact_affine
-from veilsum_privacy.training.clipped_sums import Factors, Floats
+from veilsum_privacy.training.clipped_sums import Factors
 from veilsum_privacy.training.models.perceptrons import Perceptron
 
 BATCH = 1024

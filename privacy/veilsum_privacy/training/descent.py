@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_privacy.mechanism.steps import Mask, Steps
 from veilsum_privacy.mechanism.units import Faults, Rows, together
@@ -24,7 +25,7 @@ from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.mlp import Descent, gradients
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
-from veilsum_privacy.training.objectives.base import Floats, LocalObjective
+from veilsum_privacy.training.objectives.base import LocalObjective
 
 Labels = NDArray[np.int64]
 Targets = NDArray[Any]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
 from veilsum_privacy.training import closed_form
 from veilsum_privacy.training.arrays import load
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ClippedSum", "Loss", "clipped_gradient_sum", "clipped_outcome_sum", "cross_entropy", "engine", "summation_slack"]
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 Loss = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
 """Network, features (B, width) and labels (B,) to losses (B,), each of its own record alone."""

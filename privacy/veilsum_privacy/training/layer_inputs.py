@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_privacy.mechanism.exact import exact_affine
 from veilsum_privacy.training.models.base import Architecture
@@ -16,7 +17,6 @@ from veilsum_privacy.training.models.perceptrons import Perceptron
 if TYPE_CHECKING:
     from torch import Tensor
 
-Floats = NDArray[np.float64]
 
 BATCH = 64
 """Records that go through a network at once; public."""

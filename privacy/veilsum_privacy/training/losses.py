@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
 
 LARGEST_EXPONENT = 700.0
 """Scores are cut to this before their exponential is taken, which is then finite."""

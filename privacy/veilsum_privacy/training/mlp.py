@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from veilsum_aggregation.arrays import Floats
+
 Layers = Sequence[Floats]
 """Weight (out, in) and bias (out,) of each layer in turn; ReLU between layers, none after the last."""
 

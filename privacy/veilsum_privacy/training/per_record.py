@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from opacus.grad_sample import GradSampleModule
 from torch import nn
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
-from veilsum_privacy.training.batches import Floats, Integers, array, one_thread, padded, physical_batch, precision, tensor
+from veilsum_privacy.training.batches import array, one_thread, padded, physical_batch, precision, tensor
 from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, Factors, Part, Rows
 
 Mode = Literal["ghost", "hooks"]

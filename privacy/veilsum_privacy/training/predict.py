@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_privacy.mechanism.clipping import clipped_about
 from veilsum_privacy.training import closed_form
@@ -15,8 +16,6 @@ from veilsum_privacy.training.models.discriminants import CENTRE, Discriminant
 from veilsum_privacy.training.models.perceptrons import Perceptron
 from veilsum_privacy.training.models.trees import Trees
 from veilsum_privacy.training.trees import tree_margin
-
-Floats = NDArray[np.float64]
 
 
 def scores(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats) -> Floats:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.training.arrays import flatten, from_broadcast
 from veilsum_privacy.training.models import Architecture
-
-Floats = NDArray[np.float64]
 
 
 def model_digest(architecture: Architecture, arrays: Mapping[str, Floats]) -> str:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 def leaves_of(x: Floats, features: Floats, thresholds: Floats) -> Integers:

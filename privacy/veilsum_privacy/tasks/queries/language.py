@@ -9,12 +9,12 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, StringConstraints, model_validator
 
-from veilsum_aggregation.arrays import Bools
+from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Floats, Records
+from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.queries.arithmetic import Product, evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.cells import (
     Cells,

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.filters import ChannelGroup
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Name
@@ -21,7 +21,6 @@ from veilsum_node.fields import Frozen, Name
 if TYPE_CHECKING:
     from veilsum_privacy.training.models.networks import Network
 
-Floats = NDArray[np.float64]
 Shapes = dict[str, tuple[int, ...]]
 
 MAX_VALUES = 2**26

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.filters import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.training.models.base import Architecture, Floats, Shapes
+from veilsum_privacy.training.models.base import Architecture, Shapes
 
 if TYPE_CHECKING:
     from veilsum_privacy.training.models.networks import Network

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_node.fields import Frozen
 from veilsum_privacy.training.models.base import ReleasedArchitecture, Shapes
-
-Floats = NDArray[np.float64]
 
 FEATURES, THRESHOLDS, LEAVES, BASE = "features", "thresholds", "leaves", "base"
 """Arrays: of K complete trees of depth D the feature (K, 2^D - 1) and the threshold of each inner node, level by level, the

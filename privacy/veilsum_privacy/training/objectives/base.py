@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name
 from veilsum_privacy.training.models.base import Architecture, Shapes
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from veilsum_privacy.training.models.networks import Network
 
-Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 RecordLoss = Callable[["Network", "Tensor", "Tensor"], "Tensor"]
 """Losses (B,) of a network on x (B, ...) with labels (B,), each of its record alone."""

@@ -7,8 +7,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.training.objectives.base import Done, Floats, LocalObjective, LocalOutcome, Objective, Received
+from veilsum_privacy.training.objectives.base import Done, LocalObjective, LocalOutcome, Objective, Received
 
 
 class DynOptions(Frozen):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.training.models.base import Shapes
 from veilsum_privacy.training.objectives.base import (
     Done,
-    Floats,
     Labels,
     LocalObjective,
     LocalOutcome,

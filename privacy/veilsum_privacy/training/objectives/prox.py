@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.training.objectives.base import Floats, LocalObjective, Objective, Received
+from veilsum_privacy.training.objectives.base import LocalObjective, Objective, Received
 
 
 class ProxOptions(Frozen):

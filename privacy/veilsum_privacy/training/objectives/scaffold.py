@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Shapes
 from veilsum_privacy.training.objectives.base import (
     Done,
-    Floats,
     LocalObjective,
     LocalOutcome,
     Objective,

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.filters import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes
-from veilsum_privacy.training.objectives.base import Floats, LocalObjective, Objective, Received, representation_size
+from veilsum_privacy.training.objectives.base import LocalObjective, Objective, Received, representation_size
 
 if TYPE_CHECKING:
     from torch import Tensor
