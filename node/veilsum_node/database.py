@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults
+from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError, newer_version, typed_faults, unreleased_version
 from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
 from veilsum_node.phrases import unwritable
 
@@ -401,6 +401,17 @@ def _check_version(connection: Connection) -> int:
             "Install the newer version.",
         )
     return version
+
+
+def make_tables(connection: Connection, component: str, metadata: MetaData) -> None:
+    """Make all tables of a component, as yet without a version.
+
+    Raises:
+        StateError: some are there: tables without a version were never released.
+    """
+    if metadata.tables.keys() & set(inspect(connection).get_table_names()):
+        raise unreleased_version(component, "none")
+    metadata.create_all(connection, checkfirst=False)
 
 
 def _component_version(connection: Connection, component: str) -> str | None:

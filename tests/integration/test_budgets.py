@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
-from sqlalchemy import select
+from sqlalchemy import inspect
 
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, open_test_site, schema_of
 from support.hostile import Adversary, altered, make_adversary
@@ -28,9 +28,6 @@ from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol import budgets
 from veilsum_participant.protocol.budgets import remaining
 from veilsum_participant.protocol.membership import Membership
-from veilsum_participant.store.attempts import ATTEMPTS
-from veilsum_participant.store.peers import mirror_entry
-from veilsum_participant.store.pending import pending_studies
 from veilsum_participant.store.tables import METADATA, create_tables
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.study import Study, study_digest
@@ -320,38 +317,16 @@ def test_rounds_without_end_are_bounded_too(attack: Adversary) -> None:
 # -- the store -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_of_the_first_layout_is_adopted(tmp_path: Path) -> None:
-    """Tables that were made in place keep their rows; a consent that is still there can be known again."""
-    attack = make_adversary(tmp_path)
-    attack.set_up()
-    attack.collect()
-    site = attack.bed.sites["a"]
+def test_tables_without_a_version_are_refused_by_name(tmp_path: Path) -> None:
+    """No released version made such; nothing in them changes."""
+    site = make_adversary(tmp_path).bed.sites["a"]
     with site.database.transaction() as connection:
-        before = connection.execute(select(ATTEMPTS)).mappings().one()
-        for table in (
-            "participant_pending",
-            "participant_mirror",
-            "participant_kept",
-            "participant_state",
-            "participant_cohort",
-            "participant_answer",
-            "participant_version",
-        ):
-            connection.exec_driver_sql(f"DROP TABLE {table}")
-        connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN consent_digest")
-        connection.exec_driver_sql("ALTER TABLE participant_attempt DROP COLUMN snapshot")
-        connection.exec_driver_sql("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")
-        connection.exec_driver_sql("ALTER TABLE participant_study DROP COLUMN shares")
-    create_tables(site.database)
-    create_tables(site.database)
-    with site.database.transaction() as connection:
-        after = connection.execute(select(ATTEMPTS)).mappings().one()
-        assert pending_studies(connection) == []
-        assert mirror_entry(connection, "coordinator") == 0
-    assert dict(after) == dict(before)
-    assert after["consent_digest"] is not None
-    attack.ask_consent("a", attack.receipts())
-    assert attack.charges("a") == 1
+        connection.exec_driver_sql("DROP TABLE participant_version")
+        connection.exec_driver_sql("DROP TABLE participant_answer")
+    with pytest.raises(StateError, match="'none', which no released version has"):
+        create_tables(site.database)
+    with site.database.reading() as connection:
+        assert "participant_answer" not in inspect(connection).get_table_names()
 
 
 def test_a_fresh_store_has_the_tables_that_queries_name(tmp_path: Path) -> None:

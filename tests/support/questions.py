@@ -131,7 +131,7 @@ QUESTIONS: Mapping[str, Question] = {
     "evaluation of a classifier that lacks a class": _classifier(CLASSES, ("moved", "alive"), "centre"),
     "pca": _classes("pca", width=3),
     "pca, whitened": _classes("pca", width=3, scale="whiten"),
-    "slot-align": _classes("slot-align"),
+    "slot-align": _classes("slot-align", alignment={"reference": "two-way"}),
     "o-fedavg": _classes("o-fedavg"),
     "fedcgs": _classes("fedcgs"),
     "fedpft": _classes("fedpft"),

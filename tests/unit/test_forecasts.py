@@ -303,13 +303,13 @@ def test_a_plan_says_what_is_shown_of_single_sites(
 @pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg", "pca"])
 @pytest.mark.parametrize("disclosed", [{}, alignment("barycenter", "iterated")])
 def test_every_method_says_what_matters_most_and_gets_there_by_an_error(method: str, disclosed: dict[str, Any]) -> None:
-    parameters = {} if method == "pca" else disclosed
+    parameters = {} if method == "pca" else disclosed or (alignment() if method == "slot-align" else {})
     asked = draft(method, parameters, epsilon=2.0, expected=400)
     found = asked.forecast(asked.compile())
     assert any(item.main for item in found)
     assert all(item.size > 0 and item.half_width > 0 for item in found)
-    if not parameters and method != "slot-align":  # whose choice of a reference is another one without noise
-        by_error = draft(method, error=0.8, expected=400)
+    if not disclosed:
+        by_error = draft(method, parameters, error=0.8, expected=400)
         study = by_error.compile()
         assert main_error(forecast(by_error.rehearsal, study, SEARCH_RUNS)) <= 0.8
 
@@ -323,7 +323,7 @@ PLANNED: dict[str, dict[str, Any]] = {
     "statistics": {},
     "regression": LOGISTIC,
     "pca": {},
-    "slot-align": {},
+    "slot-align": alignment(),
     "o-fedavg": {},
     "fedcgs": {},
     "fedpft": {},

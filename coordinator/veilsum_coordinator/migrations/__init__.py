@@ -8,6 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from veilsum_coordinator.storage import fence, journal, long_values, records
+from veilsum_node.database import make_tables
 
 HEAD = "0005"
 """The last script."""
@@ -18,4 +19,4 @@ KEEPERS = (fence, journal, long_values, records)
 
 def create(connection: Connection) -> None:
     """Make all tables as the last script leaves them."""
-    long_values.METADATA.create_all(connection, checkfirst=False)
+    make_tables(connection, "coordinator", long_values.METADATA)

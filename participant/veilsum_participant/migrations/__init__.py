@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from veilsum_node.database import make_tables
 from veilsum_participant.store import attempts, kept, peers, pending, populations, studies
 from veilsum_participant.store.tables import METADATA
 
@@ -19,4 +20,4 @@ KEEPERS = (attempts, kept, peers, pending, populations, studies)
 
 def create(connection: Connection) -> None:
     """Make all tables as the last script leaves them."""
-    METADATA.create_all(connection, checkfirst=False)
+    make_tables(connection, "participant", METADATA)
