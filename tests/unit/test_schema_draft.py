@@ -140,6 +140,19 @@ def test_records(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, 
     assert (GIVES_AWAY in text, report.get("gives away") == GIVES_AWAY) == (not rare, not rare)
 
 
+def test_codes_keep_their_zeros_and_their_last_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole numbers but for their spelling: neither numbers nor one another."""
+    codes = [f"{code:03d}" for code in range(1, 900, 7)] * 2
+    long = ["9007199254740992", "9007199254740993"] * (len(codes) // 2)
+    rows = [f"{code},{number}" for code, number in zip(codes, long, strict=True)]
+    (tmp_path / "r.csv").write_text("\n".join(["icd,long", *rows]) + "\n")
+    shown(capsys, "schema", "draft", tmp_path / "r.csv", "--public", "--out", tmp_path / "s.toml")
+    read = {column.name: column for column in fill(tmp_path / "s.toml").columns}
+    assert isinstance(read["icd"], CategoryColumn)
+    assert set(read["icd"].categories) == set(codes)
+    assert read["long"] == CategoryColumn(name="long", categories=("9007199254740992", "9007199254740993"))
+
+
 def test_the_tenth_record_names_a_category(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for count, named in ((LEAST - 1, False), (LEAST, True)):
         (tmp_path / "r.csv").write_text("town\n" + "Jena\n" * 30 + "Gera\n" * 30 + "Rare\n" * count)

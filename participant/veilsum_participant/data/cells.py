@@ -1,6 +1,7 @@
 """Judge the cells of one column against the schema, a whole column at a time.
 
-Numbers compare by value ("1.0" is "1"), everything else as trimmed text. Nothing here raises because of what a cell holds.
+Numbers compare by value ("1.0" is "1"), categories and classes as :mod:`.spellings` says, everything else as trimmed text.
+Nothing here raises because of what a cell holds.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Bools
+from veilsum_participant.data.spellings import Spellings, exact
 from veilsum_privacy.study.schema import CategoryColumn, DateColumn, LabelColumn, NumberColumn
-
-Key = float | str
 
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -75,7 +75,7 @@ def judge_numbers(array: Any, column: NumberColumn, missing: Iterable[str]) -> N
 @lru_cache(maxsize=64)
 def _numbers(texts: tuple[str, ...]) -> tuple[float, ...]:
     """Those of a schema's texts for missing that are numbers."""
-    return tuple(key for key in map(_key, texts) if isinstance(key, float))
+    return tuple(float(text) for text in texts if exact(text.strip(), padded=True) is not None)
 
 
 def judge_column(columns: Mapping[str, Any], column: NumberColumn, missing: Iterable[str]) -> NumberCells:
@@ -114,43 +114,28 @@ def _days(array: Any, missing: list[str]) -> tuple[NDArray[np.float64], Bools, B
 
 def judge_categories(array: Any, column: CategoryColumn, missing: Iterable[str]) -> CodeCells:
     """Find each cell's category."""
-    return _codes(array, {_key(text): index for index, text in enumerate(column.categories)}, missing)
+    return _codes(array, [(text, code) for code, text in enumerate(column.categories)], missing)
 
 
 def judge_labels(array: Any, label: LabelColumn, missing: Iterable[str]) -> CodeCells:
     """Find each cell's class."""
-    known = {_key(text): index for index, item in enumerate(label.classes) for text in item.values}
-    return _codes(array, known, missing)
+    return _codes(array, [(text, code) for code, item in enumerate(label.classes) for text in item.values], missing)
 
 
-def _codes(array: Any, known: Mapping[Key, int], missing: Iterable[str]) -> CodeCells:
-    """Look up each distinct value once; a value that the schema names as category or class is never missing."""
-    gone = {_key(text) for text in missing}
+def _codes(array: Any, known: Iterable[tuple[str, int]], missing: Iterable[str]) -> CodeCells:
+    """Look up each distinct text once; one that the schema names as category or class is never missing."""
+    named, gone = Spellings.of(known), Spellings.of([("", 0), *((text, 0) for text in missing)])
     encoded = array.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     codes = np.full(len(distinct) + 1, -1, dtype=np.int64)
     absent = np.zeros(len(distinct) + 1, dtype=np.bool_)
     absent[-1] = True
-    for index, value in enumerate(distinct):
-        key = _key(value)
-        codes[index] = known.get(key, -1)
-        absent[index] = codes[index] < 0 and (key in gone or key == "" or (isinstance(key, float) and math.isnan(key)))
+    for index, text in enumerate(distinct):
+        codes[index] = -1 if text in gone.texts and text not in named.texts else named.find(text)
+        absent[index] = codes[index] < 0 and (text.casefold() == "nan" or gone.find(text) >= 0)
     indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
     code, lacking = codes[indices], absent[indices]
     return CodeCells(code, lacking, (code < 0) & ~lacking)
-
-
-def _key(value: float | str | None) -> Key:
-    """What a cell is compared by: its number if it is one, else its text."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return value
-    text = value.strip()
-    try:
-        return float(text) if "_" not in text else text
-    except ValueError:
-        return text
 
 
 def _values(array: Any) -> NDArray[np.float64]:

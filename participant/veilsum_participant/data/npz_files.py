@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data import typed
-from veilsum_participant.data.table import Table, require_columns, typed_table, unreadable_column, wanted_columns
+from veilsum_participant.data.table import Table, check_texts, require_columns, typed_table, unreadable_column, wanted_columns
 from veilsum_privacy.study.schema import DatasetSchema
 
 _HEADERS = threading.Lock()
@@ -45,6 +45,7 @@ def npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[s
     for name, (array, _) in layout.items():
         if not typed.readable_dtype(dtypes[array]):
             raise unreadable_column(path, name, dtypes[array], subject)
+        check_texts(path, name, typed.arrow_type(dtypes[array]), schema)
     flat = all(len(shapes[array]) == (1 if column is None else 2) for array, column in layout.values())
     if not flat or len({shapes[array][0] for array, _ in layout.values()}) != 1:
         raise DataError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,22 @@ import pyarrow.parquet as parquet
 from veilsum_node.errors import DataError
 from veilsum_participant.data import typed
 from veilsum_participant.data.objects import StoredFile, stored_files
-from veilsum_participant.data.table import CHECK_FORMAT, Table, check_types, typed_table, wanted_columns, with_subject
+from veilsum_participant.data.table import (
+    CHECK_FORMAT,
+    Table,
+    cells,
+    check_types,
+    named_texts,
+    typed_table,
+    wanted_columns,
+    with_subject,
+)
 from veilsum_participant.query import Bucket
 from veilsum_privacy.study.schema import DatasetSchema
 
 SUFFIXES = (".parquet", ".pq")
 
+_NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")
 _BUFFER = 1 << 16
 _FETCH = 1 << 22
@@ -71,14 +82,15 @@ def parquet_layout(
     found = []
     for part in parts:
         with _open_parquet(part) as file:
-            found.append(file.schema_arrow)
+            found.append(_written(file.schema_arrow))
     names = wanted_columns(schema, subject)
     for part, one in zip(parts, found, strict=True):
         check_types(part, one, schema, subject)
     common = {}
     for name in names:
         kinds = [one.field(name).type for one in found]
-        common[name] = typed.common(kinds, numbered=name != subject)
+        texts = name != subject and named_texts(schema, name) is not None
+        common[name] = pa.large_string() if texts else typed.common(kinds, numbered=name != subject)
         if common[name] is None:
             told = " and ".join(sorted({str(kind) for kind in kinds}))
             raise DataError(f"{path}: column {name!r} holds {told}.", "Store it as the same type in all files.")
@@ -91,7 +103,7 @@ def read_parquet(path: Path | Bucket, schema: DatasetSchema, subject: str | None
     read: list[Table] = []
     for part in parts:
         with _open_parquet(part) as file:
-            table = file.read(columns=wanted)
+            table = _in_its_zone(file.read(columns=wanted))
         read.append(typed_table(_local(path), schema, subject, table))
     if len(read) == 1:
         return read[0]
@@ -113,7 +125,7 @@ def parquet_batches(
     place, read = 0, with_subject(names, subject)
 
     def typed_batch(table: Any) -> Table:
-        columns = {name: typed.values(table[name]).cast(common[name]) for name in names}
+        columns = {name: cells(table[name], name, schema).cast(common[name]) for name in names}
         subjects = None if subject is None else typed.identifiers(table[subject]).cast(common[subject])
         return Table(_local(path), columns, table.num_rows, subjects)
 
@@ -123,7 +135,7 @@ def parquet_batches(
                 end = place + file.metadata.row_group(group).num_rows
                 if wanted is None or wanted(place, end):
                     for batch in file.iter_batches(rows, row_groups=[group], columns=read):
-                        yield place, typed_batch(pa.Table.from_batches([batch]))
+                        yield place, typed_batch(_in_its_zone(pa.Table.from_batches([batch])))
                         place += batch.num_rows
                 place = end
             empty = file.schema_arrow.empty_table()
@@ -134,6 +146,29 @@ def parquet_batches(
 def _local(path: Path | Bucket) -> Path | None:
     """The path of a file on this machine."""
     return None if isinstance(path, Bucket) else path
+
+
+def _written(found: Any) -> Any:
+    """The columns and types of a file, with what only Arrow's note tells: which numbers are durations, and zones of times."""
+    note = (found.metadata or {}).get(_NOTE)
+    if note is None:
+        return found
+    try:
+        told = pa.ipc.read_schema(pa.BufferReader(b64decode(note)))
+    except (pa.ArrowInvalid, OSError, ValueError):
+        return found
+    for place, field in enumerate(found):
+        kind = told.field(field.name).type if told.names.count(field.name) == 1 else field.type
+        timed = pa.types.is_timestamp(kind) and kind.tz is not None and pa.types.is_timestamp(field.type)
+        if (timed and field.type.tz is not None) or (pa.types.is_duration(kind) and pa.types.is_integer(field.type)):
+            found = found.set(place, field.with_type(pa.timestamp(field.type.unit, kind.tz) if timed else kind))
+    return found
+
+
+def _in_its_zone(table: Any) -> Any:
+    """A table whose times are in the zone that they were written in, whose days a reader of the records means."""
+    written = _written(table.schema)
+    return table if written.equals(table.schema) else table.cast(written)
 
 
 def _open_parquet(path: Path | StoredFile) -> Any:
@@ -147,7 +182,7 @@ def _open_parquet(path: Path | StoredFile) -> Any:
         if file.read(4) != b"PAR1" or length > end:
             raise DataError(f"{path}: cannot be read: it is not a complete Parquet file.", CHECK_FORMAT)
         file.seek(end - length)
-        footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0cunused:key..")
+        footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0c" + _NOTE)
     metadata = parquet.read_metadata(pa.BufferReader(b"PAR1" + footer))
     if isinstance(path, StoredFile):
         return parquet.ParquetFile(path.open(), metadata=metadata, buffer_size=_FETCH, pre_buffer=False)

@@ -17,7 +17,8 @@ from veilsum_node.phrases import counted, listed
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.objects import AnyFile
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_participant.data.spellings import clash
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
 CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
 
@@ -28,7 +29,8 @@ class Table:
 
     Attributes:
         path: the file; None for a query.
-        columns: by name, an array of trimmed text (missing cells null or as written) or float64 (missing cells null or NaN).
+        columns: by name, an array of trimmed text (missing cells null or as written) or float64 (missing cells null or NaN);
+            of categories and classes always of text.
         rows: number of rows read.
         subjects: the column that tells whose record each row is: trimmed text, or numbers in the file's own type, which keeps
             long numbers apart; None if none was asked for.
@@ -58,16 +60,33 @@ class Table:
 
 def typed_table(path: Path | None, schema: DatasetSchema, subject: str | None, columns: Any, rows: int | None = None) -> Table:
     """The table of chunked columns, by name: an Arrow table, or a mapping with the number of its ``rows``."""
-    read = {name: typed.values(columns[name]) for name in schema.file_columns}
+    read = {name: cells(columns[name], name, schema) for name in schema.file_columns}
     count = columns.num_rows if rows is None else rows
     return Table(path, read, count, None if subject is None else typed.identifiers(columns[subject]))
+
+
+def cells(column: Any, name: str, schema: DatasetSchema) -> Any:
+    """A chunked column as :class:`Table` has it: as text where the schema names texts of it."""
+    known = named_texts(schema, name)
+    return typed.values(column) if known is None else typed.texts(column, known)
+
+
+def named_texts(schema: DatasetSchema, name: str) -> list[tuple[str, int]] | None:
+    """The categories of a column or the values of its classes, with their codes; None where the schema names neither."""
+    for column in schema.columns:
+        if column.name == name and isinstance(column, CategoryColumn):
+            return [(text, code) for code, text in enumerate(column.categories)]
+    if schema.label is not None and schema.label.column == name:
+        return [(text, code) for code, item in enumerate(schema.label.classes) for text in item.values]
+    return None
 
 
 def check_types(source: object, found: Any, schema: DatasetSchema, subject: str | None) -> None:
     """Check that an Arrow schema ``found`` in ``source`` has the columns to read, of types that can be read.
 
     Raises:
-        DataError: a column is missing, or of a type that holds neither numbers nor texts.
+        DataError: a column is missing, of a type that holds neither numbers nor texts, or of one in which two categories are
+            the same.
     """
     wanted = wanted_columns(schema, subject)
     require_columns(f"{source} has", wanted, found.names)
@@ -75,6 +94,19 @@ def check_types(source: object, found: Any, schema: DatasetSchema, subject: str 
         kind = found.field(name).type
         if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
             raise unreadable_column(source, name, kind, subject)
+        check_texts(source, name, kind, schema)
+
+
+def check_texts(source: object, name: str, kind: Any, schema: DatasetSchema) -> None:
+    """Check that a column of an Arrow type can hold the texts that the schema names of it.
+
+    Raises:
+        DataError: two of them are one number, or one truth.
+    """
+    alike = None if typed.is_text(kind) else clash(named_texts(schema, name) or (), kind)
+    if alike is not None:
+        told = f"{source}: column {name!r} holds {_outer(kind)}, in which {alike[0]!r} and {alike[1]!r} are the same."
+        raise DataError(told, "Store texts.")
 
 
 def unreadable_column(path: object, name: str, kind: object, subject: str | None) -> DataError:

@@ -1,23 +1,26 @@
-"""Bring the typed columns of Parquet and npz files to text or float64, each cell by itself; dates to ISO 8601.
+"""Bring typed columns of files and queries to text or float64, each cell by itself; dates to ISO 8601.
+
+A number is what its shortest text says: 999.9 in four bytes is 999.9, and no number close to it.
 
 Whether a column can be read is a matter of its type alone. Nothing here raises because of what a cell holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from veilsum_participant.data import spellings
 from veilsum_participant.data.lines import as_text
 
 
 def readable(kind: Any) -> bool:
     """Whether a column of an Arrow type holds numbers or texts."""
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null, _is_text)
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null, is_text)
     return any(test(kind) for test in tests)
 
 
@@ -31,9 +34,26 @@ def readable_dtype(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufSU"
 
 
+def arrow_type(dtype: np.dtype[Any]) -> Any:
+    """What :func:`from_numpy` makes of a readable type of NumPy's."""
+    texts = {"U": pa.large_string(), "S": pa.large_binary(), "f": pa.float64() if dtype.itemsize > 8 else None}
+    return texts.get(dtype.kind) or pa.from_numpy_dtype(dtype.newbyteorder("="))
+
+
 def values(column: Any) -> Any:
     """A chunked column as one array of float64, or of trimmed text; null where a cell is."""
     return _joined(column, _values)
+
+
+def texts(column: Any, known: Sequence[tuple[str, int]]) -> Any:
+    """A chunked column as one array of trimmed text; what is stored as another type as the ``known`` text that it stands for.
+
+    Args:
+        column: of one Arrow type.
+        known: the texts that a schema names, with their codes.
+    """
+    meant = {} if is_text(column.type) else spellings.stored(known, column.type)
+    return _joined(column, lambda chunk: _texts(chunk, meant))
 
 
 def identifiers(column: Any) -> Any:
@@ -42,7 +62,7 @@ def identifiers(column: Any) -> Any:
 
 
 def common(kinds: Sequence[Any], *, numbered: bool) -> Any:
-    """What a column becomes whose parts are of these Arrow types; None where they do not go together.
+    """What a column of numbers or subjects becomes whose parts are of these Arrow types; None where they do not go together.
 
     Args:
         kinds: of the parts; one of nothing but nulls goes with any.
@@ -54,7 +74,7 @@ def common(kinds: Sequence[Any], *, numbered: bool) -> Any:
 
 
 def _becomes(kind: Any, numbered: bool) -> Any:
-    if _is_text(kind) or is_date(kind):
+    if is_text(kind) or is_date(kind):
         return pa.large_string()
     if numbered:
         return pa.float64()
@@ -70,7 +90,7 @@ def from_numpy(array: Any) -> Any:
     """A one-dimensional array of NumPy's as a chunked column."""
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     kind = array.dtype.kind
-    if kind == "f":
+    if kind == "f" and array.dtype.itemsize > 8:
         with np.errstate(all="ignore"):  # a long double may be beyond float64
             array = array.astype(np.float64)
     elif kind == "U" and array.dtype.itemsize:
@@ -78,12 +98,12 @@ def from_numpy(array: Any) -> Any:
         odd = (points > 0x10FFFF) | ((points >= 0xD800) & (points < 0xE000))  # no characters: memory holds any number
         if odd.any():
             array = np.where(odd, np.uint32(0xFFFD), points).view(array.dtype)
-    kinds = {"U": pa.large_string(), "S": pa.large_binary()}
-    made = pa.array(array, kinds.get(kind))
+    made = pa.array(array, arrow_type(array.dtype))
     return made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Whether a column of an Arrow type holds texts, of characters or bytes."""
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(test(kind) for test in tests)
 
@@ -93,13 +113,39 @@ def _joined(column: Any, convert: Any) -> Any:
 
 
 def _values(chunk: Any) -> Any:
-    if _is_text(chunk.type):
+    if is_text(chunk.type):
         return _text(chunk)
     if is_date(chunk.type):
         return pc.strftime(pc.cast(chunk, pa.timestamp("us", _zone(chunk.type)), safe=False), format="%Y-%m-%d")
     if pa.types.is_boolean(chunk.type):
         chunk = pc.cast(chunk, pa.int8())
+    elif pa.types.is_decimal(chunk.type) or chunk.type in (pa.float32(), pa.float16()):
+        chunk = _shortest(chunk)
     return pc.cast(chunk, pa.float64(), safe=False)
+
+
+def _texts(chunk: Any, meant: Mapping[Any, str]) -> Any:
+    if is_text(chunk.type):
+        return _text(chunk)
+    if pa.types.is_boolean(chunk.type):
+        yes, no = (pa.scalar(meant.get(truth, str(truth).lower()), pa.large_string()) for truth in (True, False))
+        return pc.if_else(chunk, yes, no)
+    return _each(_shortest(chunk), lambda text: meant.get(spellings.exact(text), text))
+
+
+def _shortest(chunk: Any) -> Any:
+    """Numbers as the shortest text that their type reads back as the same number."""
+    if chunk.type != pa.float16():
+        return pc.cast(chunk, pa.large_string())
+    distinct = chunk.dictionary_encode() if len(chunk) else pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), chunk)
+    values = distinct.dictionary.to_numpy(zero_copy_only=False)
+    return pa.array([str(value) for value in values], pa.large_string()).take(distinct.indices)
+
+
+def _each(array: Any, change: Callable[[str], str]) -> Any:
+    """Texts changed one by one, each distinct one once."""
+    distinct = array.dictionary_encode()
+    return pa.array(map(change, distinct.dictionary.to_pylist()), pa.large_string()).take(distinct.indices)
 
 
 def _zone(kind: Any) -> str | None:
@@ -108,7 +154,7 @@ def _zone(kind: Any) -> str | None:
 
 
 def _identifiers(chunk: Any) -> Any:
-    if _is_text(chunk.type):
+    if is_text(chunk.type):
         return _text(chunk)
     return pc.cast(chunk, pa.float32()) if pa.types.is_float16(chunk.type) else chunk  # with half floats Arrow does little
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from veilsum_node.errors import DataError
+from veilsum_participant.data.spellings import exact
 from veilsum_participant.drafting.draft import (
     MAX_CATEGORIES,
     MAX_NAME,
@@ -17,7 +18,6 @@ from veilsum_participant.drafting.draft import (
     SchemaDraft,
     check_count,
     checked_draft,
-    number_text,
 )
 
 if TYPE_CHECKING:
@@ -102,32 +102,29 @@ def _readable_columns(path: Path) -> tuple[list[str], set[str], dict[str, str]]:
 
 
 def _counts(array: Any, schema: DatasetSchema) -> Counter[str]:
-    """How many cells hold each value that is not missing; a number in one spelling."""
+    """How many cells hold each value that is not missing; a number in one spelling, a code with leading zeros in its own."""
     counts: Counter[str] = Counter()
     for item in array.value_counts().to_pylist():
-        value = item["values"]
-        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        text = item["values"]
+        if text is None or text in schema.missing or text.lower() in ("nan", "inf", "-inf"):
             continue
-        text = number_text(value) if isinstance(value, float) else value
-        if text in schema.missing or text.lower() == "nan":
-            continue
-        if NUMBER.fullmatch(text) and math.isfinite(float(text)):
-            text = number_text(float(text))
-        counts[text] += item["counts"]
+        number = exact(text)
+        counts[text if number is None else number.text] += item["counts"]
     return counts
 
 
 def _observed(name: str, counts: Counter[str], *, private: bool) -> Drafted | str:
     """A column of records by what its cells hold, or why it is none."""
     cells = counts.total()
-    numbers = sum(count for value, count in counts.items() if NUMBER.fullmatch(value))
+    numbers = sum(count for value, count in counts.items() if exact(value) is not None)
     dates = sum(count for value, count in counts.items() if _DATE.fullmatch(value))
     repeated = [value for value, count in counts.items() if count >= (LEAST if private else 2)]
     covered = sum(counts[value] for value in repeated)
     listed = tuple(sorted(repeated if private else counts, key=_order))
     if 2 * dates > cells:
         return Drafted(name, "date")
-    if 2 * numbers > cells:
+    padded = any(exact(value, padded=True) is not None and exact(value) is None for value in repeated)
+    if 2 * numbers > cells and not padded:
         whole = all(NUMBER.fullmatch(value) and float(value).is_integer() for value in repeated)
         if whole and 2 <= len(repeated) <= MAX_CODES and covered >= 0.95 * cells:
             return Drafted(

@@ -87,7 +87,8 @@ class DateColumn(NumberColumn):
 
 
 class CategoryColumn(_Fillable):
-    """A categorical feature: an indicator for each of at least two categories. Values compare as text, numbers by value."""
+    """A categorical feature: an indicator for each of at least two categories. Values compare as text, and by value
+    where they spell no category."""
 
     kind: Literal["category"] = "category"
     name: ColumnName
