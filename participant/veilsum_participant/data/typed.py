@@ -7,7 +7,7 @@ Whether a column can be read is a matter of its type alone. Nothing here raises 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from veilsum_participant.data import spellings
 from veilsum_participant.data.lines import as_text
+from veilsum_participant.data.spellings import exact
 
 
 def readable(kind: Any) -> bool:
@@ -130,22 +131,18 @@ def _texts(chunk: Any, meant: Mapping[Any, str]) -> Any:
     if pa.types.is_boolean(chunk.type):
         yes, no = (pa.scalar(meant.get(truth, str(truth).lower()), pa.large_string()) for truth in (True, False))
         return pc.if_else(chunk, yes, no)
-    return _each(_shortest(chunk), lambda text: meant.get(spellings.exact(text), text))
+    distinct = chunk.dictionary_encode()
+    spelled = [None if text is None else meant.get(exact(text), text) for text in _shortest(distinct.dictionary).to_pylist()]
+    return pa.array(spelled, pa.large_string()).take(distinct.indices)
 
 
 def _shortest(chunk: Any) -> Any:
     """Numbers as the shortest text that their type reads back as the same number."""
     if chunk.type != pa.float16():
         return pc.cast(chunk, pa.large_string())
-    distinct = chunk.dictionary_encode() if len(chunk) else pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), chunk)
+    distinct = chunk.dictionary_encode()  # of these Arrow writes none, and there are 65,536 at most
     values = distinct.dictionary.to_numpy(zero_copy_only=False)
     return pa.array([str(value) for value in values], pa.large_string()).take(distinct.indices)
-
-
-def _each(array: Any, change: Callable[[str], str]) -> Any:
-    """Texts changed one by one, each distinct one once."""
-    distinct = array.dictionary_encode()
-    return pa.array(map(change, distinct.dictionary.to_pylist()), pa.large_string()).take(distinct.indices)
 
 
 def _zone(kind: Any) -> str | None:
