@@ -176,3 +176,18 @@ def test_a_long_double_beyond_float64_is_no_number(tmp_path: Path) -> None:
     with np.errstate(all="raise"):
         _, counts = load_records(tmp_path / "g.npz", SCHEMA, "who")
     assert counts.invalid["age"] == (1 if np.finfo(np.longdouble).max > 1e308 else 0)
+
+
+def test_a_page_with_another_checksum_is_damage(tmp_path: Path) -> None:
+    """Arrow reads it unless it is told to look."""
+    path = tmp_path / "records.parquet"
+    columns = {"age": pa.array([1.0, 2.0, 3.0]), "town": pa.array(["Ulm"] * 3), "ill": pa.array([0, 1, 0])}
+    parquet.write_table(pa.table(columns), path, write_page_checksum=True, compression="none", use_dictionary=False)
+    assert len(records_of(path, SCHEMA)) == 3
+    data = bytearray(path.read_bytes())
+    place = data.index(np.float64(2.0).tobytes())
+    data[place : place + 8] = np.float64(40.0).tobytes()
+    path.write_bytes(data)
+    assert parquet.read_table(path)["age"].to_pylist() == [1.0, 40.0, 3.0]
+    with pytest.raises(DataError, match="cannot be read"):
+        read_table(path, SCHEMA)

@@ -248,3 +248,13 @@ def test_a_dataset_is_a_file_or_a_query(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=told) as caught:
             load(lines)
         assert "secret" not in str(caught.value)
+
+
+def test_a_byte_order_mark_hides_no_line(tmp_path: Path) -> None:
+    """At the head of a file, or where two files were put together: a first resource is not lost."""
+    lines = [b'{"age": 61}', b'{"age": 62}', b'{"age": 63}']
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "t.ndjson").write_bytes(mark + lines[0] + b"\n" + lines[1] + b"\n" + mark + lines[2] + b"\n")
+    text = "SELECT (json->>'age')::DOUBLE AS age, 'Ulm' AS town, 1 AS ill FROM t ORDER BY 1"
+    table = read_table(SourceQuery("records", text, files={"t": tmp_path / "t.ndjson"}), SCHEMA)
+    assert table.columns["age"].to_pylist() == [61.0, 62.0, 63.0]

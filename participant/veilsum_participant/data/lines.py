@@ -154,7 +154,7 @@ def texts(path: AnyFile) -> Iterator[list[str]]:
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_LINE)
                 continue
-            found.append(as_text(line.removesuffix(b"\n")))
+            found.append(as_text(line.removesuffix(b"\n").removeprefix(_MARK)))
             length += len(line)
             if length >= BATCH:
                 yield found

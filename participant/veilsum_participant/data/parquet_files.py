@@ -184,6 +184,7 @@ def _open_parquet(path: Path | StoredFile) -> Any:
         file.seek(end - length)
         footer = file.read(length + 8).replace(b"\x0cARROW:schema", b"\x0c" + _NOTE)
     metadata = parquet.read_metadata(pa.BufferReader(b"PAR1" + footer))
+    asked = {"metadata": metadata, "pre_buffer": False, "page_checksum_verification": True}
     if isinstance(path, StoredFile):
-        return parquet.ParquetFile(path.open(), metadata=metadata, buffer_size=_FETCH, pre_buffer=False)
-    return parquet.ParquetFile(path, metadata=metadata, buffer_size=_BUFFER, pre_buffer=False)
+        return parquet.ParquetFile(path.open(), buffer_size=_FETCH, **asked)
+    return parquet.ParquetFile(path, buffer_size=_BUFFER, **asked)
