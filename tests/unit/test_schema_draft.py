@@ -49,6 +49,21 @@ def fill(path: Path) -> DatasetSchema:
     return load_schema(filled)
 
 
+def test_what_redcaps_interface_and_its_api_write_is_the_same(tmp_path: Path) -> None:
+    """The API names its headings otherwise, the choices' too: without them radios and checkboxes were lost."""
+    _, rest = REDCAP.split("\n", 1)
+    api = (
+        "field_name,form_name,section_header,field_type,field_label,select_choices_or_calculations,field_note,"
+        "text_validation_type_or_show_slider_number,text_validation_min,text_validation_max,identifier\n"
+    )
+    found = []
+    for name, text in (("interface", REDCAP), ("api", api + rest)):
+        (tmp_path / f"{name}.csv").write_text(text)
+        found.append(draft_dictionary(tmp_path / f"{name}.csv"))
+    assert found[0].columns == found[1].columns
+    assert found[0].left_out == found[1].left_out
+
+
 def test_a_redcap_dictionary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "dictionary.csv").write_text(REDCAP)
     report = shown(capsys, "schema", "draft", tmp_path / "dictionary.csv", "--out", tmp_path / "s.toml")

@@ -26,7 +26,8 @@ _ROLES = {
     "low": ("textvalidationmin", "minimum", "minimumvalue", "minvalue", "min", "lowerbound", "lower", "low"),
     "high": ("textvalidationmax", "maximum", "maximumvalue", "maxvalue", "max", "upperbound", "upper", "high"),
     "choices": (
-        *("choicescalculationsorsliderlabels", "choicesorcalculations", "choices", "categories", "levels", "valuelabels"),
+        *("choicescalculationsorsliderlabels", "selectchoicesorcalculations", "choicesorcalculations", "choices"),
+        *("categories", "levels", "valuelabels"),
         *("permissiblevalues", "permittedvalues", "allowedvalues", "codes", "values", "enum"),
     ),
     "label": ("fieldlabel", "variablelabel", "label", "title", "description", "definition"),
