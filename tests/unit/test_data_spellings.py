@@ -213,3 +213,20 @@ def test_no_cell_changes_what_another_means(tmp_path: Path, cells: list[str], da
     together = meant([*cells, *categories])
     assert together[: len(cells)] == [meant([cell])[0] for cell in cells]
     assert together[len(cells) :] == [*range(len(categories))]
+
+
+def test_a_column_may_be_a_category_and_tell_persons_apart(tmp_path: Path) -> None:
+    """In one file, in parts and in batches; its numbers are texts of the schema there."""
+    schema = schema_of(["1", "2", "3"])
+    cells = pa.array([3, 1, 1, 2], pa.int64())
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for name, part in (("a", cells[:2]), ("b", cells[2:])):
+        written(parts / name, part, "parquet")
+    for path in (written(tmp_path / "records", cells, "parquet"), parts):
+        check_structure(path, schema, subject="c")
+        read, _ = load_records(path, schema, "c")
+        streamed = np.concatenate([batch.features for batch in stream_records(path, schema, "c", rows=1, persons=2)])
+        place = {column.name: place for column, place in schema.places()}["c"]
+        assert sorted(read.features[:, place].argmax(axis=1).tolist()) == [0, 0, 1, 2]
+        assert sorted(streamed[:, place].argmax(axis=1).tolist()) == [0, 0, 1, 2]

@@ -89,9 +89,10 @@ def parquet_layout(
     common = {}
     for name in names:
         kinds = [one.field(name).type for one in found]
-        texts = name != subject and named_texts(schema, name) is not None
-        common[name] = pa.large_string() if texts else typed.common(kinds, numbered=name != subject)
-        if common[name] is None:
+        named = named_texts(schema, name) is not None
+        kind = typed.common(kinds, numbered=name != subject)
+        common[name] = pa.large_string() if named else kind
+        if kind is None and (name == subject or not named):
             told = " and ".join(sorted({str(kind) for kind in kinds}))
             raise DataError(f"{path}: column {name!r} holds {told}.", "Store it as the same type in all files.")
     return parts, names, common
