@@ -16,11 +16,12 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.datasets import take_records
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Records, RecordTask
+from veilsum_privacy.tasks.base import Records, RowTask
 
 SITES = ("a", "b", "c", "d")
 
@@ -76,10 +77,10 @@ class Sums:
     ) -> Release:
         """One round."""
         agreed = AgreedStudy(self.study).task(label)
-        task, layout = cast(RecordTask[Any], agreed.task), agreed.task.layout()
+        task, layout = cast(RowTask[Any], agreed.task), agreed.task.layout()
         parts = np.zeros((len(self._records), layout.size))
         for place, records in enumerate(self._records):
-            for batch in task.vectors(records, broadcast or {}):
+            for batch in task_rows(task, records, broadcast or {}):
                 parts[place] += batch.sum(axis=0, dtype=np.float64)
         totals = parts if agreed.per_site else parts.sum(axis=0, keepdims=True)
         std = math.sqrt(agreed.released_variance(len(self._sites)))

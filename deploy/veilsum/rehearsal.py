@@ -22,12 +22,15 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_coordinator.parts.base import Method
 from veilsum_coordinator.parts.federation import Release
 from veilsum_node.errors import Misuse
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.symbols import record_of, symbol, traced
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask, SiteTask
+from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask, SiteTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.model_tables import ModelTables, classified_schema, scored_schema
 from veilsum_privacy.tasks.tables import Tables, TablesParameters
@@ -122,7 +125,7 @@ class Rehearsal:
         if not isinstance(agreed.task, Tables):
             return {}
         squares = np.zeros(agreed.task.layout().size)
-        for batch in agreed.task.vectors(self.pool, {}):
+        for batch in task_rows(agreed.task, self.pool, {}):
             squares += np.square(batch.astype(np.float64)).sum(axis=0)
         found, at = dict[str, float](), 0
         for question in agreed.task.questions:
@@ -179,7 +182,7 @@ class _Rehearsed:
         places = [place for place, name in enumerate(names) if members is None or name in members]
         arrays, task, keep = agreed.as_broadcast(broadcast or {}), agreed.task, agreed.declaration.keep
         apart = agreed.per_site or keep
-        if isinstance(task, RecordTask) and task.alignment is None and not task.site_arrays():
+        if isinstance(task, RowTask) and task.alignment is None and not task.site_arrays():
             counts = self._counts[places]
             parts = self._sums(agreed, task, arrays, counts if apart else counts.sum(axis=0, keepdims=True), places[0])
         else:
@@ -204,7 +207,7 @@ class _Rehearsed:
         if isinstance(task, DerivedTask):
             return np.clip(task.vector(*self._source(agreed, place), arrays), -task.clip(), task.clip())
         counts = self._counts[place]
-        if isinstance(task, RecordTask):
+        if isinstance(task, RowTask):
             total: Floats = self._sums(agreed, task, arrays, counts[None], place)[0]
             return total
         if not isinstance(task, SiteTask):
@@ -215,7 +218,7 @@ class _Rehearsed:
         return found * (counts.sum() / some) if task.additive else found
 
     def _sums(
-        self, agreed: AgreedTask, task: RecordTask[Any], arrays: Mapping[str, Floats], counts: Floats, place: int
+        self, agreed: AgreedTask, task: RowTask[Any], arrays: Mapping[str, Floats], counts: Floats, place: int
     ) -> Floats:
         """Sums (rows, size) of the pool's clipped vectors, each as often as a row of ``counts`` says."""
         rate = agreed.declaration.sampling_rate
@@ -239,26 +242,29 @@ class _Rehearsed:
         return total
 
     def _vectors(
-        self, agreed: AgreedTask, task: RecordTask[Any], arrays: Mapping[str, Floats], place: int
+        self, agreed: AgreedTask, task: RowTask[Any], arrays: Mapping[str, Floats], place: int
     ) -> Iterator[Floats | Integers]:
         """The vectors of the pool, in batches; what a model says of a record, whose arrays no plan has, is made up."""
         pool = self._pool
         if isinstance(task, ModelTables):
             p = task.parameters
+            asked = TablesParameters.model_validate({name: getattr(p, name) for name in TablesParameters.model_fields})
             if p.outcome is None and pool.labels is not None:
-                schema = classified_schema(task.schema, p.classes, p.largest_loss)
-                everybody = np.ones(len(pool), dtype=np.bool_)
-                records = task.of_scores(_made_up_scores(task, pool.labels), everybody, pool.labels)
+                tables = Tables(asked, classified_schema(task.schema, p.classes, p.largest_loss))
+                scores = _made_up_scores(task, pool.labels)
+                record = record_of(scores.shape[1], labelled=True)
+                read = task.of_scores(record.features, symbol(np.True_), symbol(record.label))
+                given = Records(scores, np.ones(scores.shape, dtype=np.bool_), pool.labels)
+                yield from Evaluation(traced(tables.row(read, {}))).rows(given)
             else:
                 schema = scored_schema(task.schema, p.low, p.high)
                 scores = typical_records(schema, {}, len(pool)).features[:, -1:]
                 records = Records(
                     np.hstack([pool.features, scores]), np.column_stack([pool.present, scores == scores]), pool.labels
                 )
-            asked = TablesParameters.model_validate({name: getattr(p, name) for name in TablesParameters.model_fields})
-            yield from Tables(asked, schema).vectors(records, {})
+                yield from task_rows(Tables(asked, schema), records, {})
         else:
-            yield from task.vectors(self._mapped(agreed, slice(None), arrays, place), arrays)
+            yield from task_rows(task, self._mapped(agreed, slice(None), arrays, place), arrays)
 
     def _mapped(
         self, agreed: AgreedTask, chosen: slice | NDArray[np.intp], arrays: Mapping[str, Floats], place: int

@@ -21,10 +21,10 @@ from support.federation import DATASET, make_bed, make_data, make_request, schem
 from support.hostile import Adversary, altered
 from veilsum_node.errors import RefusalCode
 from veilsum_participant.site import Site
+from veilsum_privacy.computation import contribution
 from veilsum_privacy.ledger import Kind, LedgerReader, write_jsonl
 from veilsum_privacy.ledger.receipts import parse_receipt
-from veilsum_privacy.tasks.base import RecordTask
-from veilsum_privacy.tasks.tables import Tables
+from veilsum_privacy.tasks.base import Records
 
 BUDGET, DELTA = 7.0, 1e-5
 CAUSES = ("ValueError", "IndexError", "KeyError", "FloatingPointError", "HostileInput", "Misuse", "OSError", "MemoryError")
@@ -79,15 +79,15 @@ def guess(bodies: Sequence[bytes], time: int, candidates: Mapping[Any, Sequence[
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    """Let the statistics task fail on one record, as a fault that nobody knows of would."""
-    real = Tables.vectors
+    """Let the kernel fail on one record, as a fault that nobody knows of would."""
+    real = contribution.rows_sum
 
-    def vectors(self: RecordTask, records: Any, broadcast: Any) -> Any:
+    def fails_on(evaluation: Any, records: Records, *rest: Any, **more: Any) -> Any:
         if np.any(records.features == value):
             raise FloatingPointError("somebody is here")
-        return real(self, records, broadcast)  # type: ignore[arg-type]
+        return real(evaluation, records, *rest, **more)
 
-    monkeypatch.setattr(Tables, "vectors", vectors)
+    monkeypatch.setattr(contribution, "rows_sum", fails_on)
 
 
 def adversary(directory: Path, *, target: bool = False, budget: float | None = BUDGET) -> Adversary:

@@ -311,17 +311,15 @@ HARMLESS: dict[str, str] = {
     f"{_LEDGER}/totals.py::Sum.add: 0 -> 1": _SOME,
     f"{_LEDGER}/totals.py::Sum.add: count >= 0 -> count > 0": _SOME,
     f"{_LEDGER}/totals.py::Sum.add: self._exact += count -> self._exact -= count": "it is asked only whether it is nought",
-    f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",
-    f"{_MECHANISM}/clipping.py::_Subjects.__init__: 1 -> 2 (4)": "rows of zeros add nothing",
+    f"{_MECHANISM}/clipping.py::UnitSums.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",
+    f"{_MECHANISM}/clipping.py::UnitSums.__init__: 1 -> 2 (4)": "rows of zeros add nothing",
     (
-        f"{_MECHANISM}/clipping.py::_Subjects.complete: np.add.reduceat(rows, starts, axis=0) -> np.add.reduceat(rows, starts)"
+        f"{_MECHANISM}/clipping.py::UnitSums.complete: np.add.reduceat(rows, starts, axis=0) -> np.add.reduceat(rows, starts)"
     ): "the first axis is numpy's default",
     (
-        f"{_MECHANISM}/clipping.py::_Subjects.complete: begin and subjects[0] == self._subjects[begin - 1] "
+        f"{_MECHANISM}/clipping.py::UnitSums.complete: begin and subjects[0] == self._subjects[begin - 1] "
         "-> subjects[0] == self._subjects[begin - 1]"
     ): "before the first record the open sum is zeros, which may be added or stand apart",
-    (f"{_MECHANISM}/clipping.py::scattered_sum: np.clip(total, -bound, bound) -> np.clip(-bound, total, bound)"): _MIDDLE,
-    f"{_MECHANISM}/clipping.py::site_sum: np.clip(total, -bound, bound) -> np.clip(-bound, total, bound)": _MIDDLE,
     f"{_MECHANISM}/clipping.py::truncate_to_grid: 1.0 -> 2.0": "a row of zeros may be divided by anything",
     f"{_MECHANISM}/clipping.py::truncate_to_grid: 2 -> 3 (2)": _PULLED,
     f"{_MECHANISM}/clipping.py::truncate_to_grid: 2.0 -> 4.0": _PULLED,

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.audit.references import unsigned_study
-from veilsum_privacy.computation.contribution import compute_sum
+from veilsum_privacy.computation.contribution import compute_sum, task_rows
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task, hazard_step
-from veilsum_privacy.tasks.base import Records, RecordTask
+from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
@@ -63,7 +63,7 @@ class Setting:
     @property
     def additive(self) -> bool:
         """Whether what a unit adds to a sum does not depend on the others."""
-        return issubclass(TASKS[self.task], RecordTask)
+        return issubclass(TASKS[self.task], RowTask)
 
     @property
     def seen(self) -> Mapping[str, Floats]:
@@ -181,10 +181,10 @@ def longest(setting: Setting) -> Records:
     if centred:
         rows = setting.broadcast[CENTRE] - rows
     task = build_task(setting.task, setting.parameters, setting.schema)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     labels = None if setting.schema.label is None else np.array([1])
     records = [complete(row[None], labels) for row in rows]
-    return max(records, key=lambda record: float(np.linalg.norm(next(task.vectors(record, setting.seen)))))
+    return max(records, key=lambda record: float(np.linalg.norm(next(task_rows(task, record, setting.seen)))))
 
 
 @dataclass(frozen=True)
@@ -646,11 +646,11 @@ def repeated(record: Records, times: int) -> Records:
     return record.take(np.zeros(times, dtype=np.intp))
 
 
-def check_rows_stand_alone(task: RecordTask[Any], records: Records, seen: Mapping[str, Floats]) -> None:
+def check_rows_stand_alone(task: RowTask[Any], records: Records, seen: Mapping[str, Floats]) -> None:
     """Insist that a record's row is the same to the last bit beside all others and alone, as products of BLAS are not."""
-    together = np.concatenate(list(task.vectors(records, seen)))
+    together = np.concatenate(list(task_rows(task, records, seen)))
     for row in range(0, len(records), 7):
-        alone = next(task.vectors(records.take(slice(row, row + 1)), seen))
+        alone = next(task_rows(task, records.take(slice(row, row + 1)), seen))
         np.testing.assert_array_equal(together[row : row + 1], alone)
 
 

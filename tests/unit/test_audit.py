@@ -19,12 +19,13 @@ from scipy import stats
 
 from support.audit import COUNT, LEVEL, audit, mu_lower_bound, upper_limits
 from support.neighbours import NEIGHBOURS, SETTINGS, Setting, add_unit, repeated, with_subjects
+from support.plain_sums import site_sum
 from support.randomness import SeededRandom
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.randomness import RandomSource
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.mechanism.clipping import site_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import NoiseKind, Study, Unit
@@ -214,7 +215,7 @@ def unclipped(path: Path, records: Records, *, site_clips: bool) -> Integers:
     """A sum of the task's vectors whose features nobody scaled down to the declared norm."""
     task = build_task("class-moments", path.setting.parameters, path.setting.schema)
     careless = build_task("class-moments", {**path.setting.parameters, "clip": 1e6}, path.setting.schema)
-    rows = careless.vectors(records, {})
+    rows = task_rows(careless, records, {})
     if site_clips:
         return site_sum(rows, task.layout().size, task.clip(), GRID, 2**62).total
     finite = [np.nan_to_num(batch, nan=0.0) for batch in rows]

@@ -25,6 +25,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.policy import study_faults
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -199,7 +200,7 @@ def test_at_the_exact_estimate_it_is_statsmodels_to_the_last_digits(family: str)
         influence = fit.influence
     scale = 1e-3  # B, which no record's score exceeds
     given = {WHITEN: whiten, POINT: gamma, SCALE: np.full(1, scale)}
-    scores = [sum(batch.sum(axis=0) for batch in task.vectors(own, given)) / scale for own in pooled.sites.values()]
+    scores = [sum(batch.sum(axis=0) for batch in task_rows(task, own, given)) / scale for own in pooled.sites.values()]
     clustered = ClusteredFit(fit, np.array(scores), 0.0, influence)
     model, unit = statsmodels_fit(family, pooled), 20.0 if family == "linear" else 1.0
     errors = np.sqrt(np.diag(clustered.covariances[1])) * unit
@@ -290,7 +291,7 @@ def test_no_broadcast_makes_a_score_longer_than_1(family: str) -> None:
         given = {name: rng.uniform(-size, size, array.shape) for name, array in task.example_broadcast(6).items()}
         if family == "cox":
             given[PERIODS] = np.sort(rng.random(given[PERIODS].shape))
-        rows = np.vstack(list(task.vectors(records, given)))
+        rows = np.vstack(list(task_rows(task, records, given)))
         assert np.isfinite(rows).all()
         longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))
         check_rows_stand_alone(task, records, given)
@@ -305,7 +306,7 @@ def test_a_broadcast_of_another_shape_is_refused(family: str, name: str) -> None
     given = task.example_broadcast(6)
     for array in (np.zeros(7), given[name] * np.nan, given[name] + 2 * LARGEST_ENTRY):
         with pytest.raises(HostileInput, match=f"must hold {name}"):
-            list(task.vectors(Pooled(family, each=3).sites["site-0"], {**given, name: array}))
+            list(task_rows(task, Pooled(family, each=3).sites["site-0"], {**given, name: array}))
 
 
 # -- the intervals themselves ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from veilsum.plan import plan_study
 from veilsum_aggregation.baselines import MOST_PERIODS, LifeTable, first_baseline, log_shape
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -208,7 +209,7 @@ def test_no_broadcast_makes_a_row_longer_than_the_bound() -> None:
     records, *_ = records_of(500, 3)
     for size in (1e-6, 0.2, 1.0, 3.0, 1e3, LARGEST_ENTRY):
         for steep in (0.0, 1.0, 30.0, LARGEST_ENTRY):
-            rows = np.vstack(list(task.vectors(records, point_of(task, rng, size, steep))))
+            rows = np.vstack(list(task_rows(task, records, point_of(task, rng, size, steep))))
             assert np.isfinite(rows).all()
             longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))
     assert 0.9 * task.clip() <= longest <= task.clip() * (1 + 1e-12)
@@ -238,14 +239,14 @@ def test_a_record_is_followed_until_enough_events_were_expected_of_it() -> None:
     records.features[:, 0], records.features[:, 5:] = 0.2, [0.0, 1.0, 0.0]
     records.features[:, 4] = [0.0, -0.5, 1.0]  # u = 0.5, 0.25, 1
     point = task.example_broadcast(4) | {HAZARDS: np.full(MOST_PERIODS, math.log(4.0))}
-    rows = np.vstack(list(task.vectors(records, point))) / [w for b in task.layout().blocks for w in [b.weight] * b.size]
+    rows = np.vstack(list(task_rows(task, records, point))) / [w for b in task.layout().blocks for w in [b.weight] * b.size]
     score, hazards = rows[:, 0], rows[:, 1 : 1 + MOST_PERIODS]
     assert score == pytest.approx(0.2 * np.array([1 - 2.0, 1 - 1.0, -MOST]))
     assert hazards.sum(axis=1) == pytest.approx([1 - 2.0, 1 - 1.0, -MOST])
     assert hazards[1, :6] == pytest.approx([-0.2] * 4 + [0.8, 0.0])
     assert rows[:, -1] == pytest.approx(0.04 * np.array([2.0, 1.0, MOST]))
     late = point | {HAZARDS: np.full(MOST_PERIODS, math.log(12.0))}
-    rows = np.vstack(list(task.vectors(records, late)))
+    rows = np.vstack(list(task_rows(task, records, late)))
     assert rows[0, 0] == pytest.approx(-0.2 * MOST)
     assert rows[1, 0] == pytest.approx(0.2 * (1 - 3.0))
 
@@ -263,7 +264,7 @@ def test_a_broadcast_that_is_no_point_is_refused(name: str, wrong: str) -> None:
         "falling": array[::-1],
     }  # fmt: skip
     with pytest.raises(HostileInput, match=r"must hold cox|must ascend"):
-        list(task.vectors(records, arrays | ({name: made[wrong]} if wrong in made else {})))
+        list(task_rows(task, records, arrays | ({name: made[wrong]} if wrong in made else {})))
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
@@ -275,14 +276,14 @@ def test_who_lacks_a_value_adds_nothing_and_persons_have_one_row() -> None:
     records, *_ = records_of(900)
     records.present[0, 0] = records.present[3, 4] = records.present[6, 5] = False
     task = task_of(COX)
-    rows = np.vstack(list(task.vectors(records, task.example_broadcast(4))))
+    rows = np.vstack(list(task_rows(task, records, task.example_broadcast(4))))
     assert np.flatnonzero(~rows.any(axis=1)).tolist() == [0, 3, 6]
     joined = Records(records.features, records.present, None, np.repeat(np.arange(300), 3))
     request = request_of({**COX, "person": "last"}, 200.0)
     request = request.model_copy(update={"privacy": request.privacy.model_copy(update={"unit": "subject"})})
     persons = AgreedStudy(agreed(request, SITES)).task("newton-3").task
     assert isinstance(persons, HazardStep)
-    rows = np.vstack(list(persons.vectors(joined, task.example_broadcast(4))))
+    rows = np.vstack(list(task_rows(persons, joined, task.example_broadcast(4))))
     assert np.flatnonzero(rows.any(axis=1)).tolist() == [3 * i for i in range(300)]
 
 

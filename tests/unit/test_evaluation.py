@@ -39,12 +39,13 @@ from veilsum_deploy.simulation.study import draft_of
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError
 from veilsum_participant.applying.measurement import measure
 from veilsum_participant.applying.model import Model
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Records, RecordTask
+from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
@@ -76,7 +77,7 @@ def records(n: int, width: int = WIDTH, classes: int = CLASSES, seed: int = 0) -
 
 def task_of(
     architecture: Architecture, arrays: dict[str, np.ndarray], schema: DatasetSchema, **changes: Any
-) -> tuple[RecordTask, dict[str, np.ndarray]]:
+) -> tuple[RowTask, dict[str, np.ndarray]]:
     spec = ModelSpec(name=architecture.name, inputs=architecture.inputs, options=architecture.options.model_dump(mode="json"))
     queries = changes.pop("queries", [COUNTS])
     low = 0.0 if len(schema.classes) == len(changes.get("classes", schema.classes)) == 2 else 1 / architecture.classes
@@ -91,7 +92,7 @@ def task_of(
         "sensitivity": 8 * len(queries),
     }
     task = build_task("model-tables", {**given, **changes}, schema)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     return task, to_broadcast(arrays)
 
 
@@ -106,8 +107,8 @@ def scores_by(column: str, low: float, bins: int) -> dict[str, Any]:
 LOSSES = {"name": "loss", "kind": "mean", "over": ("loss",), "scale": 2**14}
 
 
-def total_of(task: RecordTask, data: Records, broadcast: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return task.layout().split(np.sum([batch.sum(axis=0) for batch in task.vectors(data, broadcast)], axis=0))
+def total_of(task: RowTask, data: Records, broadcast: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return task.layout().split(np.sum([batch.sum(axis=0) for batch in task_rows(task, data, broadcast)], axis=0))
 
 
 def plain_scores(architecture: Architecture, arrays: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -186,13 +187,13 @@ def test_records_that_cannot_be_scored_add_nothing() -> None:
     data.present[2, 0] = False
     data.features[3, 1] = np.nan
     skip, broadcast = task_of(architecture, arrays, SCHEMA, queries=[COUNTS, scores_by("right", 1 / CLASSES, 2)])
-    (rows,) = skip.vectors(data, broadcast)
+    (rows,) = task_rows(skip, data, broadcast)
     assert not rows[:4].any()
     assert (rows[4:, : CLASSES**2].sum(axis=1) == 8).all()
     centre, _ = task_of(architecture, arrays, SCHEMA, missing="centre")
-    (rows,) = centre.vectors(data, broadcast)
+    (rows,) = task_rows(centre, data, broadcast)
     assert rows[2].sum() == 8
-    assert not any(len(batch) for batch in skip.vectors(records(0), broadcast))
+    assert not any(len(batch) for batch in task_rows(skip, records(0), broadcast))
 
 
 @pytest.mark.parametrize(("name", "width"), [("mlp", WIDTH), ("lenet5", 256), ("discriminant", WIDTH)])
@@ -203,10 +204,10 @@ def test_a_row_does_not_depend_on_its_company(name: str, width: int) -> None:
         architecture, arrays, schema_of(width, CLASSES), largest_loss=50.0, queries=asked, sensitivity=2**15
     )
     data = records(130, width)
-    together = np.vstack(list(task.vectors(data, broadcast)))
+    together = np.vstack(list(task_rows(task, data, broadcast)))
     for index in (0, 63, 64, 129):
         one = data.take(slice(index, index + 1))
-        (alone,) = task.vectors(one, broadcast)
+        (alone,) = task_rows(task, one, broadcast)
         assert alone[0].tobytes() == together[index].tobytes()
 
 
@@ -219,7 +220,7 @@ def test_no_record_is_longer_than_stated(seed: int, counts: int, losses: int, mo
     asked = [{**COUNTS, "scale": counts}, {**LOSSES, "scale": losses}]
     task, broadcast = task_of(architecture, arrays, SCHEMA, largest_loss=most, queries=asked)
     assert isinstance(task, ModelTables)
-    rows = np.vstack(list(task.vectors(records(40, seed=seed), broadcast)))
+    rows = np.vstack(list(task_rows(task, records(40, seed=seed), broadcast)))
     most_square = sum(question.norm() for question in task.questions)
     assert (rows**2).sum(axis=1).max() <= most_square
     assert (rows[:, : CLASSES**2] ** 2).sum(axis=1).max() == counts**2
@@ -231,10 +232,10 @@ def test_only_the_named_model_is_taken() -> None:
     other = dict(broadcast)
     other["model.head.bias"] = np.nextafter(other["model.head.bias"], 9.0)
     with pytest.raises(HostileInput, match="not the one that the study names"):
-        next(task.vectors(records(2), other))
+        next(task_rows(task, records(2), other))
     del other["model.head.bias"]
     with pytest.raises(HostileInput, match=r"model\.head\.bias"):
-        next(task.vectors(records(2), other))
+        next(task_rows(task, records(2), other))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_a_classifier_may_read_columns_of_any_name() -> None:
     data = records(60)
     same, broadcast = task_of(architecture, arrays, SCHEMA)
     task, _ = task_of(architecture, arrays, schema)
-    np.testing.assert_array_equal(*(np.vstack(list(one.vectors(data, broadcast))) for one in (task, same)))
+    np.testing.assert_array_equal(*(np.vstack(list(task_rows(one, data, broadcast))) for one in (task, same)))
 
 
 def test_the_task_that_did_it_before_is_named_with_its_version() -> None:

@@ -16,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from support.rows import of_values, question_rows
 from support.studies import agreed, complete, demand, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import StoredBlocks
 from veilsum_node.errors import HostileInput
 from veilsum_participant.data.encode import scale
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum, shrunk
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum, shrunk, task_rows
+from veilsum_privacy.mechanism.rows.symbols import whole
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -142,11 +144,10 @@ def test_limbs_hold_every_row_within_what_is_declared(max_records: int, sites: i
     near = np.array([-1, -1 + 1e-16, -0.5, -1e-16, 0, 1e-9, 0.7**0.5, 1 / 3, 1 - 1e-9, 1])
     x, z, arm = (part.ravel() for part in np.meshgrid(near, near, [0, 1]))
     records = records_of(x, z, arm, schema)
-    rows = np.concatenate(list(task.vectors(records, {})))
+    rows = np.concatenate(list(task_rows(task, records, {})))
     lengths = [math.isqrt(sum(value * value for value in row)) for row in rows.tolist()]
     assert max(lengths) <= task.clip() == task.integer_norm()
-    cells = task._columns.cells(records, task._reads)
-    fine = np.hstack([question.rows(cells, len(records)) for question in task.questions])
+    fine = np.hstack([question_rows(question, task._columns, records) for question in task.questions])
     weights = [2 ** (layout.limb_bits * limb) for limb in range(layout.limbs)]
     joined = [
         [sum(w * v for w, v in zip(weights, limbs, strict=True)) for limbs in zip(*row, strict=True)]
@@ -163,7 +164,8 @@ def test_limbs_hold_every_row_within_what_is_declared(max_records: int, sites: i
 )
 def test_values_are_the_sum_of_their_limbs(rows: np.ndarray, limbs: int, bits: int) -> None:
     layout = Layout((Block("p", (2,), 1.0), Block("q", (3, 1), 4.0)), limbs, bits if limbs > 1 else 0)
-    found = layout.in_limbs(rows)
+    fine = np.column_stack([np.floor(rows / 2.0**26), rows % 2**26])  # as reals, of which no sum is rounded
+    found = of_values(lambda row: layout.in_limbs(whole(row[:5]) * 2**26 + whole(row[5:])), fine)
     assert found.shape == (3, layout.size)
     assert (np.abs(found[:, : -layout.width]) <= 2 ** (bits - 1)).all()
     for row, written in zip(rows, found.astype(np.float64), strict=True):

@@ -11,14 +11,17 @@ import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.rows import of_values
 from support.studies import SITES, compiled, complete, draft, run
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.boosting import LeafSums, SplitColumn, first_base, newton_leaves, random_trees, split_gains
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
+from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.mechanism.rows.symbols import symbol
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Records, RecordTask
+from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.tree_gradients import softmax_derivatives
 
 SCHEMA = DatasetSchema(
@@ -144,7 +147,7 @@ def test_two_classes_take_the_same_step_as_one_log_odds() -> None:
 def test_no_prediction_of_classes_makes_a_record_longer(scores: list[float], label: int) -> None:
     """(|g|^2 + 4 |h|^2) / 2 is at most 1 minus the label's probability; g and h are those of the cross-entropy."""
     f, y = np.array([scores]), np.array([label % len(scores)])
-    g, h = softmax_derivatives(f, y)
+    g, h = (of_values(lambda row, place=place: softmax_derivatives(row, symbol(int(y[0])))[place], f) for place in (0, 1))
     p = scipy.special.softmax(f[0])
     np.testing.assert_allclose(g[0], p - np.eye(len(p))[y[0]], atol=1e-12)
     np.testing.assert_allclose(h[0], p * (1.0 - p), atol=1e-12)
@@ -153,7 +156,7 @@ def test_no_prediction_of_classes_makes_a_record_longer(scores: list[float], lab
 
 @pytest.mark.parametrize("scores", [[0.0, 600.0, 0.0], [0.0, 600.0, 600.0]])
 def test_two_predictions_of_classes_make_it_as_long_as_that(scores: list[float]) -> None:
-    g, h = softmax_derivatives(np.array([scores]), np.array([0]))
+    g, h = (of_values(lambda row, p=p: softmax_derivatives(row, symbol(0))[p], np.array([scores])) for p in (0, 1))
     assert (g @ g.T + 4.0 * h @ h.T).item() / 2.0 == pytest.approx(1.0)
 
 
@@ -173,7 +176,7 @@ def test_sums_of_numbers_and_counts_are_derivatives_of_their_loss(loss: str) -> 
     schema = DatasetSchema(columns=columns, max_records=400)
     common = {"clip": 1e6, "missing": "skip", "trees": 2, "depth": 2, "largest_model": 3, "loss": loss, "outcome": "n"}
     task = build_task("tree-gradients", {**common, "most": 4.0}, schema)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     records = replace(some_records(4, 60), labels=None)
     records.present[::7, 1] = False
     rng = np.random.default_rng(8)
@@ -184,7 +187,7 @@ def test_sums_of_numbers_and_counts_are_derivatives_of_their_loss(loss: str) -> 
         "base": np.array([-0.125]),
     }
     found = task.layout().split(
-        np.sum([rows.sum(axis=0) for rows in task.vectors(records, {f"model.{k}": v for k, v in arrays.items()})], axis=0)
+        np.sum([rows.sum(axis=0) for rows in task_rows(task, records, {f"model.{k}": v for k, v in arrays.items()})], axis=0)
     )
 
     def value(f: float, y: float) -> float:

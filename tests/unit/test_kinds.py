@@ -17,11 +17,11 @@ from veilsum.compile import StudyRequest
 from veilsum.exports import tables_of, to_csv
 from veilsum.plan import plan_study
 from veilsum_aggregation import tables
-from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Figure, Row
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.query_requests import QueryRequest, expand
 from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, where
 from veilsum_privacy.results.result import Result, result_files
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
@@ -56,9 +56,9 @@ class Halves(CellKind):
     def figures(self) -> int:
         return self.size
 
-    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
+    def cell(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         number = number_cells(cells, self.query.over[0])
-        return np.where((group >= 0) & number.present, 2 * group + (number.x >= 0.0), -1)
+        return where((group >= 0) & number.present, 2 * group + (number.x >= 0.0), -1)
 
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
         for levels, (below, above) in zip(self.group_levels(), part.block("halves"), strict=True):

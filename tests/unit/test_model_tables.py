@@ -20,6 +20,7 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.results.released_models import find_released, released_arrays, result_predictor
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.study.study import Study
@@ -240,7 +241,7 @@ def test_rows_are_those_of_the_record_alone(tmp_path: Path) -> None:
     study = agreed(evaluation("a perceptron of a time", tmp_path, 1.0), SITES)
     task = build_task(study.tasks[0].task, study.tasks[0].parameters, STAYS)
     arrays, (records, _) = find_released(tmp_path, study), drawn("time", 4200, 6)
-    every = np.vstack(list(task.vectors(records, arrays)))  # type: ignore[attr-defined]
+    every = np.vstack(list(task_rows(task, records, arrays)))  # type: ignore[attr-defined]
     for place in (0, 1, 4095, 4096, 4199):
-        alone = np.vstack(list(task.vectors(records.take(np.array([place])), arrays)))  # type: ignore[attr-defined]
+        alone = np.vstack(list(task_rows(task, records.take(np.array([place])), arrays)))  # type: ignore[attr-defined]
         np.testing.assert_array_equal(alone[0], every[place])

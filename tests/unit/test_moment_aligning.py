@@ -27,10 +27,11 @@ from veilsum_coordinator.parts.moment_alignment import (
 from veilsum_coordinator.parts.moment_plans import task_parameters
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import RecordTask
+from veilsum_privacy.tasks.base import RowTask
 from veilsum_privacy.tasks.parameters import PartParameters
 
 IMAGE = (3, 2, 2)
@@ -174,11 +175,11 @@ def test_the_reference_is_of_all_records_or_the_mean_of_the_sites(reference: str
     plan = moment_plans(resolved, INPUTS, "skip")[0]
     values = {**plan.parameters.model_dump(), "part": "all"}
     task = build_task(plan.task, values, INPUTS.schema)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     rng = np.random.default_rng(0)
     sites = [random_records(rng, n, INPUTS.schema, complete=True) for n in (300, 500)]
     sites[0].features[:] = 0.3 * sites[0].features + 0.5
-    blocks = [task.layout().split(np.concatenate(list(task.vectors(records, {}))).sum(axis=0)) for records in sites]
+    blocks = [task.layout().split(np.concatenate(list(task_rows(task, records, {}))).sum(axis=0)) for records in sites]
     found = align_moments(Sums(blocks), resolved)  # type: ignore[arg-type]
     x = [records.features for records in sites]
     if reference == "pooled":

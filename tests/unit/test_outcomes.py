@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression, PoissonRegressor
 
+from support.rows import cells_of
 from support.studies import SITES, STAYS, Watched, compiled, complete, split_records
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
@@ -390,7 +391,7 @@ def test_the_score_is_the_models_prediction(outcome: dict[str, Any], kind: str) 
     columns = Columns(SCHEMA, [derived])
     domain = columns.domains["score"]
     assert isinstance(domain, NumberDomain)
-    cells = columns.cells(records, ["score"])["score"]
+    cells = cells_of(columns, records, ["score"])["score"]
     assert isinstance(cells, ScaledNumbers)
     score = cells.x * 1e4
     places = FEATURES if kind == "time" else np.array([0, 1, 2, 4, 5, 6, 7])

@@ -17,13 +17,13 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, moments_of_sums, reference_arrays
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum, task_rows
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask
+from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, MomentUse, Part, PartParameters
 from veilsum_privacy.tasks.parts import in_statistics_part
@@ -44,17 +44,17 @@ def schema(numbers: int, **changes: Any) -> DatasetSchema:
     return small(numbers, **changes).model_copy(update={"max_records": 4096})
 
 
-def make(parameters: dict[str, Any], agreed: DatasetSchema) -> RecordTask:
+def make(parameters: dict[str, Any], agreed: DatasetSchema) -> RowTask:
     task = build_task("power-moments", parameters, agreed)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     return task
 
 
-def rows(task: RecordTask, records: Records) -> Floats:
-    return np.concatenate(list(task.vectors(records, {})))
+def rows(task: RowTask, records: Records) -> Floats:
+    return np.concatenate(list(task_rows(task, records, {})))
 
 
-def blocks(task: RecordTask, records: Records) -> dict[str, Floats]:
+def blocks(task: RowTask, records: Records) -> dict[str, Floats]:
     return task.layout().split(rows(task, records).sum(axis=0))
 
 

@@ -12,14 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.plain_sums import site_sum
+from support.rows import cells_of, computed, question_rows
 from support.studies import complete
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.errors import ConfigurationError, HostileInput
-from veilsum_privacy.mechanism.clipping import site_sum
+from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.mechanism.persons import join_records
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.persons import join_records
 from veilsum_privacy.tasks.queries.arithmetic import evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.cells import LevelCells, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import parse_condition
@@ -68,12 +71,7 @@ def every_record() -> Records:
 
 
 def rows_of(queries: list[Query], records: Records) -> np.ndarray:
-    return np.hstack(
-        [
-            question.rows(COLUMNS.cells(records, COLUMNS.domains), len(records))
-            for question in build_questions(queries, COLUMNS)
-        ]
-    )
+    return np.hstack([question_rows(question, COLUMNS, records) for question in build_questions(queries, COLUMNS)])
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------------
@@ -104,7 +102,8 @@ def test_a_condition_holds_where_it_says(text: str, expected: list[bool]) -> Non
         [(65.0, 0.0, 0, 0, 0, 0), (30.0, 3.0, 1, 1, 1, 1), (None, 3.0, 0, 2, 2, -1), (80.0, 7.0, -1, 1, 0, 0)]
     )
     condition = parse_condition(text, COLUMNS.domains)
-    assert condition.holds(COLUMNS.cells(records, COLUMNS.domains)).tolist() == expected
+    said = computed(lambda record: condition.holds(COLUMNS.cells(record, COLUMNS.domains)), records)
+    assert said.tolist() == condition.holds(cells_of(COLUMNS, records, COLUMNS.domains)).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_a_constant_equals_the_value_that_it_states(low: float, high: float) -> 
 
 def test_derived_numbers_are_sums_of_products() -> None:
     records = records_of([(65.0, 3.0, 0, 0, 0, 0), (None, 3.0, 0, 0, 0, 0), (20.0, 0.0, 0, 0, 0, 0)])
-    cells = COLUMNS.cells(records, ["later"])["later"]
+    cells = cells_of(COLUMNS, records, ["later"])["later"]
     assert isinstance(cells, ScaledNumbers)
     assert cells.present.tolist() == [True, False, True]
     domain = COLUMNS.domains["later"]
@@ -160,14 +159,14 @@ def test_derived_numbers_are_sums_of_products() -> None:
         SCHEMA, [DerivedColumn(name="s", number="-2 + 3 * (sex = 'm' and (age > 60)) * (stay < 5)", low=-5, high=5)]
     )
     records = records_of([(65.0, 3.0, 1, 0, 0, 0), (65.0, 9.0, 1, 0, 0, 0), (None, 3.0, 1, 0, 0, 0), (65.0, 3.0, -1, 0, 0, 0)])
-    found = scored.cells(records, ["s"])["s"]
+    found = cells_of(scored, records, ["s"])["s"]
     assert isinstance(found, ScaledNumbers)
     assert found.present.tolist() == [True, True, False, False]
     assert [scored.number("s", "").value(float(x)) for x in found.x[:2]] == pytest.approx([1.0, -2.0])
     curved = [("log(age) * 2", 2 * np.log(65)), ("-above(age, 50) + above(age, -3) / 2", -15 + 34), ("Above(age, 70)", 0.0)]
     for text, value in curved:
         columns = Columns(SCHEMA, [DerivedColumn(name="s", number=text, low=-50, high=50)])
-        found = columns.cells(records, ["s"])["s"]
+        found = cells_of(columns, records, ["s"])["s"]
         assert isinstance(found, ScaledNumbers)
         assert found.present.tolist() == [True, True, False, True]
         assert columns.number("s", "").value(float(found.x[0])) == pytest.approx(value)
@@ -232,7 +231,7 @@ def test_the_largest_norm_of_a_row_is_exactly_the_stated_one(query: Query, scale
     question = build_question(query.model_copy(update={"scale": scale}), COLUMNS)
     dense = [(age, stay, 0, 0, 1, 0) for age in np.linspace(20, 90, 401) for stay in (0.0, 60.0, 120.0)]
     records = [every_record(), records_of(dense)]
-    rows = np.vstack([question.rows(COLUMNS.cells(part, COLUMNS.domains), len(part)) for part in records])
+    rows = np.vstack([question_rows(question, COLUMNS, part) for part in records])
     assert rows.shape[1] == question.size == sum(block.size for block in question.blocks())
     largest = int((rows**2).sum(axis=1).max())
     assert largest <= question.norm()
@@ -282,9 +281,13 @@ def test_any_text_is_a_sum_or_refused(text: str) -> None:
         terms = parse_sum(text, COLUMNS.domains)
         assert terms
         records = records_of([(20.0, 0.0, 0, 0, 0, 0), (90.0, 120.0, 1, 2, 2, 1), (None, None, -1, 0, -1, -1)])
-        cells = COLUMNS.cells(records, {name for term in terms for name in term.sources})
-        with np.errstate(all="raise", under="ignore", over="ignore"):
-            evaluate_sum(terms, cells, COLUMNS.domains, len(records))
+
+        def said(record: Record) -> Symbol:
+            cells = COLUMNS.cells(record, {name for term in terms for name in term.sources})
+            value = evaluate_sum(terms, cells, COLUMNS.domains)
+            return joined(value.x, value.present)
+
+        assert not np.isnan(computed(said, records)).any()
 
 
 @given(
@@ -393,26 +396,26 @@ def test_the_task_adds_up_integers_exactly_and_bounds_every_row() -> None:
     parameters = weigh(QUERIES, [GROUP, DIFFERENCE, ODDS], COLUMNS, largest=20_000)
     task = Tables(parameters, SCHEMA)
     records = every_record()
-    rows = np.vstack(list(task.vectors(records, {})))
+    rows = np.vstack(list(task_rows(task, records, {})))
     assert rows.dtype == np.int64
     assert int((rows**2).sum(axis=1).max()) <= parameters.sensitivity**2
     for factor in (1, 3):
-        found = site_sum(task.vectors(records, {}), task.layout().size, task.clip(), factor * parameters.sensitivity, 2**40)
+        found = site_sum(task_rows(task, records, {}), task.layout().size, task.clip(), factor * parameters.sensitivity, 2**40)
         assert (found.total == factor * rows.sum(axis=0)).all()
         assert found.clipped == 0
     small = Tables(parameters.model_copy(update={"sensitivity": parameters.sensitivity // 2}), SCHEMA)
     for record in range(0, len(records), 97):
         alone = records.take(slice(record, record + 1))
-        found = site_sum(small.vectors(alone, {}), task.layout().size, small.clip(), parameters.sensitivity // 2, 2**40)
+        found = site_sum(task_rows(small, alone, {}), task.layout().size, small.clip(), parameters.sensitivity // 2, 2**40)
         assert (found.total**2).sum() <= (parameters.sensitivity // 2) ** 2
 
 
 def test_a_row_depends_on_its_own_record_alone() -> None:
     task = Tables(weigh(QUERIES, [GROUP, DIFFERENCE, ODDS], COLUMNS, largest=20_000), SCHEMA)
     records = every_record().take(slice(0, None, 13))
-    whole = np.vstack(list(task.vectors(records, {})))
+    whole = np.vstack(list(task_rows(task, records, {})))
     for place in range(0, len(records), 7):
-        assert (np.vstack(list(task.vectors(records.take(slice(place, place + 1)), {}))) == whole[place]).all()
+        assert (np.vstack(list(task_rows(task, records.take(slice(place, place + 1)), {}))) == whole[place]).all()
 
 
 def test_scales_lose_little_and_keep_lanes_narrow() -> None:
@@ -533,7 +536,7 @@ def test_the_norm_of_a_sum_of_rows_is_an_integer_bound() -> None:
     squared = sum(query.scale**2 for query in found.queries)
     assert (found.sensitivity - 1) ** 2 < squared <= found.sensitivity**2
     assert math.isqrt(squared) <= found.sensitivity
-    assert isinstance(COLUMNS.cells(every_record(), ["sex"])["sex"], LevelCells)
+    assert isinstance(cells_of(COLUMNS, every_record(), ["sex"])["sex"], LevelCells)
 
 
 @pytest.mark.parametrize(
@@ -558,7 +561,7 @@ def test_numbers_that_overflow_are_missing() -> None:
     schema = DatasetSchema(columns=(NumberColumn(name="x", low=-1e100, high=1e100),))
     huge = DerivedColumn(name="y", number="x * x * x * x - x * x * x * x", low=0, high=1)
     records = complete(np.array([[1.0], [0.0]]))
-    cells = Columns(schema, [huge]).cells(records, ["y"])["y"]
+    cells = cells_of(Columns(schema, [huge]), records, ["y"])["y"]
     assert isinstance(cells, ScaledNumbers)
     assert cells.present.tolist() == [False, True]
 
@@ -589,8 +592,8 @@ STAYS = records_of(
 )
 def test_a_persons_records_become_one(how: Any, ages: Any, stays: Any, sexes: Any, ends: Any, icu: Any) -> None:
     records = Records(STAYS.features, STAYS.present, STAYS.labels, PERSONS)
-    joined = join_records(records, how, [slice(2, 4), slice(4, 7), slice(7, 10)]).take(np.array([0, 3, 4]))
-    cells = COLUMNS.cells(joined, COLUMNS.domains)
+    as_one = join_records(records, how, [slice(2, 4), slice(4, 7), slice(7, 10)]).take(np.array([0, 3, 4]))
+    cells = cells_of(COLUMNS, as_one, COLUMNS.domains)
     for name, expected, low, high in (("age", ages, 20, 90), ("stay", stays, 0, 120)):
         found = cells[name]
         assert isinstance(found, ScaledNumbers)
@@ -611,7 +614,7 @@ def test_a_person_changes_a_sum_by_what_is_declared(persons: dict[str, Any], cou
     task = Tables(TablesParameters(queries=(query,), sensitivity=256, **persons), SCHEMA)
     records = Records(STAYS.features, STAYS.present, STAYS.labels, PERSONS)
     assert task.integer_norm() == norm
-    rows = np.vstack(list(task.vectors(records, {})))
+    rows = np.vstack(list(task_rows(task, records, {})))
     assert (len(rows), rows.sum()) == (6, counted * 256)
-    total = site_sum(task.vectors(records, {}), 1, task.clip(), norm, 2**40, PERSONS).total
+    total = site_sum(task_rows(task, records, {}), 1, task.clip(), norm, 2**40, PERSONS).total
     assert total[0] == (counted * 256 if persons else 3 * 256)  # otherwise a person with many records is scaled down to one

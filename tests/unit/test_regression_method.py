@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from support.neighbours import check_rows_stand_alone
+from support.rows import cells_of
 from support.studies import agreed, demand, drafted, federation, split_records
 from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
@@ -18,6 +19,7 @@ from veilsum_aggregation.newton import LONGEST_STEP, NewtonFit, NewtonRelease, f
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -219,7 +221,7 @@ def test_the_score_is_the_prediction_as_a_derived_number(parameters: dict[str, A
     summary = run(compiled(parameters, None), records)
     (score,) = summary["score"]
     columns = Columns(SCHEMA, [DerivedColumn(name="score", **score)])
-    found = number_cells(columns.cells(records, ["score"]), "score")
+    found = number_cells(cells_of(columns, records, ["score"]), "score")
     known = ~np.isnan(terms[:, 1])
     assert found.present.tolist() == known.tolist()
     inside = known & (np.abs(found.x) < 1.0)
@@ -282,7 +284,7 @@ def test_persons_have_one_row() -> None:
     study = agreed(request, SITES)
     task = AgreedStudy(study).task("newton-3").task
     assert isinstance(task, NewtonStep)
-    rows = np.vstack(list(task.vectors(joined, task.example_broadcast(4))))
+    rows = np.vstack(list(task_rows(task, joined, task.example_broadcast(4))))
     assert np.flatnonzero(rows.any(axis=1)).tolist() == [3 * i for i in range(300) if joined.present[3 * i + 2, 0]]
 
 
@@ -299,7 +301,7 @@ def test_no_broadcast_makes_a_row_longer_than_the_bound(parameters: dict[str, An
     for size in (1e-6, 0.3, 3.0, 1e3, LARGEST_ENTRY):
         for point in (0.0, 1.0, 30.0, LARGEST_ENTRY):
             broadcast = {WHITEN: rng.uniform(-size, size, (5, 5)), POINT: rng.uniform(-point, point, 5)}
-            rows = np.vstack(list(task.vectors(records, broadcast)))
+            rows = np.vstack(list(task_rows(task, records, broadcast)))
             assert np.isfinite(rows).all()
             longest = max(longest, float(np.linalg.norm(rows, axis=1).max()))
     assert 0.9 * task.clip() <= longest <= task.clip() * (1 + 1e-12)
@@ -337,7 +339,7 @@ def test_the_bound_of_counts_is_the_largest_over_means_and_counts(kappa: float, 
 )
 def test_a_broadcast_that_is_no_point_is_refused(broadcast: dict[str, np.ndarray]) -> None:
     with pytest.raises(HostileInput, match="The broadcast must hold newton"):
-        list(task_of(LOGISTIC).vectors(records_of(10)[0], broadcast))
+        task_of(LOGISTIC).traced(broadcast)
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:

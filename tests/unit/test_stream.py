@@ -32,6 +32,7 @@ from veilsum_participant.data.postgres import SPACES
 from veilsum_participant.data.sources import read_batches
 from veilsum_participant.data.stream import comes_in_batches, stream_records
 from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
+from veilsum_privacy.computation import contribution
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -120,21 +121,20 @@ def test_what_fails_in_reading_counts_as_no_records_and_is_read_once(where: str)
     assert reads == [1]
 
 
-def test_a_record_that_a_task_fails_on_is_left_out_of_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_its_mapping_fails_on_is_left_out_of_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = statistics()
     study = setting.study("record", grid=2**16, variance=0, noise="none")
     plan = AgreedStudy(study).task(study.tasks[0].label).plan(4, 4)
     some = random_records(np.random.default_rng(0), 9, setting.schema, complete=True)
-    task = plan.task.task
-    real = task.vectors  # type: ignore[attr-defined]
+    real = contribution._mapped
 
-    def vectors(records: Records, broadcast: Any) -> Any:
+    def mapped(agreed: Any, records: Records, *rest: Any) -> Records:
         if (records.features == some.features[4]).all(axis=1).any():
             raise ArithmeticError
-        return real(records, broadcast)
+        return real(agreed, records, *rest)
 
     want = compute_sum(plan, join_batches([some.take(slice(4)), some.take(slice(5, 9))]), {}).total
-    monkeypatch.setattr(task, "vectors", vectors)
+    monkeypatch.setattr(contribution, "_mapped", mapped)
     part = contribute(plan, lambda: cut(some, [3, 6]), {}, SitePlace())
     np.testing.assert_array_equal(part.total, want)
     assert part.invalid == 1

@@ -30,19 +30,19 @@ from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
-from veilsum_privacy.computation.contribution import compute_sum
+from veilsum_privacy.computation.contribution import compute_sum, task_rows
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import FORMER, TASKS, build_task
-from veilsum_privacy.tasks.base import Records, RecordTask, Task, batches
+from veilsum_privacy.tasks.base import Records, RowTask, Task
 from veilsum_privacy.tasks.layout import Block, Layout, balanced_weights
 from veilsum_privacy.tasks.outcomes import Outcome
 
 
 def total(task: Task, records: Records) -> Floats:
     result = np.zeros(task.layout().size)
-    assert isinstance(task, RecordTask)
-    for batch in task.vectors(records, {}):
+    assert isinstance(task, RowTask)
+    for batch in task_rows(task, records, {}):
         assert batch.shape[1] == task.layout().size
         assert np.linalg.norm(batch, axis=1).max(initial=0.0) <= task.clip() * (1 + 1e-12)
         result += batch.sum(axis=0)
@@ -157,10 +157,10 @@ def test_class_moments_worst_record_reaches_the_bound(clip: float, weights: tupl
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.additive], ids=lambda setting: f"{setting.task}-{setting.name}")
 def test_no_records_give_no_batch(setting: Setting) -> None:
     task = build_task(setting.task, setting.parameters, setting.schema)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     width = setting.schema.width
     empty = Records(np.zeros((0, width)), np.zeros((0, width), dtype=np.bool_), np.zeros(0, dtype=np.int64))
-    assert not list(task.vectors(empty, setting.seen))
+    assert not list(task_rows(task, empty, setting.seen))
 
 
 # Every registered task, through the sum as a participant computes it. A later task joins by tests/support/neighbours.py.
@@ -265,14 +265,14 @@ def test_a_study_by_subject_needs_to_know_the_subjects() -> None:
     study = setting.study("subject", grid=1000, variance=0, noise="none")
     records = random_records(np.random.default_rng(0), 4, setting.schema)
     with pytest.raises(Misuse, match="no column that tells subjects apart"):
-        compute_sum(setting.plan(study), records, {})
+        compute_sum(setting.plan(study), records, setting.broadcast)
 
 
 @EVERY_SUM
 @pytest.mark.parametrize("layout", ["C", "F"])
 def test_a_row_is_the_same_in_any_company(setting: Setting, layout: str) -> None:
     task = build_task(setting.task, setting.parameters, setting.schema)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     records = random_records(np.random.default_rng(4), 300, setting.schema, complete=True)
     records = replace(records, features=np.array(records.features, order=layout))
     check_rows_stand_alone(task, records, setting.seen)
@@ -301,12 +301,6 @@ def test_layout_divides_weights_out() -> None:
     assert layout.noise_std(2.0) == {"a": 0.5, "b": 2.0}
     with pytest.raises(ValueError, match="4 values"):
         layout.split(np.zeros(3))
-
-
-def test_batches_cover_every_record_once() -> None:
-    for records, size in ((10_000, 3), (5, 2**23), (0, 1)):
-        rows = np.concatenate([np.arange(records)[part] for part in batches(records, size)] or [np.zeros(0)])
-        np.testing.assert_array_equal(rows, np.arange(records))
 
 
 @settings(max_examples=50, deadline=None)

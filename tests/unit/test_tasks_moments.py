@@ -12,14 +12,15 @@ from scipy.optimize import minimize
 from sklearn.covariance import ledoit_wolf
 
 from support.neighbours import moments_parameters, random_records, schema, spoil
+from support.plain_sums import site_sum
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.moments import covariance, symmetric
 from veilsum_aggregation.shrinkage import centred_fourth, shrink_ledoit_wolf
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
+from veilsum_privacy.computation.contribution import task_rows, task_sum
 from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Records, RecordTask
+from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import second_moment_bound
 from veilsum_privacy.tasks.parameters import FeatureParameters
@@ -28,14 +29,14 @@ WIDTH = 4
 MAPPED = {"width": WIDTH}
 
 
-def make(name: str, parameters: dict[str, Any], agreed: Any = None) -> RecordTask:
+def make(name: str, parameters: dict[str, Any], agreed: Any = None) -> RowTask:
     task = build_task(name, parameters, schema(WIDTH) if agreed is None else agreed)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     return task
 
 
-def blocks(task: RecordTask, records: Records, broadcast: dict[str, Floats] | None = None) -> dict[str, Floats]:
-    rows = np.concatenate(list(task.vectors(records, broadcast or {})))
+def blocks(task: RowTask, records: Records, broadcast: dict[str, Floats] | None = None) -> dict[str, Floats]:
+    rows = np.concatenate(list(task_rows(task, records, broadcast or {})))
     assert np.linalg.norm(rows, axis=1).max(initial=0.0) <= task.clip() * (1 + 1e-12)
     return task.layout().split(rows.sum(axis=0))
 
@@ -77,7 +78,7 @@ def test_gaussian_moments_read_no_label() -> None:
     records = mapped_records(1, 200)
     task = make("gaussian-moments", moments_parameters(2, 1, 1, 1, 1) | MAPPED)
     unlabelled = Records(records.features, records.present, None)
-    np.testing.assert_array_equal(next(task.vectors(records, {})), next(task.vectors(unlabelled, {})))
+    np.testing.assert_array_equal(next(task_rows(task, records, {})), next(task_rows(task, unlabelled, {})))
     make("gaussian-moments", moments_parameters(2, 1, 1, 1, 1), schema(WIDTH, label=False))
 
 
@@ -168,7 +169,7 @@ def test_the_worst_mapped_record_reaches_the_bound(
     task = make(name, moments_parameters(clip, *weights) | MAPPED | more)
     rows = clip * np.array([np.eye(WIDTH)[0], np.full(WIDTH, WIDTH**-0.5)])
     records = complete(10 * rows, np.array([0, 2]))
-    reached = np.linalg.norm(next(task.vectors(records, {})), axis=1).max()
+    reached = np.linalg.norm(next(task_rows(task, records, {})), axis=1).max()
     assert 0.9999 * task.clip() <= reached <= task.clip() * (1 + 1e-12)
 
 
@@ -212,11 +213,11 @@ def test_the_component_is_the_same_in_any_company() -> None:
     x = centres[labels].mean(axis=1) + 0.3 * along
     task = make("class-mixtures", {**MIXED, "clip": 50.0, "components": 2})
     records = complete(np.asfortranarray(x), labels)
-    together = np.concatenate(list(task.vectors(records, {CENTRES: centres})))
+    together = np.concatenate(list(task_rows(task, records, {CENTRES: centres})))
     first = together[:, [0, 2, 4]].sum(axis=1) > 0
     assert 0.1 < first.mean() < 0.9, "rounding decides, or the test shows nothing"
     for order in (np.arange(n)[::-1], rng.permutation(n), *np.arange(0, n, 23)[:, None]):
-        rows = np.concatenate(list(task.vectors(records.take(order), {CENTRES: centres})))
+        rows = np.concatenate(list(task_rows(task, records.take(order), {CENTRES: centres})))
         np.testing.assert_array_equal(rows, together[order])
 
 
@@ -224,7 +225,7 @@ def test_the_component_is_the_same_in_any_company() -> None:
 def test_wrong_centres_are_refused(centres: Floats | None) -> None:
     task = make("class-mixtures", {**MIXED, "components": 5})
     with pytest.raises(HostileInput, match="mixture"):
-        next(task.vectors(mapped_records(8, 3), {} if centres is None else {CENTRES: centres}))
+        next(task_rows(task, mapped_records(8, 3), {} if centres is None else {CENTRES: centres}))
 
 
 def test_features_too_long_to_square_do_no_harm() -> None:
@@ -234,24 +235,20 @@ def test_features_too_long_to_square_do_no_harm() -> None:
         ("class-moments", moments_parameters(2, 1, 1, 1, 1)),
         ("class-mixtures", {**MIXED, "components": 1}),
     ):
-        row = next(make(name, {**parameters, **MAPPED}).vectors(records, {}))
+        row = next(task_rows(make(name, {**parameters, **MAPPED}), records, {}))
         assert np.isfinite(row).all()
 
 
 @pytest.mark.parametrize("second", ["class", "class-diagonal", "none"])
 def test_class_by_class_is_the_same_sum(second: str) -> None:
-    """What a task of classes gives without zeros is what it gives with them."""
+    """What the kernel adds up without zeros is what it would with them."""
     agreed = schema(4, imputed=1)
     parameters = {**moments_parameters(1.1, 1, 1, 1, 1, "centre"), "second": second}
     task = build_task("class-moments", parameters, agreed)
-    assert isinstance(task, RecordTask)
+    assert isinstance(task, RowTask)
     records = spoil(random_records(np.random.default_rng(7), 400, agreed), np.random.default_rng(8))
-    pieces = task.pieces(records, {})
-    assert pieces is not None
-    size, clip = task.layout().size, task.clip()
-    found = scattered_sum(pieces, size, clip, 2**20, 2**40)
-    whole = site_sum(task.vectors(records, {}), size, clip, 2**20, 2**40)
+    found = task_sum(task, records, {}, 2**20)
+    whole = site_sum(task_rows(task, records, {}), task.layout().size, task.clip(), 2**20, 2**40)
     assert np.abs(found.total - whole.total).max() <= 4
     assert abs(found.clipped - whole.clipped) <= 8  # a vector at the bound is longer by a last bit one way, not the other
     assert found.invalid == whole.invalid > 0
-    assert task.pieces(Records(records.features, records.present, None), {}) is None

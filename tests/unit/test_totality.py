@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.neighbours import random_records, schema, spoil
+from support.rows import cells_of, computed, question_rows
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import lookup
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.features import CLASS_WEIGHTS, class_weights
-from veilsum_privacy.tasks.lookups import looked_up
-from veilsum_privacy.tasks.queries.base import mark_cells
 from veilsum_privacy.tasks.queries.kinds import KINDS, build_question
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query
 
@@ -52,8 +52,7 @@ def question_of(kind: str, **more: Any) -> Any:
 
 
 def rows(question: Any, records: Records) -> np.ndarray:
-    found: np.ndarray = question.rows(COLUMNS.cells(records, COLUMNS.domains), len(records))
-    return found
+    return question_rows(question, COLUMNS, records)
 
 
 def test_every_kind_is_asked() -> None:
@@ -109,16 +108,14 @@ def test_a_record_without_its_treatment_adds_nothing_to_an_effect(where: str, mi
 @settings(max_examples=200, deadline=None)
 def test_a_lookup_out_of_range_is_zero(places: list[int], rows: int, shape: tuple[int, ...]) -> None:
     table = np.arange(1, rows * (shape[0] if shape else 1) + 1).reshape(rows, *shape)
-    found = looked_up(table, np.array(places, dtype=np.int64))
+    codes = np.array(places, dtype=np.int64)
+    records = Records(np.zeros((len(codes), 1)), np.ones((len(codes), 1), dtype=np.bool_), codes)
+    traced = computed(lambda record: lookup(table, record.label), records)
+    found = lookup(table, codes)
+    np.testing.assert_array_equal(traced, found)
     assert found.shape == (len(places), *shape)
     for place, row in zip(places, found, strict=True):
         np.testing.assert_array_equal(row, table[place] if 0 <= place < rows else np.zeros(shape))
-
-
-def test_a_cell_out_of_range_is_none() -> None:
-    found = np.zeros((5, 3), dtype=np.int64)
-    mark_cells(found, np.array([-1, 0, 2, 3, 2**40]), 7)
-    np.testing.assert_array_equal(found, [[0, 0, 0], [7, 0, 0], [0, 0, 7], [0, 0, 0], [0, 0, 0]])
 
 
 def test_a_class_that_there_is_not_weighs_nothing() -> None:
@@ -177,7 +174,7 @@ def test_constants_beyond_all_numbers_are_no_study(text: str) -> None:
 def test_a_number_that_is_undefined_or_beyond_its_bounds_for_some_stays_one(text: str) -> None:
     columns = derive(text)
     features = np.tile(np.linspace(-1.0, 1.0, 201)[:, None], (1, 4))
-    cells: Any = columns.cells(Records(features, np.ones(features.shape, dtype=np.bool_), None), ["d0"])["d0"]
+    cells: Any = cells_of(columns, Records(features, np.ones(features.shape, dtype=np.bool_), None), ["d0"])["d0"]
     assert cells.present.any()
     assert np.isfinite(cells.x).all()
     assert (np.abs(cells.x) <= 1.0).all()

@@ -41,6 +41,7 @@ from veilsum_coordinator.parts.robust_errors import PRODUCTS, product_release, r
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.persons import Reduction
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ColumnName
@@ -48,7 +49,6 @@ from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
-from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.coefficients import (
     coefficients,
     score_row,

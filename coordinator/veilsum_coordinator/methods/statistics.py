@@ -17,9 +17,9 @@ from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen
+from veilsum_privacy.mechanism.persons import Reduction
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 
 

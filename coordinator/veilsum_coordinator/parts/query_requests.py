@@ -15,9 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.mechanism.persons import Reduction
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.persons import Reduction
 from veilsum_privacy.tasks.queries.cells import LevelDomain, NumberDomain
 from veilsum_privacy.tasks.queries.kinds import KINDS
 from veilsum_privacy.tasks.queries.language import MAX_OVER, MAX_QUERIES, Columns, DerivedColumn, Query, Text

@@ -23,7 +23,7 @@ from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, study_digest
-from veilsum_privacy.tasks.base import Records, RecordTask, TrainingTask
+from veilsum_privacy.tasks.base import Records, RowTask, TrainingTask
 from veilsum_privacy.tasks.feature_maps import Encode
 
 ADDITIVE = frozenset({"gradient"})
@@ -105,7 +105,7 @@ class CentralFederation:
             self._states[label] = part.state
         total = plan.noised(part.total, 0, self._random)
         self._released[label] += 1
-        additive = isinstance(task.task, RecordTask) or task.task.name in ADDITIVE
+        additive = isinstance(task.task, RowTask) or task.task.name in ADDITIVE
         cohort = self._study.participants[: self._holders if additive else 1]
         number = self._released.total()
         digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())

@@ -23,13 +23,12 @@ from veilsum_deploy.simulation.trainer import SiteTraining, site_training
 from veilsum_deploy.simulation.walk import of_system, sampled
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum, on_grid
-from veilsum_privacy.mechanism.clipping import scattered_sum, site_sum
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum, on_grid, task_sum
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, gaussian_around
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Records, RecordTask, Task
+from veilsum_privacy.tasks.base import Records, RowTask, Task
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET, Encode, map_records
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
@@ -124,7 +123,7 @@ class Sites:
         agreed = self.agreed.task(label)
         task = agreed.task
         vectors = perceptron_vectors(task)
-        together = _alike(agreed) and (isinstance(task, RecordTask) or vectors is not None)
+        together = _alike(agreed) and (isinstance(task, RowTask) or vectors is not None)
         return Prepared(task, agreed.plan(cohort, cohort), vectors, task.features, together, site_training(agreed))
 
     def _pooled(self, members: tuple[int, ...]) -> Records:
@@ -164,7 +163,7 @@ def compute_chunk(chunk: Chunk) -> Part:
     if chunk.batched and own.together:
         if vectors is not None and _in_one_call(chunk, plan):
             total = _vector_sum(sites, chunk, own, broadcast, lambda x, offsets, _: vectors(x, offsets, broadcast))
-        elif isinstance(task, RecordTask) and _unclamped(sites, chunk):
+        elif isinstance(task, RowTask) and _unclamped(sites, chunk):
             total = _record_sum(sites, chunk, own, task, broadcast)
     elif chunk.batched and chunk.rounded and training is not None and _in_one_call(chunk, plan):
 
@@ -266,14 +265,9 @@ def _features(sites: Sites, chunk: Chunk, own: Prepared, broadcast: Mapping[str,
     return map_records(sites.study, own.parameters, records, broadcast, index=0, encode=sites.encode)
 
 
-def _record_sum(sites: Sites, chunk: Chunk, own: Prepared, task: RecordTask[Any], broadcast: Mapping[str, Floats]) -> Integers:
+def _record_sum(sites: Sites, chunk: Chunk, own: Prepared, task: RowTask[Any], broadcast: Mapping[str, Floats]) -> Integers:
     records = replace(_features(sites, chunk, own, broadcast), subjects=None)
-    size, grid = task.layout().size, own.plan.declaration.grid
-    bound = min(own.plan.encoding.bound * len(chunk.members), 2**62)
-    pieces = task.pieces(records, broadcast)
-    if pieces is not None:
-        return scattered_sum(pieces, size, task.clip(), grid, bound).total
-    return site_sum(task.vectors(records, broadcast), size, task.clip(), grid, bound).total
+    return task_sum(task, records, broadcast, own.plan.declaration.grid).total
 
 
 def _vector_sum(

@@ -65,7 +65,7 @@ from veilsum_privacy.securesum.contribution import (
 )
 from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
 from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.tasks.base import RecordTask
+from veilsum_privacy.tasks.base import RowTask
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class Contributions:
 
         def load() -> Reading:
             readings.append(Reading((), None))
-            if isinstance(plan.task.task, RecordTask):
+            if isinstance(plan.task.task, RowTask):
                 readings[-1] = site.batches(study.dataset, study.data, by_subject=study.privacy.unit == "subject")
             else:
                 readings[-1] = site.whole(study.dataset, study.data)

@@ -15,7 +15,7 @@ from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Disclosure, NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task
-from veilsum_privacy.tasks.base import RecordTask, SiteTask, TrainingTask
+from veilsum_privacy.tasks.base import RowTask, SiteTask, TrainingTask
 
 MU = 2.0
 GRID = 2**16
@@ -157,4 +157,4 @@ def _references() -> Iterator[ReferenceTask]:
 
 def readable(task: str) -> bool:
     """Whether a task reads records, so that an audit can say something of it."""
-    return issubclass(TASKS[task], RecordTask | SiteTask | TrainingTask)
+    return issubclass(TASKS[task], RowTask | SiteTask | TrainingTask)

@@ -7,7 +7,7 @@ participant calls it by way of :func:`contribute`, which gives a vector whatever
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,15 +17,17 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.mechanism.clipping import MAX_BOUND, MAX_VALUES, SiteSum, scattered_sum, site_sum
+from veilsum_privacy.mechanism.clipping import MAX_VALUES, SiteSum
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import DerivedTask, Records, RecordTask, SiteTask, TrainingTask, join_batches
+from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask, SiteTask, TrainingTask, join_batches
 from veilsum_privacy.tasks.feature_maps import Encode, map_records
 
 LOG = logging.getLogger("veilsum.participant")
@@ -95,7 +97,7 @@ def contribute(
     faults = Faults()
     fault: Exception
     try:
-        return compute_sum(plan, load(), broadcast, place, faults)._replace(fault=faults.first)
+        return compute_sum(plan, _read(load), broadcast, place, faults)._replace(fault=faults.first)
     except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
         fault = error
     try:
@@ -103,6 +105,15 @@ def contribute(
     except Exception:
         LOG.debug("there is no contribution without records either", exc_info=True)
         return SitePart(np.zeros(plan.encoding.size, dtype=np.int64), fault=fault)
+
+
+def _read(load: Callable[[], Records | Iterable[Records]]) -> Iterator[Records]:
+    """Batches that are read when the first one is asked for."""
+    found = load()
+    if isinstance(found, Records):
+        yield found
+    else:
+        yield from found
 
 
 def no_records(study: Study) -> Records:
@@ -123,7 +134,7 @@ def compute_sum(
 
     Args:
         plan, broadcast, place: of the round and the site.
-        records: all of them; or in batches, each with all records of its subjects. A :class:`RecordTask` takes one batch
+        records: all of them; or in batches, each with all records of its subjects. A :class:`RowTask` takes one batch
             after the other, and gives the same integers whatever the batches are; other tasks take them joined.
         faults: takes note of what fails on units, which count as zeros then; None to raise it.
 
@@ -143,8 +154,8 @@ def compute_sum(
         found = _derive(agreed, task, broadcast, place)
     elif isinstance(task, TrainingTask):
         found = _train(plan, task, join_batches(batches), broadcast, place, factor, faults)
-    elif isinstance(task, RecordTask):
-        found = _add_up(plan, task, _sampled(agreed, batches, place.random), broadcast, place, faults)
+    elif isinstance(task, RowTask):
+        found = _add_rows(plan, task, _sampled(agreed, batches, place.random), broadcast, place, faults)
     elif isinstance(task, SiteTask):
         found = _site_vector(
             plan, task, join_batches(_sampled(agreed, batches, place.random)), broadcast, place, factor, faults
@@ -253,33 +264,66 @@ def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:
     return np.rint(clamped * finer).astype(np.int64)
 
 
-def _add_up(
+def _add_rows(
     plan: RoundPlan,
-    task: RecordTask[Any],
+    task: RowTask[Any],
     batches: Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace,
     faults: Faults | None,
 ) -> SitePart:
-    """The clipped vectors of all records, added up exactly, so that the batches' borders change nothing; then clamped."""
+    """The rows of all records by the task's graph, which is traced before the first of them is read."""
+    evaluation = Evaluation(task.traced(broadcast), task.maps(broadcast))
+    clip, grid, persons = task.clip(), plan.declaration.grid, task.persons
     whole = np.zeros(task.layout().size, dtype=np.int64)
     count = clipped = invalid = 0
     for records in batches:
         count += len(records)
         if count > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
-        subjects = _unit_subjects(plan.task.study, records)
-
-        def sum_of(rows: slice, records: Records = records) -> SiteSum:
-            return _batch_sum(plan, task, records.take(rows), broadcast, place)
-
-        for _, found in in_parts(sum_of, len(records), subjects, faults):
+        for mapped in _in_mapped_parts(plan.task, records, broadcast, place, faults):
+            units = _unit_subjects(plan.task.study, mapped)
+            found = rows_sum(evaluation, mapped, clip, grid, persons=persons, units=units)
             whole += found.total
             clipped, invalid = clipped + found.clipped, invalid + found.invalid
-        del records, sum_of, subjects  # before the next ones are read
+        del records  # before the next ones are read
+    if evaluation.fault is not None:
+        if faults is None:
+            raise evaluation.fault
+        faults.add(evaluation.fault, 0)
     invalid += 0 if faults is None else faults.records
     total, cut = _bounded(plan, whole, place.most_records)
     return SitePart(total, clipped, invalid, cut)
+
+
+def _in_mapped_parts(
+    agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: SitePlace, faults: Faults | None
+) -> Iterator[Records]:
+    """The records as the task sees them; without the units that an encoder fails on."""
+    if agreed.task.features is None:
+        yield records
+        return
+
+    def mapped(rows: slice) -> Records:
+        return _mapped(agreed, records.take(rows), broadcast, place)
+
+    for _, found in in_parts(mapped, len(records), _unit_subjects(agreed.study, records), faults):
+        yield found
+
+
+def task_sum(task: RowTask[Any], records: Records, broadcast: Mapping[str, Floats], grid: int) -> SiteSum:
+    """The sum of records' rows on the grid, each record a unit of its own; not clamped."""
+    evaluation = Evaluation(task.traced(broadcast), task.maps(broadcast))
+    return rows_sum(evaluation, records, task.clip(), grid, persons=task.persons, units=None)
+
+
+def task_rows(task: RowTask[Any], records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats | Integers]:
+    """Rows (b, size) of records as a task's graph has them, before they are clipped; for looking at, not for a release."""
+    persons, counted = task.persons, None
+    evaluation = Evaluation(task.traced(broadcast), task.maps(broadcast))
+    if persons is not None:
+        records, counted = persons.counted(records)
+    yield from evaluation.rows(records, counted)
 
 
 def _bounded(plan: RoundPlan, whole: Integers, most_records: int) -> tuple[Integers, int]:
@@ -308,18 +352,6 @@ def shrunk(whole: Integers, kept: int, of: int) -> Integers:
     quotient, rest = np.divmod(whole, of)
     found: Integers = quotient * kept + (rest * kept + of // 2) // of
     return found
-
-
-def _batch_sum(
-    plan: RoundPlan, task: RecordTask[Any], records: Records, broadcast: Mapping[str, Floats], place: SitePlace
-) -> SiteSum:
-    limits = task.layout().size, task.clip(), plan.declaration.grid, MAX_BOUND
-    records = _mapped(plan.task, records, broadcast, place)
-    subjects = _unit_subjects(plan.task.study, records)
-    pieces = None if subjects is not None else task.pieces(records, broadcast)
-    if pieces is not None:
-        return scattered_sum(pieces, *limits)
-    return site_sum(task.vectors(records, broadcast), *limits, subjects)
 
 
 def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: SitePlace) -> Records:

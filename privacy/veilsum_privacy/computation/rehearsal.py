@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks.base import Records, Task, TrainingTask
+from veilsum_privacy.tasks.base import Records, RowTask, Task, TrainingTask
 from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET, ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.tasks.power_moments import columns_of_moments
@@ -45,7 +44,7 @@ SMALL = 2**14
 def rehearse(
     agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None, *, again: Records | None = None
 ) -> Mapping[str, Floats]:
-    """Run a task on no record and on made-up ones; training takes one step for each of its rounds.
+    """Trace a task, or run it on no record and on made-up ones; training takes one step for each of its rounds.
 
     Args:
         agreed: the task.
@@ -70,6 +69,8 @@ def rehearse(
     few = none if again is None or _values(arrays) > SMALL else again
     given, copies = ([none, _made_up(study, task)], (0, COPIES)) if again is None else ([few], (COPIES,))
     try:
+        if isinstance(task, RowTask) and not task.maps(arrays) and not task.computes_from():
+            given = [none]  # it is traced, and nothing that a record holds makes a graph fail
         for number in copies if tried.source else copies[:1]:
             place = SitePlace(0, made_up_statistics(tried, number), steps=Steps if again is None else _Quiet)
             for records in given:
@@ -164,19 +165,17 @@ def _none(study: Study, width: int) -> Records:
 
 
 def few_records(agreed: AgreedTask) -> Records:
-    """The first of the made-up records of a task: complete ones, at bounds and where conditions hold and do not."""
+    """The first of the made-up records of a task: complete ones, at bounds."""
     return _made_up(agreed.study, agreed.task, few=True)
 
 
 def _made_up(study: Study, task: Task[Any], *, few: bool = False) -> Records:
     """Records to try a task on: as the site reads them, or already encoded where a program does that."""
-    encoder, branches = study.encoder, task.branches()
+    encoder = study.encoder
     if task.features is not None and not (encoder is None or isinstance(encoder, Projection)):
         return encoded_records(encoder.width, len(study.data.classes))
-    schema = study.data if branches is None else branches.schema
-    most = FEW if few else how_many(task.layout().size, schema.width, branches is not None)
-    made = made_up_records(schema, branches, most, first=few)
-    return replace(made, features=made.features[:, : study.data.width], present=made.present[:, : study.data.width])
+    most = FEW if few else how_many(task.layout().size, study.data.width)
+    return made_up_records(study.data, most, first=few)
 
 
 def _width(study: Study, task: Task[Any]) -> int:

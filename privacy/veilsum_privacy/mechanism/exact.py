@@ -10,7 +10,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 
 _MANTISSA = 53
-_LARGEST = 2.0**1000
+LARGEST = 2.0**1000
 """Beyond it values do not fit the slices, so that products would no longer be exact."""
 
 
@@ -33,9 +33,9 @@ def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
         HostileInput: the map has values that are not finite or above 2^1000.
     """
     p = matrix.shape[1]
-    if not (np.abs(matrix).max(initial=0.0) <= _LARGEST and np.abs(offset).max(initial=0.0) <= _LARGEST):
+    if not (np.abs(matrix).max(initial=0.0) <= LARGEST and np.abs(offset).max(initial=0.0) <= LARGEST):
         raise HostileInput("An affine map holds a value that is not finite, or too large.")
-    x = np.where(np.abs(x).max(axis=1, initial=0.0)[:, None] <= _LARGEST, x, np.nan)
+    x = np.where(np.abs(x).max(axis=1, initial=0.0)[:, None] <= LARGEST, x, np.nan)
     bits = (_MANTISSA - math.ceil(math.log2(max(p, 2)))) // 2
     rows = _power(np.abs(x).max(axis=1, initial=0.0))[:, None]
     scale = float(_power(np.array([np.abs(matrix).max(initial=0.0)]))[0])

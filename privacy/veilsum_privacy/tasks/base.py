@@ -1,98 +1,42 @@
 """What a task is: declared once, for both sides.
 
 A task names the vector that a site adds to the sum, in blocks, with a proven bound on what one record changes. There are
-four kinds. A :class:`RecordTask` gives one vector a record; the framework clips and adds them. A :class:`SiteTask` gives one
-vector for all of a site's records. A :class:`DerivedTask` reads no record: it computes from the noised vector that the site
-kept of an earlier task, so it costs nothing. A :class:`TrainingTask` takes noised steps at the site and may keep what it has
-trained for the next round. The participant computes vectors; the coordinator runs :meth:`Task.layout` and
-reads the blocks of the released sum. Clipping, the grid, noise, masks and encryption come after, and no task can skip them.
+four kinds. A :class:`RowTask` says what the row of a record is, and the kernel computes, clips and adds it: its code meets no
+record. A :class:`SiteTask` gives one vector for all of a site's records, and its proof of ``clip()`` is believed, as is that
+of a :class:`TrainingTask`, which takes noised steps at the site and may keep what it has trained for the next round. A
+:class:`DerivedTask` reads no record: it computes from the noised vector that the site kept of an earlier task, so it costs
+nothing. The coordinator runs :meth:`Task.layout` and reads the blocks of the released sum. The grid, noise, masks and
+encryption come after.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST, SMALLEST, Frozen
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
+from veilsum_privacy.mechanism.persons import Persons
+from veilsum_privacy.mechanism.records import Records as Records
+from veilsum_privacy.mechanism.records import join_batches as join_batches
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.mechanism.rows.graph import Graph
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, record_of, traced
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, WidthParameters
 
-if TYPE_CHECKING:  # queries import this module
-    from veilsum_privacy.tasks.queries.branches import Branches
-
 P = TypeVar("P", bound=Frozen)
 
 LARGEST_SENSITIVITY = 2**26
 """Largest grid of a task that reads records."""
-
-
-@dataclass(frozen=True)
-class Records:
-    """A site's records after its schema, ready for a task.
-
-    Attributes:
-        features: (n, width) float64 in [-1, 1], scaled by the public bounds; 0 where ``present`` is False.
-        present: (n, width) bool; False where the value is missing or invalid.
-        labels: (n,) int64 class indices, -1 where missing or invalid; None when the schema has no label.
-        subjects: (n,) int64, whose record each one is, never descending: a subject's records stand together. None where the
-            site's dataset does not tell. Local; no task reads it.
-    """
-
-    features: Floats
-    present: NDArray[np.bool_]
-    labels: NDArray[np.int64] | None
-    subjects: NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return int(self.features.shape[0])
-
-    def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> Records:
-        """Some of the records: a slice, places, or (n,) bool."""
-        labels = None if self.labels is None else self.labels[rows]
-        subjects = None if self.subjects is None else self.subjects[rows]
-        return Records(self.features[rows], self.present[rows], labels, subjects)
-
-
-def join_batches(batches: Iterable[Records]) -> Records:
-    """All records of one batch after another, of which there is one at least; each is let go once it is copied."""
-    parts = list(batches)
-    if len(parts) == 1:
-        return parts[0]
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    first, rows = parts[0], ends[-1]
-    features, present = np.empty((rows, first.features.shape[1])), np.empty((rows, first.features.shape[1]), dtype=np.bool_)
-    labels = None if first.labels is None else np.empty(rows, dtype=np.int64)
-    subjects = None if first.subjects is None else np.empty(rows, dtype=np.int64)
-    del first
-    while parts:
-        part, end = parts.pop(), ends.pop()
-        place = slice(end - len(part), end)
-        features[place], present[place] = part.features, part.present
-        if labels is not None:
-            labels[place] = part.labels
-        if subjects is not None:
-            subjects[place] = part.subjects
-    return Records(features, present, labels, subjects)
-
-
-class Piece(NamedTuple):
-    """Some rows (b, s) of a task's vectors, and the s places of their values in the vector."""
-
-    places: NDArray[np.intp]
-    rows: Floats
 
 
 class Task(ABC, Generic[P]):
@@ -276,28 +220,43 @@ class Task(ABC, Generic[P]):
         """A legal broadcast of what the task itself reads, made without any record, for so many participants."""
         return {}
 
-    def branches(self) -> Branches | None:
-        """Where rows take branches by the values of columns, so that made-up records take them; None where there are none."""
-        return None
 
+class RowTask(Task[P]):
+    """One row a record, which the kernel computes: ``clip()`` is what its norm is scaled down to where it is longer.
 
-class RecordTask(Task[P]):
-    """One vector a record; ``clip()`` bounds the L2 norm of one record's weighted vector."""
+    The task is traced on symbols (:mod:`veilsum_privacy.mechanism.rows`) and meets no record.
+    """
 
     @abstractmethod
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats | Integers]:
-        """Yield batches (b, size) of weighted per-record vectors, in the order of the records; integers are summed exactly.
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        """The weighted row (size,) of a record, real or whole; integers are added exactly, others truncated to the grid first.
 
-        A record that cannot contribute yields a row of zeros. A row depends on its own record alone, to the last bit: what
-        sums over features keeps to :func:`veilsum_privacy.mechanism.clipping.row_norms` or is exact in any order.
+        A record that cannot contribute has a row of zeros, as :func:`veilsum_privacy.mechanism.rows.symbols.only` makes it.
+
+        Raises:
+            HostileInput: the broadcast is not what the task needs.
         """
 
-    def pieces(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Piece] | None:
-        """The same rows in any order, each batch without columns in which it has zeros only; None if there is nothing to gain.
-
-        Taken in place of :meth:`vectors` where every record is a unit of its own.
-        """
+    @property
+    def persons(self) -> Persons | None:
+        """How a subject's records count; None where every record does."""
         return None
+
+    def maps(self, broadcast: Mapping[str, Floats]) -> Mapping[str, OpaqueMap]:
+        """The opaque maps that the row takes, by name: of networks, which are no graph; none of most tasks."""
+        return {}
+
+    def traced(self, broadcast: Mapping[str, Floats]) -> Graph:
+        """The graph of a row, with a round's broadcast as public arrays.
+
+        Raises:
+            HostileInput: the broadcast is not what the task needs, or the task gives no row of its layout.
+        """
+        width = self.schema.width if self.features is None else self.dimension
+        graph = traced(self.row(record_of(width, labelled=self.schema.label is not None), broadcast))
+        if graph.root.spec.size != self.layout().size:
+            raise HostileInput(f"The task {self.name} gives {graph.root.spec.size} values; it declares {self.layout().size}.")
+        return graph
 
 
 class SiteTask(Task[P]):
@@ -431,10 +390,3 @@ class TrainingTask(Task[P]):
             state: of the site's last paid round of this task; empty at first, and after a site was restored.
             steps: samples and noise; not to be noised more than ``steps.number`` times.
         """
-
-
-def batches(records: int, size: int) -> Iterator[slice]:
-    """Slices over ``records`` rows such that a batch of vectors of ``size`` values takes about 512 KiB, to stay in a cache."""
-    step = max(1, min(4096, 2**16 // max(size, 1)))
-    for start in range(0, records, step):
-        yield slice(start, min(start + step, records))

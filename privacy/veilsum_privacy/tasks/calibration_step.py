@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -12,15 +12,18 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.newton import variance_bound
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, clip, finite, joined, only, real, symbol, where
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, RecordTask, batches
+from veilsum_privacy.tasks.base import RowTask
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY, broadcast_arrays
-from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.tasks.feature_rows import clipped, usable
 from veilsum_privacy.tasks.layout import Layout
-from veilsum_privacy.tasks.newton_step import POINT, WHITEN, event_norm, step_layout, step_rows
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN, event_norm, step_layout, step_row
 from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.arrays import from_broadcast, to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
+from veilsum_privacy.training.traced import opaque_scores, traced_scores
 
 
 class CalibrationStepParameters(FeatureParameters):
@@ -36,7 +39,7 @@ class CalibrationStepParameters(FeatureParameters):
     information_share: Real = Field(ge=1e-3, le=1e3)
 
 
-class CalibrationStep(RecordTask[CalibrationStepParameters]):
+class CalibrationStep(RowTask[CalibrationStepParameters]):
     """Sums over records of c^2 z_w (y - mu) and c^2 v z_w z_w', of z = (1, s): :class:`~.newton_step.NewtonStep` of one.
 
     The term s is the log odds of the second of two classes under the broadcast model, the difference of its scores, cut to
@@ -73,20 +76,17 @@ class CalibrationStep(RecordTask[CalibrationStepParameters]):
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         return {**to_broadcast(self.architecture.initial(0)), WHITEN: np.eye(2), POINT: np.zeros(2)}
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        from veilsum_privacy.training.predict import scores
-
-        p = self.parameters
-        if records.labels is None:
-            raise Misuse("The task calibration-step needs labelled records.")
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        p, label = self.parameters, symbol(-1) if record.label is None else record.label
         given = broadcast_arrays(broadcast, {WHITEN: (2, 2), POINT: (2,)})
         arrays = from_broadcast(broadcast, self.architecture.shapes())
-        for part in batches(len(records), self.layout().size):
-            used = usable(p, records, part, 2)
-            with np.errstate(over="ignore", invalid="ignore"):
-                found = scores(self.architecture, arrays, clipped(p, records, part, used))
-                odds = found[:, 1] - found[:, 0]
-            used = used & np.isfinite(odds)
-            odds = np.clip(np.where(used, odds, 0.0), -LARGEST_ENTRY, LARGEST_ENTRY)
-            z, y = np.column_stack([np.ones(len(odds)), odds]), np.where(used, records.labels[part], 0).astype(np.float64)
-            yield step_rows(self.layout(), "logistic", 1.0, p.length, z, y, given[WHITEN], given[POINT]) * used[:, None]
+        used = usable(p, record, 2)
+        found = traced_scores(self.architecture, arrays, clipped(p, record, used))
+        odds = found[1] - found[0]
+        used = used & finite(odds)
+        z = joined(1.0, clip(where(used, odds, 0.0), -LARGEST_ENTRY, LARGEST_ENTRY))
+        y = real(where(used, label, 0))
+        return only(step_row(self.layout(), "logistic", 1.0, p.length, z, y, given[WHITEN], given[POINT]), used)
+
+    def maps(self, broadcast: Mapping[str, Floats]) -> Mapping[str, OpaqueMap]:
+        return opaque_scores(self.architecture, from_broadcast(broadcast, self.architecture.shapes()))

@@ -7,22 +7,31 @@ over components, and every round of them would be a release.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.mechanism.rows.symbols import (
+    Record,
+    Symbol,
+    joined,
+    length,
+    lookup,
+    place_of_smallest,
+    placed,
+    symbol,
+    where,
+)
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, RecordTask, batches
-from veilsum_privacy.tasks.features import clipped, second_moment_bound, usable
+from veilsum_privacy.tasks.base import RowTask
+from veilsum_privacy.tasks.feature_rows import clipped, usable
+from veilsum_privacy.tasks.features import second_moment_bound
 from veilsum_privacy.tasks.layout import Block, Layout
-from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
 CENTRES = "mixture.centres"
@@ -47,7 +56,7 @@ class ClassMixturesParameters(FeatureParameters):
     square_weight: Real = Field(gt=0, le=1e6)
 
 
-class ClassMixtures(RecordTask[ClassMixturesParameters]):
+class ClassMixtures(RowTask[ClassMixturesParameters]):
     """Per class and component the count, the sum of x and the sums of x_i^2, with |x|_2 <= C.
 
     Blocks: ``counts`` (K, G); ``sums`` (K, G, d); ``squares`` (K, G, d). The centres are public, made of what was released
@@ -93,33 +102,15 @@ class ClassMixtures(RecordTask[ClassMixturesParameters]):
         own = self.parameters.centres == "site"
         return {CENTRES: np.zeros((sites, *self._shape) if own else self._shape)}
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        if records.labels is None:
-            raise Misuse("The task class-mixtures needs labelled records.")
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         k, g, _ = self._shape
         centres = np.zeros(self._shape) if g == 1 else broadcast.get(CENTRES)
         if centres is None or centres.shape != self._shape or not np.isfinite(centres).all():
             raise HostileInput(f"The broadcast must hold {CENTRES} of shape {self._shape}, finite.")
-        layout = self.layout()
-        for part in batches(len(records), layout.size):
-            used = usable(self.parameters, records, part, k)
-            x = clipped(self.parameters, records, part, used)
-            label = np.where(used, records.labels[part], 0)
-            place = g * label + _nearest(x, looked_up(centres, label))
-            blocks = {"counts": np.ones((len(x), 1)), "sums": x, "squares": x * x}
-            yield np.hstack([block.weight * _placed(blocks[block.name], place, used, k * g) for block in layout.blocks])
-
-
-def _nearest(x: Floats, centres: Floats) -> NDArray[np.intp]:
-    """Index (b,) of the nearest of a record's own centres (b, G, d), the same in any company."""
-    with np.errstate(over="ignore"):
-        distances = np.array([row_norms(x - centres[:, g]) for g in range(centres.shape[1])])
-    nearest: NDArray[np.intp] = np.argmin(distances, axis=0)
-    return nearest
-
-
-def _placed(values: Floats, place: NDArray[np.intp], used: NDArray[np.bool_], places: int) -> Floats:
-    """Values (b, p) of the records that count, at their place among so many: (b, places p)."""
-    rows = np.zeros((len(values), places, values.shape[1]))
-    rows[np.flatnonzero(used), place[used]] = values[used]
-    return rows.reshape(len(values), -1)
+        used = usable(self.parameters, record, k)
+        x = clipped(self.parameters, record, used)
+        label = where(used, symbol(-1) if record.label is None else record.label, 0)
+        nearest = place_of_smallest(length(x - lookup(centres, label)))  # the first of several equally near
+        place = where(used, g * label + nearest, -1)
+        values = {"counts": symbol(1.0), "sums": x, "squares": x * x}
+        return joined(*(placed(block.weight * values[block.name], place, k * g) for block in self.layout().blocks))

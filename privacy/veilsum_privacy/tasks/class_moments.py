@@ -7,19 +7,20 @@ class's own, which costs no more privacy but many more values under the same noi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined, pairs, placed, symbol, where
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Piece, Records, RecordTask, Task, batches
-from veilsum_privacy.tasks.features import CENTRE, centre_of, clipped, products, second_moment_bound, usable, weighted
+from veilsum_privacy.tasks.base import RowTask, Task
+from veilsum_privacy.tasks.feature_rows import clipped, usable
+from veilsum_privacy.tasks.features import CENTRE, centre_of, second_moment_bound
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
@@ -61,7 +62,7 @@ class ClassMomentsParameters(FeatureParameters):
         return {name: value for name, value in dump(self).items() if name != "centre" or value}
 
 
-class ClassMoments(RecordTask[ClassMomentsParameters]):
+class ClassMoments(RowTask[ClassMomentsParameters]):
     """Per class the count and the sum of x, and the second moments of x, with |x|_2 <= C; x may be of a broadcast centre.
 
     Blocks: ``counts`` (K,); ``sums`` (K, d); ``squares`` (d,), the sums of x_i^2; ``products`` (d (d - 1) / 2,), the sums of
@@ -101,62 +102,22 @@ class ClassMoments(RecordTask[ClassMomentsParameters]):
             second = second_moment_bound(p, self.schema, p.square_weight, product)
         return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self.schema) + second)
 
-    def pieces(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Piece] | None:
-        if self.parameters.second == "pooled" or records.labels is None:
-            return None
-        return self._by_class(records, records.labels, self._centre(broadcast))
-
-    def _centre(self, broadcast: Mapping[str, Floats]) -> Floats | None:
-        return centre_of(broadcast, self.dimension) if self.parameters.centre else None
-
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         centre = {CENTRE: np.zeros(self.dimension)} if self.parameters.centre else {}
         return {**super().example_broadcast(sites), **centre}
 
-    def _by_class(self, records: Records, labels: NDArray[np.int64], centre: Floats | None) -> Iterator[Piece]:
-        """The records of one class after another, whose values all belong into that class's part of each block."""
-        layout = self.layout()
-        starts = np.cumsum([0, *(block.size for block in layout.blocks)])
-        for index in range(self._classes):
-            own = labels == index
-            mine = Records(records.features[own], records.present[own], labels[own])
-            places = np.concatenate(
-                [
-                    start + index * (block.size // self._classes) + np.arange(block.size // self._classes)
-                    for start, block in zip(starts, layout.blocks, strict=False)
-                ]
-            )
-            for part in batches(len(mine), len(places)):
-                used = usable(self.parameters, mine, part, self._classes)
-                x = clipped(self.parameters, mine, part, used, centre)
-                values = {"counts": used[:, None].astype(np.float64), "sums": x, "squares": x * x}
-                if any(block.name == "products" for block in layout.blocks):
-                    values["products"] = products(x)
-                yield Piece(places, weighted(layout, values))
-
     def serves(self, reader: Task[Any]) -> bool:
         return self.parameters.second in ("pooled", "class") and not self.parameters.centre
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        if records.labels is None:
-            raise Misuse(f"The task {self.name} needs labelled records.")
-        layout = self.layout()
-        names = {block.name for block in layout.blocks}
-        each = self.parameters.second != "pooled"
-        centre = self._centre(broadcast)
-        for part in batches(len(records), layout.size):
-            used = usable(self.parameters, records, part, self._classes)
-            x = clipped(self.parameters, records, part, used, centre)
-            member = (records.labels[part, None] == np.arange(self._classes)) & used[:, None]
-            blocks = {"counts": member.astype(np.float64), "sums": _in_class(member, x)}
-            if "squares" in names:
-                blocks["squares"] = _in_class(member, x * x) if each else x * x
-            if "products" in names:
-                blocks["products"] = _in_class(member, products(x)) if each else products(x)
-            yield weighted(layout, blocks)
-
-
-def _in_class(member: NDArray[np.bool_], values: Floats) -> Floats:
-    """Rows of values (b, p) in the place of the class that a record is a member (b, K) of: (b, K p)."""
-    placed: Floats = (member[:, :, None] * values[:, None, :]).reshape(len(values), -1)
-    return placed
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        p, layout = self.parameters, self.layout()
+        used = usable(p, record, self._classes)
+        x = clipped(p, record, used, centre_of(broadcast, self.dimension) if p.centre else None)
+        label = where(used, symbol(-1) if record.label is None else record.label, -1)
+        values = {"counts": symbol(1.0), "sums": x, "squares": x * x, "products": pairs(x)}
+        parts = []
+        for block in layout.blocks:
+            value = values[block.name] * block.weight
+            of_class = block.name in ("counts", "sums") or p.second != "pooled"
+            parts.append(placed(value, label, self._classes) if of_class else value)
+        return joined(*parts)

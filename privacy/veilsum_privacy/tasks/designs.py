@@ -1,20 +1,18 @@
-"""What the tasks of a regression share: terms and outcome of a site's records, and what a broadcast tells of the model."""
+"""What the tasks of a regression share: terms and outcome of a record, and what a broadcast tells of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, symbol, where
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, batches
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
-from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
@@ -42,19 +40,19 @@ D = TypeVar("D", bound=DesignParameters)
 
 
 class Design(NamedTuple):
-    """Some records as a model sees them.
+    """A record as a model sees it.
 
     Attributes:
         cells: of the columns that were asked for.
-        z: (1, terms), (b, p).
-        outcome: in [-1, 1], (b,).
-        known: which records have them all and meet the condition, (b,); the others are 0.
+        z: (1, terms), (p,).
+        outcome: in [-1, 1].
+        known: whether the record has them all and meets the condition; the others are 0 where not.
     """
 
     cells: Mapping[str, Cells]
-    z: Floats
-    outcome: Floats
-    known: NDArray[np.bool_]
+    z: Symbol
+    outcome: Symbol
+    known: Symbol
 
 
 class DesignTask(PersonTask[D]):
@@ -81,29 +79,15 @@ class DesignTask(PersonTask[D]):
         """Number of coefficients, with the constant."""
         return len(self.question.terms) + 1
 
-    def branches(self) -> Branches:
-        return Branches.of(self.schema, self.columns, [self.question], self.beside)
-
-    def designs(self, records: Records) -> Iterator[Design]:
-        """The records that count, batch by batch, in their order."""
-        records, counted = self.counted(records)
-        reads = sorted(self.question.reads | {*self.beside})
-        for part in batches(len(records), self.layout().size):
-            cells = self.columns.cells(records.take(part), reads)
-            group = np.where(counted[part], 0, -1)
-            for name in self.beside:
-                group = np.where(cells[name].present, group, -1)
-            if self.question.condition is not None:
-                group = np.where(self.question.condition.holds(cells), group, -1)
-            yield Design(cells, *self.question.design(cells, group))
-
-
-def row_products(rows: Floats, matrix: Floats) -> Floats:
-    """``rows @ matrix``, each row's to the last bit the same whatever rows stand beside it, as BLAS' are not."""
-    found = np.zeros((len(rows), matrix.shape[1]))
-    for place in range(matrix.shape[0]):
-        found += rows[:, place, None] * matrix[place]
-    return found
+    def design(self, record: Record) -> Design:
+        """A record's terms and outcome."""
+        cells = self.columns.cells(record, sorted(self.question.reads | {*self.beside}))
+        group = symbol(0)
+        for name in self.beside:
+            group = where(cells[name].present, group, -1)
+        if self.question.condition is not None:
+            group = where(self.question.condition.holds(cells), group, -1)
+        return Design(cells, *self.question.design(cells, group))
 
 
 def broadcast_arrays(broadcast: Mapping[str, Floats], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:

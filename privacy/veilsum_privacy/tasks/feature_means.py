@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined, placed, real, where
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, RecordTask, batches
-from veilsum_privacy.tasks.features import clipped, usable
+from veilsum_privacy.tasks.base import RowTask
+from veilsum_privacy.tasks.feature_rows import clipped, usable
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
@@ -33,7 +33,7 @@ class FeatureMeansParameters(FeatureParameters):
     classes: bool = Field(default=False, exclude_if=lambda asked: not asked)  # studies signed before do not state it
 
 
-class FeatureMeans(RecordTask[FeatureMeansParameters]):
+class FeatureMeans(RowTask[FeatureMeansParameters]):
     """The count and the sum of x over all records, with |x|_2 <= C.
 
     Blocks: ``count`` (1,), or (K,) by class, and ``sum`` (d,). A record that ``missing`` leaves out contributes zeros.
@@ -60,14 +60,9 @@ class FeatureMeans(RecordTask[FeatureMeansParameters]):
         p = self.parameters
         return math.sqrt(p.count_weight**2 + p.sum_weight**2 * p.largest_square(self.schema))
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        p = self.parameters
-        for part in batches(len(records), self.layout().size):
-            used = usable(p, records, part, self._classes)
-            x = clipped(p, records, part, used)
-            counted = used[:, None]
-            if self._classes is not None:
-                if records.labels is None:
-                    raise Misuse("The task feature-means needs labelled records to count by class.")
-                counted = counted & (records.labels[part][:, None] == np.arange(self._classes))
-            yield np.hstack([counted * p.count_weight, x * p.sum_weight])
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        p, used = self.parameters, usable(self.parameters, record, self._classes)
+        counted = p.count_weight * real(used)
+        if self._classes is not None and record.label is not None:
+            counted = placed(p.count_weight, where(used, record.label, -1), self._classes)
+        return joined(counted, clipped(p, record, used) * p.sum_weight)

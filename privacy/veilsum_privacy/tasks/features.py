@@ -16,7 +16,6 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
@@ -91,27 +90,6 @@ def second_moment_bound(parameters: FeatureParameters, schema: DatasetSchema, sq
     e = 0.0 if product is None else product
     q = most if square >= e else r2 * r2 / d
     return float(square**2 * q + e**2 * (r2 * r2 - q))
-
-
-def products(rows: Floats) -> Floats:
-    """x_i x_j for i < j, row by row: (b, d (d - 1) / 2) of rows (b, d)."""
-    b, d = rows.shape
-    found, start = np.empty((b, d * (d - 1) // 2)), 0
-    for index in range(d - 1):
-        stop = start + d - 1 - index
-        np.multiply(rows[:, index : index + 1], rows[:, index + 1 :], out=found[:, start:stop])
-        start = stop
-    return found
-
-
-def weighted(layout: Layout, blocks: Mapping[str, Floats]) -> Floats:
-    """The rows of a layout's blocks, each times its weight, beside each other: (b, size)."""
-    parts = [(blocks[block.name], block.weight) for block in layout.blocks]
-    rows, start = np.empty((len(parts[0][0]), sum(part.shape[1] for part, _ in parts))), 0
-    for part, weight in parts:
-        np.multiply(part, weight, out=rows[:, start : start + part.shape[1]])
-        start += part.shape[1]
-    return rows
 
 
 def centre_of(broadcast: Mapping[str, Floats], width: int) -> Floats:

@@ -6,17 +6,18 @@ No label is read. Principal components, barycenters and alignment maps are made 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, pairs, real, square, total
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, RecordTask, Task, batches
-from veilsum_privacy.tasks.features import clipped, products, second_moment_bound, usable, weighted
+from veilsum_privacy.tasks.base import RowTask, Task
+from veilsum_privacy.tasks.feature_rows import clipped, usable, weighted
+from veilsum_privacy.tasks.features import second_moment_bound
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
@@ -39,7 +40,7 @@ class GaussianMomentsParameters(FeatureParameters):
     fourth: bool = False
 
 
-class GaussianMoments(RecordTask[GaussianMomentsParameters]):
+class GaussianMoments(RowTask[GaussianMomentsParameters]):
     """The count, the sum and the second moments of x over all records, with |x|_2 <= C.
 
     Blocks: ``count`` (1,); ``sum`` (d,); ``squares`` (d,), the sums of x_i^2; ``products`` (d (d - 1) / 2,), the sums of
@@ -83,18 +84,11 @@ class GaussianMoments(RecordTask[GaussianMomentsParameters]):
     def serves(self, reader: Task[Any]) -> bool:
         return True
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        layout = self.layout()
-        for part in batches(len(records), layout.size):
-            used = usable(self.parameters, records, part)
-            x = clipped(self.parameters, records, part, used)
-            blocks = {
-                "count": used[:, None].astype(np.float64),
-                "sum": x,
-                "squares": x * x,
-                "products": products(x),
-            }
-            if self.parameters.fourth:
-                square = np.add.reduce(np.ascontiguousarray(x) ** 2, axis=1)[:, None]
-                blocks |= {"cubic": square * x, "quartic": square * square}
-            yield weighted(layout, blocks)
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        used = usable(self.parameters, record)
+        x = clipped(self.parameters, record, used)
+        blocks = {"count": real(used), "sum": x, "squares": x * x, "products": pairs(x)}
+        if self.parameters.fourth:
+            squared = total(square(x))
+            blocks |= {"cubic": squared * x, "quartic": squared * squared}
+        return weighted(self.layout(), blocks)

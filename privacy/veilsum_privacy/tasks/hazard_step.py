@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -12,11 +12,26 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
-from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.mechanism.rows.symbols import (
+    Record,
+    Symbol,
+    clip,
+    cumulated,
+    exp,
+    joined,
+    length,
+    maximum,
+    minimum,
+    only,
+    product,
+    search,
+    square,
+    total,
+    where,
+)
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema
 from veilsum_privacy.study.study import Disclosure
-from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays, row_products
+from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.queries.cells import number_cells
 
@@ -47,17 +62,17 @@ class HazardStepParameters(DesignParameters):
 
 
 class Expected(NamedTuple):
-    """Of some records.
+    """Of a record.
 
     Attributes:
-        terms: x, (b, p).
-        mean: mu_j, (b, P).
-        residual: r_j, (b, P).
+        terms: x, (p,).
+        mean: mu_j, (P,).
+        residual: r_j, (P,).
     """
 
-    terms: Floats
-    mean: Floats
-    residual: Floats
+    terms: Symbol
+    mean: Symbol
+    residual: Symbol
 
 
 class HazardStep(DesignTask[HazardStepParameters]):
@@ -123,10 +138,9 @@ class HazardStep(DesignTask[HazardStepParameters]):
         point = {WHITEN: np.eye(self.p), CENTRE: np.zeros(self.p), POINT: np.zeros(self.p)}
         return {**point, PERIODS: np.linspace(0.0, 1.0, periods + 1), HAZARDS: np.zeros(periods)}
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        given = self.given(broadcast, self.shapes())
-        for design in self.designs(records):
-            yield self._rows(self.expected(design, given)) * design.known[:, None]
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        given, design = self.given(broadcast, self.shapes()), self.design(record)
+        return only(self._weighted(self.expected(design, given)), design.known)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the broadcast arrays."""
@@ -147,32 +161,32 @@ class HazardStep(DesignTask[HazardStepParameters]):
         return given
 
     def expected(self, design: Design, given: Mapping[str, Floats]) -> Expected:
-        """What was expected of the records of a batch."""
+        """What was expected of a record."""
         ends = given[PERIODS]
         time = number_cells(design.cells, self.parameters.time).x / 2.0 + 0.5
-        white = row_products(design.z[:, 1:] - given[CENTRE], given[WHITEN])
-        slopes = row_products(white, given[POINT][:, None])
-        spent = np.clip(time[:, None], ends[:-1], ends[1:]) - ends[:-1]
-        expected = np.cumsum(spent * np.exp(np.clip(given[HAZARDS] + slopes, -STEEPEST, STEEPEST)), axis=1)
-        length = row_norms(white)
-        white *= (1.0 / np.maximum(length, 1.0))[:, None]
-        limit = 1.0 / np.clip(length, 1.0 / MOST, 1.0)
-        died = (design.outcome > 0.0) & (expected[:, -1] <= limit) & (time <= ends[-1]) & (time < 1.0)
-        mean = np.diff(np.minimum(expected, limit[:, None]), axis=1, prepend=0.0)
-        residual = -mean
-        period = np.clip(np.searchsorted(ends, time, side="left") - 1, 0, len(ends) - 2)
-        residual[np.arange(len(time)), period] += died
+        white = product(design.z[1:] - given[CENTRE], given[WHITEN])
+        slopes = product(white, given[POINT][:, None])
+        spent = clip(time, ends[:-1], ends[1:]) - ends[:-1]
+        expected = cumulated(spent * exp(clip(given[HAZARDS] + slopes, -STEEPEST, STEEPEST)))
+        long = length(white)
+        white = white * (1.0 / maximum(long, 1.0))
+        limit = 1.0 / clip(long, 1.0 / MOST, 1.0)
+        died = (design.outcome > 0.0) & (expected[-1] <= limit) & (time <= ends[-1]) & (time < 1.0)
+        reached = joined(0.0, minimum(expected, limit))
+        mean = reached[1:] - reached[:-1]
+        period = clip(search(ends, time) - 1, 0, len(ends) - 2)
+        residual = where(np.arange(len(ends) - 1) == period, -mean + died, -mean)
         return Expected(white, mean, residual)
 
-    def _rows(self, found: Expected) -> Floats:
+    def _weighted(self, found: Expected) -> Symbol:
         white, mean, residual = found
-        whole, both = mean.sum(axis=1, keepdims=True), residual.sum(axis=1, keepdims=True)
-        upper = np.triu_indices(self.p, 1)
+        whole, both = total(mean), total(residual)
+        one, other = np.triu_indices(self.p, 1)
         values = {
             "score": white * both,
             "hazards": residual,
-            "cross": (mean[:, :, None] * white[:, None, :]).reshape(len(white), -1),
-            "diagonal": white**2 * whole,
-            "upper": white[:, upper[0]] * white[:, upper[1]] * whole,
+            "cross": mean[:, None] * white,
+            "diagonal": square(white) * whole,
+            "upper": white[one] * white[other] * whole,
         }
-        return np.hstack([block.weight * values[block.name] for block in self.layout().blocks])
+        return joined(*(block.weight * values[block.name] for block in self.layout().blocks))

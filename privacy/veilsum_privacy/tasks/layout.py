@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.arrays import Floats
+from veilsum_privacy.mechanism.rows.symbols import Symbol, joined
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class Layout:
         """Number of values of the whole vector."""
         return self.limbs * self.width
 
-    def in_limbs(self, rows: Integers) -> Integers:
-        """Rows (b, width) as (b, size); those below the highest lie within -B/2 and B/2, for B = 2^limb_bits."""
+    def in_limbs(self, row: Symbol) -> Symbol:
+        """Whole values (width,) as (size,); those below the highest lie within -B/2 and B/2, for B = 2^limb_bits."""
         found = []
         for _ in range(self.limbs - 1):
-            higher = (rows + (1 << self.limb_bits >> 1)) >> self.limb_bits
-            found.append(rows - (higher << self.limb_bits))
-            rows = higher
-        return np.hstack([*found, rows]) if found else rows
+            higher = (row + (1 << self.limb_bits >> 1)) >> self.limb_bits
+            found.append(row - higher * (1 << self.limb_bits))
+            row = higher
+        return joined(*found, row) if found else row
 
     def joined(self, limbs: Sequence[Floats]) -> Floats:
         """Values (v,) from their limbs, each (v,)."""

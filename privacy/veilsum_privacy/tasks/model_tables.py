@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, StringConstraints, model_validator
 
-from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.mechanism.rows.symbols import (
+    Record,
+    Symbol,
+    clip,
+    every,
+    exp,
+    finite,
+    joined,
+    largest,
+    log,
+    lookup,
+    place_of_largest,
+    real,
+    spread,
+    symbol,
+    total,
+    where,
+)
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Disclosure
-from veilsum_privacy.tasks.base import Records, batches
-from veilsum_privacy.tasks.features import clipped, usable
-from veilsum_privacy.tasks.lookups import looked_up
+from veilsum_privacy.tasks.feature_rows import clipped, usable
+from veilsum_privacy.tasks.outcome_rows import parted, predicted
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters
-from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.tables import TablesParameters, TableTask
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.models.perceptrons import Perceptron
 from veilsum_privacy.training.models.trees import Trees
 from veilsum_privacy.training.released import broadcast_model
+from veilsum_privacy.training.traced import opaque_scores, traced_scores
 
 SCORE = "prediction"
 """Name of the column that the model makes; of a classifier a probability."""
@@ -168,74 +185,57 @@ class ModelTables(TableTask[ModelTablesParameters]):
     def features(self) -> FeatureParameters | None:
         return super().features if self.parameters.outcome is None else None
 
-    def branches(self) -> Branches | None:
-        return None if self.parameters.outcome is None else super().branches()
-
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         return to_broadcast(self.architecture.initial(0))
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Integers]:
-        arrays, outcome = broadcast_model(self.architecture, broadcast, self.parameters.sha256), self.parameters.outcome
-        records, counted = self.counted(records)
-        for part in batches(len(records), self._schema.width):
-            taken = records.take(part)
-            read = self._classified(taken, arrays) if outcome is None else self._scored(taken, outcome, arrays)
-            yield from self._rows(read, counted[part])
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        arrays, outcome = self._model(broadcast), self.parameters.outcome
+        return self._answered(self._classified(record, arrays) if outcome is None else self._scored(record, outcome, arrays))
 
-    def _scored(self, records: Records, outcome: Outcome, arrays: Mapping[str, Floats]) -> Records:
-        """The records with one feature more, the prediction between its bounds."""
-        from veilsum_privacy.training.predict import scores
+    def maps(self, broadcast: Mapping[str, Floats]) -> Mapping[str, OpaqueMap]:
+        return opaque_scores(self.architecture, self._model(broadcast))
 
+    def _model(self, broadcast: Mapping[str, Floats]) -> Mapping[str, Floats]:
+        return broadcast_model(self.architecture, broadcast, self.parameters.sha256)
+
+    def _scored(self, record: Record, outcome: Outcome, arrays: Mapping[str, Floats]) -> Record:
+        """The record with one feature more, the prediction between its bounds."""
         p = self.parameters
-        own = outcome.split(records, self.schema).records
-        whole = np.logical_and.reduce(own.present, axis=1) if p.missing == "skip" else np.ones(len(own), dtype=np.bool_)
-        x = np.where(own.present & whole[:, None], np.clip(own.features, -1.0, 1.0), 0.0)
-        with np.errstate(over="ignore", invalid="ignore"):
-            z = scores(self.architecture, arrays, x)
-        known = whole & np.logical_and.reduce(np.isfinite(z), axis=1)
-        h = outcome.predictor(np.where(known[:, None], z, 0.0), self.schema, p.most)
-        scaled = np.where(known, _scaled(h, p.low, p.high), 0.0)
-        return Records(
-            np.column_stack([records.features, scaled]), np.column_stack([records.present, known]), records.labels, None
-        )
+        own = parted(outcome, record, self.schema).record
+        whole = every(own.present) if p.missing == "skip" else symbol(np.True_)
+        z = traced_scores(self.architecture, arrays, where(own.present & whole, clip(own.features, -1.0, 1.0), 0.0))
+        known = whole & every(finite(z))
+        h = predicted(outcome, where(known, z, 0.0), self.schema, p.most)
+        scaled = where(known, _scaled(h, p.low, p.high), 0.0)
+        return Record(joined(record.features, scaled), joined(record.present, known), record.label)
 
-    def _classified(self, records: Records, arrays: Mapping[str, Floats]) -> Records:
-        """What is known of the records, as :func:`classified_schema` has it."""
-        from veilsum_privacy.training.predict import scores
+    def _classified(self, record: Record, arrays: Mapping[str, Floats]) -> Record:
+        """What is known of a record, as :func:`classified_schema` has it."""
+        used = usable(self.parameters, record, len(self.schema.classes))
+        z = traced_scores(self.architecture, arrays, clipped(self.parameters, record, used))
+        return self.of_scores(z, used, symbol(-1) if record.label is None else record.label)
 
-        if records.labels is None:
-            raise Misuse("A classifier's evaluation needs labelled records.")
-        p, every = self.parameters, slice(0, len(records))
-        used = usable(p, records, every, len(self.schema.classes))
-        with np.errstate(over="ignore", invalid="ignore"):
-            z = scores(self.architecture, arrays, clipped(p, records, every, used))
-        return self.of_scores(z, used, records.labels)
-
-    def of_scores(self, z: Floats, used: NDArray[np.bool_], labels: Integers) -> Records:
-        """What a classifier's scores (n, M) say of records of these classes (n,), as :func:`classified_schema` has it; nothing
-        of those that are not ``used`` or whose scores are not finite."""
+    def of_scores(self, z: Symbol, used: Symbol, label: Symbol) -> Record:
+        """What a classifier's scores (M,) say of a record of this class, as :func:`classified_schema` has it; nothing of one
+        that is not ``used`` or whose scores are not finite."""
         p = self.parameters
-        known = used & np.logical_and.reduce(np.isfinite(z), axis=1)
-        z, label = np.where(known[:, None], z, 0.0), np.where(known, labels, 0)
-        own, predicted = looked_up(self._own, label), np.argmax(z, axis=1)
-        shifted = np.ascontiguousarray(z - z.max(axis=1, keepdims=True))
-        exponents = np.exp(shifted)
-        total = np.add.reduce(exponents, axis=1)
+        known = used & every(finite(z))
+        z, label = where(known, z, 0.0), where(known, label, 0)
+        own, likeliest, places = lookup(self._own, label), place_of_largest(z), np.arange(len(p.classes))
+        shifted = z - largest(z)
+        exponents = exp(shifted)
+        whole = total(exponents)
         two = same_two(self.schema, p.classes)
-        score = (exponents[:, self._own[1]] if two else 1.0) / total
-        columns = [
-            predicted[:, None] == np.arange(len(p.classes)),
-            np.stack([own != predicted, own == predicted], axis=1),
-            _scaled(score, 0.0 if two else 1.0 / len(p.classes), 1.0)[:, None],
-        ]
+        score = (exponents[int(self._own[1])] if two else 1.0) / whole
+        low = 0.0 if two else 1.0 / len(p.classes)
+        columns = [likeliest == places, own != likeliest, own == likeliest, _scaled(score, low, 1.0)]
         if p.largest_loss:
-            loss = np.log(total) - shifted[np.arange(len(z)), own]
-            columns.append(_scaled(np.where(own >= 0, loss, p.largest_loss), 0.0, p.largest_loss)[:, None])
-        features = np.hstack(columns).astype(np.float64) * known[:, None]
-        return Records(features, np.broadcast_to(known[:, None], features.shape), np.where(known, label, -1), None)
+            loss = log(whole) - total(where(own == places, shifted, 0.0))
+            columns.append(_scaled(where(own >= 0, loss, p.largest_loss), 0.0, p.largest_loss))
+        features = real(joined(*columns)) * known
+        return Record(features, spread(known, *features.shape), where(known, label, -1))
 
 
-def _scaled(values: Floats, low: float, high: float) -> Floats:
-    """Values cut to their bounds, as a column's are scaled."""
-    scaled: NDArray[np.float64] = (np.clip(values, low, high) - low) / (high / 2.0 - low / 2.0) - 1.0
-    return scaled
+def _scaled(value: Symbol, low: float, high: float) -> Symbol:
+    """A value cut to its bounds, as a column's are scaled."""
+    return (clip(value, low, high) - low) / (high / 2.0 - low / 2.0) - 1.0

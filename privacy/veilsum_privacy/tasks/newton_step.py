@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -13,10 +13,20 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.newton import Family, mean_of, variance_bound
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.mechanism.rows.symbols import (
+    Record,
+    Symbol,
+    Value,
+    joined,
+    length,
+    maximum,
+    only,
+    product,
+    square,
+    symbol,
+)
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.designs import DesignParameters, DesignTask, broadcast_arrays, row_products
+from veilsum_privacy.tasks.designs import DesignParameters, DesignTask, broadcast_arrays
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.queries.cells import NumberDomain
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
@@ -91,15 +101,12 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         return {WHITEN: np.eye(self.p), POINT: np.zeros(self.p)}
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        given = broadcast_arrays(broadcast, {WHITEN: (self.p, self.p), POINT: (self.p,)})
-        for design in self.designs(records):
-            outcome = in_units(design.outcome, self.question.outcome)
-            yield self._rows(design.z, outcome, given[WHITEN], given[POINT]) * design.known[:, None]
-
-    def _rows(self, z: Floats, outcome: Floats, whiten: Floats, point: Floats) -> Floats:
-        p = self.parameters
-        return step_rows(self.layout(), p.family, p.most, p.length, z, outcome, whiten, point)
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        given, p = broadcast_arrays(broadcast, {WHITEN: (self.p, self.p), POINT: (self.p,)}), self.parameters
+        design = self.design(record)
+        outcome = in_units(design.outcome, self.question.outcome)
+        row = step_row(self.layout(), p.family, p.most, p.length, design.z, outcome, given[WHITEN], given[POINT])
+        return only(row, design.known)
 
 
 def step_layout(p: int, length: float, residual: float, kappa: float, bound: float) -> Layout:
@@ -126,20 +133,27 @@ def event_norm(kappa: float) -> float:
     return max(1.0, inner * math.hypot(1.0, 4.0 * kappa * (1.0 - inner)))
 
 
-def step_rows(
-    layout: Layout, family: Family, most: float, length: float, z: Floats, outcome: Floats, whiten: Floats, point: Floats
-) -> Floats:
-    """The weighted rows (b, size) of terms z (b, p) and outcomes (b,) in their own units."""
-    white = row_products(z, whiten)
-    mean, variance = mean_of(family, row_products(white, point[:, None])[:, 0], most)
-    residual = outcome - mean
-    short = length / np.maximum(row_norms(white), length)
-    white *= short[:, None]
+def step_row(
+    layout: Layout, family: Family, most: float, longest: float, z: Symbol, outcome: Symbol, whiten: Floats, point: Floats
+) -> Symbol:
+    """The weighted row (size,) of terms z (p,) and an outcome in its own units."""
+    white = product(z, whiten)
+    mean, variance = means(family, product(white, point[:, None])[0], most)
+    short = longest / maximum(length(white), longest)
+    residual = short * (outcome - mean)
+    white = white * short
     score, diagonal, *cross = layout.blocks
-    upper = np.triu_indices(z.shape[1], 1)
-    rows = [score.weight * white * (short * residual)[:, None], diagonal.weight * white**2 * variance[:, None]]
-    rows += [block.weight * white[:, upper[0]] * white[:, upper[1]] * variance[:, None] for block in cross]
-    return np.hstack(rows)
+    one, other = np.triu_indices(z.shape[0], 1)
+    parts = [score.weight * white * residual, diagonal.weight * square(white) * variance]
+    parts += [block.weight * white[one] * white[other] * variance for block in cross]
+    return joined(*parts)
+
+
+def means(family: Family, slopes: Symbol, most: float) -> tuple[Symbol, Symbol]:
+    """:func:`veilsum_aggregation.newton.mean_of` a record."""
+    formula: Value = mean_of  # of arrays; it is traced
+    mean, variance = formula(family, slopes, most)
+    return symbol(mean), symbol(variance)
 
 
 def check_outcome(family: Family, question: LinearRegression) -> None:
@@ -157,6 +171,6 @@ def check_outcome(family: Family, question: LinearRegression) -> None:
         raise HostileInput(f"A Poisson regression explains a number that is 0 or more; {what} is not.")
 
 
-def in_units(outcome: Floats, domain: NumberDomain) -> Floats:
+def in_units(outcome: Value, domain: NumberDomain) -> Value:
     """An outcome in [-1, 1] as the column has it; of an event 0 or 1."""
     return (outcome + 1.0) * (domain.high / 2.0 - domain.low / 2.0) + domain.low

@@ -1,22 +1,17 @@
-"""Persons with several records, in tasks that count persons: which of their records count, and how they become one."""
+"""Parameters of tasks that may be asked about persons, who have several records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.mechanism.persons import Persons, Reduction
+from veilsum_privacy.study.schema import CategoryColumn
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks.base import Records, RecordTask, Task
-
-Reduction = Literal["first", "last", "max", "mean"]
+from veilsum_privacy.tasks.base import RowTask, Task
 
 
 class PersonParameters(Frozen):
@@ -37,21 +32,13 @@ class PersonParameters(Frozen):
 P = TypeVar("P", bound=PersonParameters)
 
 
-class PersonTask(RecordTask[P]):
-    """A task of records that may be asked about persons.
+class PersonTask(RowTask[P]):
+    """A task of records that may be asked about persons: :class:`veilsum_privacy.mechanism.persons.Persons`."""
 
-    A subject's rows beyond the first ``at_most`` m are zeros, so its sum is at most m times as long as a row; where its
-    records become one first, one row stands for all of them, at the place of the first, and the others are zeros.
-    """
-
-    def __init__(self, parameters: P, schema: DatasetSchema) -> None:
-        super().__init__(parameters, schema)
-        offsets = np.cumsum([0, *(column.width for column in schema.columns)])
-        self._categories = [
-            slice(offset, offset + column.width)
-            for offset, column in zip(offsets.tolist(), schema.columns, strict=False)
-            if isinstance(column, CategoryColumn)
-        ]
+    @property
+    def persons(self) -> Persons:
+        categories = (place for column, place in self.schema.places() if isinstance(column, CategoryColumn))
+        return Persons(self.parameters.person, self.parameters.at_most, tuple(categories))
 
     @property
     def most_rows(self) -> int:
@@ -66,55 +53,3 @@ class PersonTask(RecordTask[P]):
                 f"Task {declared.label!r} counts persons; one record changes more than its share of a person.",
                 'State unit = "subject" under [privacy].',
             )
-
-    def counted(self, records: Records) -> tuple[Records, NDArray[np.bool_]]:
-        """The records to take rows of, and whose rows count (n,)."""
-        counted = np.asarray(np.isfinite(records.features).all(axis=1))  # no reader gives others: they are no records
-        if records.subjects is None:
-            return records, counted
-        place = _places(records.subjects)
-        if self.parameters.person is not None:
-            return join_records(records, self.parameters.person, self._categories), counted & (place == 0)
-        return records, counted & (place < self.parameters.at_most) if self.parameters.at_most else counted
-
-
-def _places(subjects: Integers) -> Integers:
-    """The place of each record among its subject's, from 0; subjects never descend."""
-    starts = np.flatnonzero(np.concatenate([[True], subjects[1:] != subjects[:-1]])) if len(subjects) else np.zeros(0, np.intp)
-    sizes = np.diff(np.append(starts, len(subjects)))
-    return np.asarray(np.arange(len(subjects)) - np.repeat(starts, sizes), dtype=np.int64)
-
-
-def join_records(records: Records, how: Reduction, categories: Sequence[slice]) -> Records:
-    """Records in which the first one of each subject stands for all of them; the others are left as they are.
-
-    A value is that of the record chosen, or is made of those records of the subject that have one; ``categories`` are the
-    places of each category's indicators.
-    """
-    if records.subjects is None or not len(records):
-        return records
-    starts = np.flatnonzero(_places(records.subjects) == 0)
-    ends = np.append(starts[1:], len(records)) - 1
-    features, present = records.features.copy(), records.present.copy()
-    labels = None if records.labels is None else records.labels.copy()
-    if how in ("first", "last"):
-        chosen = starts if how == "first" else ends
-        features[starts], present[starts] = records.features[chosen], records.present[chosen]
-        if labels is not None:
-            labels[starts] = labels[chosen]
-        return Records(features, present, labels, records.subjects)
-    given = np.where(present & np.isfinite(features), np.clip(features, -1.0, 1.0), -np.inf if how == "max" else 0.0)
-    some = np.add.reduceat(present & np.isfinite(features), starts, axis=0, dtype=np.int64)
-    if how == "max":
-        joined = np.maximum.reduceat(given, starts, axis=0)
-        if labels is not None:
-            labels[starts] = np.maximum.reduceat(labels, starts)
-    else:
-        joined = np.add.reduceat(given, starts, axis=0) / np.maximum(some, 1)
-    joined = np.where(some > 0, joined, 0.0)
-    for place in categories if how == "max" else ():
-        width = place.stop - place.start
-        last = width - 1 - np.argmax(joined[:, place][:, ::-1] > 0, axis=1)
-        joined[:, place] = (last[:, None] == np.arange(width)) & (some[:, place] > 0)
-    features[starts], present[starts] = joined, some > 0
-    return Records(features, present, labels, records.subjects)

@@ -7,7 +7,7 @@ becomes of the sums is :mod:`veilsum_aggregation.feature_moments`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,9 +17,10 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, clip, joined, only, total, where
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Records, RecordTask, Task, batches
-from veilsum_privacy.tasks.features import usable
+from veilsum_privacy.tasks.base import RowTask, Task
+from veilsum_privacy.tasks.feature_rows import usable
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.parameters import FeatureParameters, PartParameters
 
@@ -43,7 +44,7 @@ class PowerMomentsParameters(PartParameters):
     power_weight: Real = Field(gt=0, le=1e6)
 
 
-class PowerMoments(RecordTask[PowerMomentsParameters]):
+class PowerMoments(RowTask[PowerMomentsParameters]):
     """The count, and sums over records of Chebyshev polynomials T_1, ..., T_4 of m features, or channels, in [-1, 1].
 
     Blocks: ``count`` (1,); ``t1``, ``t2``, and with order 4 ``t3`` and ``t4``, (m,) each: T_1 = u, T_2 = 2 u^2 - 1,
@@ -95,27 +96,21 @@ class PowerMoments(RecordTask[PowerMomentsParameters]):
             its_channels = its.channels
         return bool(its_channels == own.channels and its.width == own.width)
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        p = self.parameters
-        for part in batches(len(records), max(self.layout().size, len(self.columns))):
-            used = usable(p, records, part)
-            given = records.present[part] & used[:, None]
-            # A value that is not a number stays one, for the sum to count its record as invalid.
-            u = np.clip(np.where(given, records.features[part], 0.0)[:, self.columns] / p.clip, -1.0, 1.0)
-            square = u * u
-            powers = [u, 2.0 * square - 1.0, (4.0 * square - 3.0) * u, 8.0 * square * (square - 1.0) + 1.0][: p.order]
-            sums = [self._by_channel(power) * used[:, None] * p.power_weight for power in powers]
-            yield np.hstack([used[:, None] * p.count_weight, *sums])
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        p, used = self.parameters, usable(self.parameters, record)
+        # A value that is not a number stays one, for the sum to count its record as invalid.
+        u = clip(where(record.present & used, record.features, 0.0)[self.columns] / p.clip, -1.0, 1.0)
+        square = u * u
+        powers = [u, 2.0 * square - 1.0, (4.0 * square - 3.0) * u, 8.0 * square * (square - 1.0) + 1.0][: p.order]
+        return only(joined(p.count_weight, *(self._by_channel(power) * p.power_weight for power in powers)), used)
 
-    def _by_channel(self, values: Floats) -> Floats:
-        """Means (b, m) over the features of each channel; a mean is of its record alone, to the last bit."""
+    def _by_channel(self, values: Symbol) -> Symbol:
+        """Means (m,) over the features of each channel."""
         if self.parameters.channels is None:
             return values
-        size = values.shape[1] // self.values
-        rows = np.ascontiguousarray(values).reshape(len(values) * self.values, size)
-        means: Floats = (np.add.reduce(rows, axis=1) / size).reshape(len(values), self.values)
+        size = values.shape[0] // self.values
         # A mean of values that are at most 1 can round to a hair above it.
-        return np.clip(means, -1.0, 1.0)
+        return clip(total(values.reshape(self.values, size)) / size, -1.0, 1.0)
 
 
 def columns_of_moments(schema: DatasetSchema, width: int | None, channels: int | None) -> NDArray[np.intp]:

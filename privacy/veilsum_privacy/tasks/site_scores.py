@@ -8,22 +8,20 @@ length 1: the sensitivity rests on nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.newton import mean_of
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined, length, maximum, only, product, square, total
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays, row_products
+from veilsum_privacy.tasks.designs import Design, DesignParameters, DesignTask, broadcast_arrays
 from veilsum_privacy.tasks.hazard_step import HazardStep
 from veilsum_privacy.tasks.layout import Block, Layout
-from veilsum_privacy.tasks.newton_step import POINT, WHITEN, check_outcome, in_units
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN, check_outcome, in_units, means
 
 SCALE, BASELINE = "scores.scale", "scores.baseline"
 """Broadcast arrays: 1 / B as (1,), B the score that has length 1; and by period (P, p) what the hazards' score explains."""
@@ -75,21 +73,21 @@ class SiteScores(DesignTask[SiteScoresParameters]):
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         return {WHITEN: np.eye(self.p), POINT: np.zeros(self.p), SCALE: np.ones(1)}
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         given = broadcast_arrays(broadcast, {WHITEN: (self.p, self.p), POINT: (self.p,), SCALE: (1,)})
-        for design in self.designs(records):
-            yield _shortened(self._scores(design, given) * given[SCALE]) * design.known[:, None]
+        design = self.design(record)
+        return only(shortened(self._score(design, given) * given[SCALE]), design.known)
 
-    def _scores(self, design: Design, given: Mapping[str, Floats]) -> Floats:
-        family, length = self.parameters.family, float(self.parameters.length)
+    def _score(self, design: Design, given: Mapping[str, Floats]) -> Symbol:
+        family, longest = self.parameters.family, float(self.parameters.length)
         if family == "linear":
-            short = length / np.maximum(row_norms(design.z), length)
-            white = row_products(design.z * short[:, None], given[WHITEN])
-            return white * (design.outcome * short - row_products(white, given[POINT][:, None])[:, 0])[:, None]
-        white = row_products(design.z, given[WHITEN])
-        mean, _ = mean_of(family, row_products(white, given[POINT][:, None])[:, 0], float(self.parameters.most))
-        residual = in_units(design.outcome, self.question.outcome) - mean
-        return white * (residual * (length / np.maximum(row_norms(white), length)) ** 2)[:, None]
+            short = longest / maximum(length(design.z), longest)
+            white = product(design.z * short, given[WHITEN])
+            return white * (design.outcome * short - product(white, given[POINT][:, None])[0])
+        white = product(design.z, given[WHITEN])
+        mean, _ = means(family, product(white, given[POINT][:, None])[0], float(self.parameters.most))
+        residual: Symbol = in_units(design.outcome, self.question.outcome) - mean
+        return white * (residual * square(longest / maximum(length(white), longest)))
 
 
 class ScoreProducts(SiteScores):
@@ -110,10 +108,9 @@ class ScoreProducts(SiteScores):
         blocks = (Block("diagonal", (self.p,)), Block("cross", (self.p * (self.p - 1) // 2,), math.sqrt(2.0)))
         return Layout(tuple(block for block in blocks if block.size))
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        upper = np.triu_indices(self.p, 1)
-        for score in super().vectors(records, broadcast):
-            yield np.hstack([score**2, math.sqrt(2.0) * score[:, upper[0]] * score[:, upper[1]]])
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        score, (one, other) = super().row(record, broadcast), np.triu_indices(self.p, 1)
+        return joined(square(score), math.sqrt(2.0) * score[one] * score[other])
 
 
 class SiteHazardScores(HazardStep):
@@ -141,15 +138,14 @@ class SiteHazardScores(HazardStep):
         added = {BASELINE: np.zeros((self.parameters.periods, self.p)), SCALE: np.ones(1)}
         return super().example_broadcast(sites) | added
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
         shapes = {**self.shapes(), BASELINE: (self.parameters.periods, self.p), SCALE: (1,)}
-        given = self.given(broadcast, shapes)
-        for design in self.designs(records):
-            terms, _, residual = self.expected(design, given)
-            score = terms * residual.sum(axis=1, keepdims=True) - row_products(residual, given[BASELINE])
-            yield _shortened(score * given[SCALE]) * design.known[:, None]
+        given, design = self.given(broadcast, shapes), self.design(record)
+        terms, _, residual = self.expected(design, given)
+        score = terms * total(residual) - product(residual, given[BASELINE])
+        return only(shortened(score * given[SCALE]), design.known)
 
 
-def _shortened(rows: Floats) -> Floats:
-    """Rows no longer than 1."""
-    return np.asarray(rows / np.maximum(row_norms(rows), 1.0)[:, None], dtype=np.float64)
+def shortened(row: Symbol) -> Symbol:
+    """A row no longer than 1."""
+    return row / maximum(length(row), 1.0)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Self, TypeVar
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from veilsum_aggregation.arrays import Bools, Floats, Integers
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, joined
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure
-from veilsum_privacy.tasks.base import Records, batches
 from veilsum_privacy.tasks.layout import Layout
 from veilsum_privacy.tasks.persons import PersonParameters, PersonTask
 from veilsum_privacy.tasks.queries.base import QueryKind
-from veilsum_privacy.tasks.queries.branches import Branches
 from veilsum_privacy.tasks.queries.kinds import build_questions
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, WORD_SCALE, Columns, DerivedColumn, Query
 
@@ -95,16 +93,10 @@ class TableTask(PersonTask[T]):
     def only_without_noise(self) -> str | None:
         return "writes values in limbs" if self.parameters.limbs > 1 else None
 
-    def branches(self) -> Branches | None:
-        return Branches.of(self._schema, self._columns, self.questions)
-
-    def _rows(self, records: Records, counted: Bools) -> Iterator[Integers]:
-        """Rows of records as queries read them; zeros of those that do not count."""
-        for part in batches(len(records), self._layout.size):
-            taken = records.take(part)
-            cells = self._columns.cells(taken, self._reads)
-            rows = np.hstack([question.rows(cells, len(taken)) for question in self.questions])
-            yield self._layout.in_limbs(rows * counted[part, None])
+    def _answered(self, record: Record) -> Symbol:
+        """The row of a record as queries read it."""
+        cells = self._columns.cells(record, self._reads)
+        return self._layout.in_limbs(joined(*(question.row(cells) for question in self.questions)))
 
 
 def questions_of(task: object) -> tuple[QueryKind, ...]:
@@ -118,5 +110,5 @@ class Tables(TableTask[TablesParameters]):
     name = "tables"
     Parameters: ClassVar[type[Frozen]] = TablesParameters
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Integers]:
-        yield from self._rows(*self.counted(records))
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        return self._answered(record)

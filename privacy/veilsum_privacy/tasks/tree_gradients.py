@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_aggregation.newton import mean_of
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.rows.symbols import (
+    Record,
+    Symbol,
+    clip,
+    every,
+    exp,
+    finite,
+    joined,
+    largest,
+    leaves,
+    placed,
+    real,
+    spread,
+    symbol,
+    where,
+)
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, RecordTask, batches
+from veilsum_privacy.tasks.base import RowTask
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
-from veilsum_privacy.tasks.features import usable
+from veilsum_privacy.tasks.feature_rows import usable
 from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.newton_step import means
+from veilsum_privacy.tasks.outcome_rows import parted
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.parameters import FeatureParameters
 from veilsum_privacy.training.arrays import MODEL
 from veilsum_privacy.training.models.base import Shapes
 from veilsum_privacy.training.models.trees import FEATURES, THRESHOLDS, tree_shapes
-from veilsum_privacy.training.trees import leaves_of, tree_margin
+from veilsum_privacy.training.traced import named_features, traced_margin
 
 Loss = Literal["logistic", "softmax", "squared", "poisson"]
 
@@ -66,7 +85,7 @@ class TreeGradientsParameters(FeatureParameters):
     largest_model: int = Field(ge=1, le=100_000)
 
 
-class TreeGradients(RecordTask[TreeGradientsParameters]):
+class TreeGradients(RowTask[TreeGradientsParameters]):
     """Sums over the records of each leaf of g = dl/df and h = d2l/df2, of the loss l at the model's prediction f so far.
 
     Blocks: ``gradients`` (B, 2^D) and ``hessians`` (B, 2^D); of a softmax over C classes (B, 2^D, C) each, where h is the
@@ -186,67 +205,48 @@ class TreeGradients(RecordTask[TreeGradientsParameters]):
             if array is None or array.shape != shape or not np.isfinite(array).all() or np.abs(array).max() > LARGEST_ENTRY:
                 raise HostileInput(f"The broadcast must hold {MODEL}{name} of shape {shape}, of moderate finite numbers.")
             found[name] = np.asarray(array, dtype=np.float64)
-        leaves_of(np.zeros((1, self._width)), found[FEATURES], found[THRESHOLDS])
         return found
 
-    def vectors(self, records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats]:
-        arrays = self.model(broadcast)
-        records, classes, outcomes = self._parted(records)
-        for start in range(0, len(records), CHUNK):
-            part = slice(start, min(start + CHUNK, len(records)))
-            used = usable(self.parameters, records, part, classes) & np.isfinite(outcomes[part])
-            outcome = np.where(used, outcomes[part], 0.0)
-            x = np.clip(records.features[part], -1.0, 1.0)
-            finite = np.isfinite(x).all(axis=1)
-            x = np.where(records.present[part] & (used & finite)[:, None], x, 0.0)
-            gradient, hessian = self._derivatives(tree_margin(arrays, x), outcome)
-            last = {name: arrays[name][-self.parameters.trees :] for name in (FEATURES, THRESHOLDS)}
-            leaf = leaves_of(x, last[FEATURES], last[THRESHOLDS])
-            a, b = self.weights
-            pair = np.stack([a * gradient, b * hessian], axis=1).reshape(len(x), 2, self.scores)
-            pair[~used] = 0.0
-            pair[used & ~finite] = np.nan  # counted at the site as invalid, and adds zero
-            for rows in batches(len(x), self.layout().size):
-                yield self._scattered(pair[rows], leaf[rows])
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        arrays, trees = self.model(broadcast), self.parameters.trees
+        record, classes, outcome, known = self._parted(record)
+        used = usable(self.parameters, record, classes) & known
+        outcome = where(used, outcome, 0.0)
+        x = clip(record.features, -1.0, 1.0)
+        valued = every(finite(x))
+        x = where(record.present & used & valued, x, 0.0)
+        margin = traced_margin(arrays, x)
+        gradient, hessian = self._derivatives(margin if self.scores > 1 else margin[0], outcome)
+        leaf = where(used, leaves(x, named_features(arrays)[-trees:], arrays[THRESHOLDS][-trees:]), -1)
+        # One that is not finite is counted at the site as invalid, and adds zero.
+        values = (where(valued, weight * each, np.nan) for weight, each in zip(self.weights, (gradient, hessian), strict=True))
+        return joined(*(placed(spread(value, trees), leaf, self.leaves) for value in values))
 
-    def _parted(self, records: Records) -> tuple[Records, int | None, Floats]:
-        """The records with their features alone, how many classes there are, and outcomes (n,); NaN where there is none."""
+    def _parted(self, record: Record) -> tuple[Record, int | None, Symbol, Symbol]:
+        """The record with its features alone, how many classes there are, its outcome, and whether it has one."""
         if self._outcome is None:
-            if records.labels is None:
-                raise Misuse(f"The task {self.name} needs labelled records.")
-            return records, len(self.schema.classes), records.labels.astype(np.float64)
-        own, outcomes, known = self._outcome.split(records, self.schema)
-        return own, None, np.where(known, outcomes[:, 0], np.nan)
+            label = symbol(-1) if record.label is None else record.label
+            return record, len(self.schema.classes), real(label), symbol(np.True_)
+        own = parted(self._outcome, record, self.schema)
+        return own.record, None, own.outcome, own.known
 
-    def _derivatives(self, margin: Floats, outcome: Floats) -> tuple[Floats, Floats]:
-        """g and h, as the margin (b,) or (b, C)."""
+    def _derivatives(self, margin: Symbol, outcome: Symbol) -> tuple[Symbol, Symbol]:
+        """g and h, as the margin () or (C,)."""
         p = self.parameters
         if p.loss == "softmax":
-            return softmax_derivatives(margin, outcome.astype(np.int64))
+            return softmax_derivatives(margin, outcome)
         if p.loss == "squared":
-            return np.clip(margin - outcome, -1.0, 1.0), np.ones(len(margin))
-        mean, variance = mean_of(p.loss, margin, self._counts[1])
+            return clip(margin - outcome, -1.0, 1.0), symbol(1.0)
+        mean, variance = means(p.loss, margin, self._counts[1])
         return mean - outcome, variance
-
-    def _scattered(self, pair: Floats, leaf: Integers) -> Floats:
-        """Rows (b, 2 B 2^D C): the pair (b, 2, C) of each record at its leaf of every tree."""
-        n, trees = leaf.shape
-        rows = np.zeros((n, 2, trees * self.leaves, self.scores))
-        places = leaf + self.leaves * np.arange(trees)
-        rows[np.arange(n)[:, None], 0, places] = pair[:, :1]
-        rows[np.arange(n)[:, None], 1, places] = pair[:, 1:]
-        return rows.reshape(n, -1)
 
     def _shapes(self, trees: int) -> Shapes:
         """Of the arrays of a model of so many trees."""
         return tree_shapes(trees, self.parameters.depth, max(2, self.scores))
 
 
-def softmax_derivatives(scores: Floats, labels: Integers) -> tuple[Floats, Floats]:
-    """Gradient and diagonal of the Hessian of the cross-entropy, (n, C) each, at scores (n, C); each row by itself."""
-    p = np.exp(scores - scores.max(axis=1, keepdims=True))
-    total = np.zeros(len(p))
-    for place in range(p.shape[1]):
-        total += p[:, place]
-    p /= total[:, None]
-    return p - (np.arange(p.shape[1]) == labels[:, None]), p * (1.0 - p)
+def softmax_derivatives(scores: Symbol, label: Symbol) -> tuple[Symbol, Symbol]:
+    """Gradient and diagonal of the Hessian of the cross-entropy, (C,) each, at scores (C,)."""
+    p = exp(scores - largest(scores))
+    p = p / reduce(add, (p[place] for place in range(p.shape[0])))
+    return p - (np.arange(p.shape[0]) == label), p * (1.0 - p)

@@ -8,6 +8,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.trees import margin_of, walked
 from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS
 
 
@@ -17,11 +18,7 @@ def leaves_of(x: Floats, features: Floats, thresholds: Floats) -> Integers:
     Raises:
         HostileInput: a feature that there is not, or a threshold that is not finite.
     """
-    named = _named(features, thresholds, x.shape[1])
-    found = np.zeros((len(x), len(named)), dtype=np.int64)
-    for tree in range(len(named)):
-        found[:, tree] = _leaf(x, named[tree], thresholds[tree])
-    return found
+    return walked(x, _named(features, thresholds, x.shape[1]), thresholds)
 
 
 def tree_margin(arrays: Mapping[str, Floats], x: Floats) -> Floats:
@@ -36,18 +33,8 @@ def tree_margin(arrays: Mapping[str, Floats], x: Floats) -> Floats:
         values, base = arrays[LEAVES].astype(np.float32), arrays[BASE].astype(np.float32)
     if not (np.isfinite(values).all() and np.isfinite(base).all()):
         raise HostileInput("A leaf of the trees does not fit a float32.")
-    total = np.empty((len(x), *values.shape[2:]), dtype=np.float32)
-    total[:] = base if values.ndim > 2 else base[0]
-    for tree in np.flatnonzero(values.reshape(len(values), -1).any(axis=1)):
-        total += values[tree, _leaf(x, named[tree], arrays[THRESHOLDS][tree])]
-    return total.astype(np.float64)
-
-
-def _leaf(x: Floats, features: Integers, thresholds: Floats) -> Integers:
-    rows, node = np.arange(len(x)), np.zeros(len(x), dtype=np.int64)
-    for _ in range(int(len(features) + 1).bit_length() - 1):
-        node = 2 * node + 1 + (x[rows, features[node]] >= thresholds[node])
-    return node - len(features)
+    total = margin_of(x, named, arrays[THRESHOLDS], values.reshape(*values.shape[:2], -1), base)
+    return total if values.ndim > 2 else total[:, 0]
 
 
 def _named(features: Floats, thresholds: Floats, width: int) -> Integers:

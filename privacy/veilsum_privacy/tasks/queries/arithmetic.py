@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Value, symbol
 from veilsum_privacy.tasks.queries.cells import Cells, Domain, NumberDomain, ScaledNumbers, number_cells
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH, Lexeme, lexemes_of, unquoted
@@ -31,10 +31,10 @@ class Number:
     function: str = ""
     constant: float = 0.0
 
-    def of(self, values: Floats) -> Floats:
-        """The values of the column (n,), as the function has them."""
+    def of(self, values: Value) -> Value:
+        """The values of the column, as the function has them."""
         if self.function == "log":
-            return np.asarray(np.log(values), dtype=np.float64)
+            return np.log(values)
         return np.maximum(values - self.constant, 0.0) if self.function == "above" else values
 
 
@@ -166,17 +166,15 @@ def _closing(lexemes: Sequence[Lexeme], opening: int, text: str) -> int:
     raise HostileInput(f"{text!r}: the bracket at character {lexemes[opening].place + 1} is not closed.")
 
 
-def evaluate_sum(
-    terms: Sequence[Product], cells: Mapping[str, Cells], domains: Mapping[str, Domain], count: int
-) -> ScaledNumbers:
-    """The value of an expression for each of so many records, in its own unit, as ``x``; present where all its columns are.
+def evaluate_sum(terms: Sequence[Product], cells: Mapping[str, Cells], domains: Mapping[str, Domain]) -> ScaledNumbers:
+    """The value of an expression for a record, in its own unit, as ``x``; present where all its columns are.
 
     Numbers are taken back to their units and rounded to 12 digits, so that what scaling did to the last bits does not show.
     """
     bounds = {name: (domain.low, domain.high) for name, domain in domains.items() if isinstance(domain, NumberDomain)}
-    total, present = np.zeros(count), np.ones(count, np.bool_)
+    total, present = symbol(0.0), symbol(np.True_)
     for term in terms:
-        product = np.full(count, term.factor)
+        product: Value = term.factor
         for number in term.numbers:
             found, (low, high) = number_cells(cells, number.column), bounds[number.column]
             values = low + (found.x + 1.0) * (high / 2.0 - low / 2.0)
@@ -190,6 +188,6 @@ def evaluate_sum(
     return ScaledNumbers(total, present)
 
 
-def _rounded(values: Floats, largest: float) -> Floats:
+def _rounded(values: Value, largest: float) -> Value:
     step = 10.0 ** (np.floor(np.log10(largest)) - 12.0)
-    return np.asarray(np.rint(values / step) * step, dtype=np.float64)
+    return np.rint(values / step) * step

@@ -1,12 +1,12 @@
 """What a kind of question is: one class, which says what a record adds to the sum and what is read of the released sum.
 
 A question is a query on a study's columns. It insists on what its kind needs, lists the blocks of its part of the vector, and
-gives each record's row, times the query's scale: small public integers, so that nothing is truncated and the largest squared
+says the row of a record, times the query's scale: small public integers, so that nothing is truncated and the largest squared
 norm of a row, :meth:`QueryKind.norm`, is an exact integer. A record that does not fulfil the query's condition, or lacks a
 value that the query needs, has a row of zeros. Of the released blocks it makes the rows of its answer, and tests.
 
-Sites run the first half, up to :meth:`QueryKind.fill`, on records; the second one, from :meth:`QueryKind.answer` on, sees
-released sums and no record.
+The first half, up to :meth:`QueryKind.values`, is traced on symbols and meets no record; the second one, from
+:meth:`QueryKind.answer` on, sees released sums.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, Row
 from veilsum_aggregation.moments import symmetric
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, placed, rounded, symbol, where, whole
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, ScaledNumbers
 from veilsum_privacy.tasks.queries.conditions import Condition, parse_condition
@@ -51,21 +52,21 @@ class Axis:
     edges: Floats | None = None
     missing: bool = False
 
-    def codes(self, cells: Mapping[str, Cells]) -> Integers:
-        """The cell of each record, -1 where it has none."""
+    def codes(self, cells: Mapping[str, Cells]) -> Value:
+        """The cell of a record, -1 where it has none."""
         found = cells[self.column]
         if isinstance(found, ScaledNumbers):
             codes = cut(found, np.zeros(2) if self.edges is None else self.edges)
         else:
             codes = found.codes
-        return np.where(codes < 0, len(self.levels) - 1, codes) if self.missing else codes
+        return where(codes < 0, len(self.levels) - 1, codes) if self.missing else codes
 
 
-def codes_within(group: Integers, axes: Sequence[Axis], cells: Mapping[str, Cells]) -> Integers:
-    """The cell of each record in a table of groups by these axes, -1 where it has none."""
+def codes_within(group: Symbol, axes: Sequence[Axis], cells: Mapping[str, Cells]) -> Symbol:
+    """The cell of a record in a table of groups by these axes, -1 where it has none."""
     for axis in axes:
         codes = axis.codes(cells)
-        group = np.where((group < 0) | (codes < 0), -1, group * len(axis.levels) + codes)
+        group = where((group < 0) | (codes < 0), -1, group * len(axis.levels) + codes)
     return group
 
 
@@ -180,9 +181,9 @@ class QueryKind(ABC):
         """How many figures its result has, by which it is weighed against other queries."""
 
     @abstractmethod
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        """Write each record's values to its own zeroed row of (b, size), from its own cells alone; ``group`` is -1 of a record
-        that is in none."""
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+        """A record's whole values (size,), those of its blocks one after another; ``group`` is -1 of a record that is in none,
+        whose values are zeros."""
 
     @abstractmethod
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
@@ -223,33 +224,16 @@ class QueryKind(ABC):
         """Columns that an outcome is computed from."""
         return frozenset()
 
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """All conditions: which records it is about, and what happened to them."""
-        return () if self.condition is None else (self.condition,)
-
     def group_levels(self) -> list[dict[str, str]]:
         """The level of each grouping column, group by group, in the order of the blocks."""
         return levels_of(self.groups)
 
-    def points(self) -> dict[str, tuple[float, ...]]:
-        """By numeric column, the scaled edges of its query."""
-        named = {*self.query.over[:1], self.query.outcome}
-        domains = {name: self.columns.domains.get(name) for name in named}
-        return {
-            name: tuple(scaled(self.query.edges, domain).tolist())
-            for name, domain in domains.items()
-            if isinstance(domain, NumberDomain)
-        }
-
-    def rows(self, cells: Mapping[str, Cells], count: int) -> Integers:
-        """Rows (b, size) of so many records."""
-        group = codes_within(np.zeros(count, dtype=np.int64), self.groups, cells)
+    def row(self, cells: Mapping[str, Cells]) -> Symbol:
+        """A record's row (size,)."""
+        group = codes_within(symbol(0), self.groups, cells)
         if self.condition is not None:
-            group = np.where(self.condition.holds(cells), group, -1)
-        rows = np.zeros((count, self.size), dtype=np.int64)
-        self.fill(cells, group, rows)
-        return rows
+            group = where(self.condition.holds(cells), group, -1)
+        return self.values(cells, group).reshape(-1)
 
     # -- for kinds ---------------------------------------------------------------------------------------------------------
 
@@ -295,14 +279,14 @@ class CellKind(QueryKind):
     """One to which a record adds one cell of a table: a row has one ``scale``, and the norm is its square."""
 
     @abstractmethod
-    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
-        """The place of each record's cell in its row, from its own cells alone; -1 where it has none."""
+    def cell(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+        """The place of a record's cell in its row; -1 where it has none."""
 
     def norm(self) -> int:
         return self.scale**2
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        mark_cells(rows, self.cell(cells, group), self.scale)
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+        return placed(self.scale, self.cell(cells, group), self.size)
 
 
 class OutcomeKind(QueryKind):
@@ -313,10 +297,6 @@ class OutcomeKind(QueryKind):
     """
 
     event: Condition | None
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        return super().conditions if self.event is None else (*super().conditions, self.event)
 
     @property
     def explained(self) -> frozenset[str]:
@@ -341,14 +321,8 @@ def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition 
     return NumberDomain(0.0, 1.0), parse_condition(query.outcome, columns.domains)
 
 
-def products(z: Floats, scale: int) -> Integers:
-    """z z' of each row of (b, d), as :attr:`ReleasedPart.moments` reads it: the diagonal, then sqrt 2 times what is above."""
-    upper, cross = np.triu_indices(z.shape[1], 1), scale * math.sqrt(2.0)
-    found = np.rint(scale * z * z), np.rint(cross * z[:, upper[0]] * z[:, upper[1]])
-    return np.hstack(found).astype(np.int64)
-
-
-def mark_cells(rows: Integers, cell: Integers, value: int) -> None:
-    """Write a value at each row's cell, where it has one of the row's."""
-    known = np.flatnonzero((cell >= 0) & (cell < rows.shape[1]))
-    rows[known, cell[known]] = value
+def products(z: Symbol, scale: int) -> Symbol:
+    """z z' of values (d,), as :attr:`ReleasedPart.moments` reads it: the diagonal, then sqrt 2 times what is above."""
+    one, other = np.triu_indices(z.shape[0], 1)
+    cross = scale * math.sqrt(2.0)
+    return whole(joined(rounded(scale * z * z), rounded(cross * z[one] * z[other])))

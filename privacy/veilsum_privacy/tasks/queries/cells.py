@@ -1,30 +1,34 @@
-"""Cells of columns as conditions and questions read them, and the values that a column can have."""
+"""Cells of columns as conditions and questions read them, and the values that a column can have.
+
+Cells are symbols of one record's (:mod:`veilsum_privacy.mechanism.rows`); where only the truth of a condition is looked for,
+as for the combinations that can occur, they are arrays (n,).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Value
 
 
 @dataclass(frozen=True)
 class ScaledNumbers:
-    """Values of a numeric column, scaled by its public bounds: ``x`` (n,) in [-1, 1] and ``present`` (n,)."""
+    """Values of a numeric column, scaled by its public bounds: ``x`` in [-1, 1] and ``present``."""
 
-    x: Floats
-    present: Bools
+    x: Value
+    present: Value
 
 
 @dataclass(frozen=True)
 class LevelCells:
-    """Levels of a categorical column: ``codes`` (n,), -1 where the value is missing."""
+    """Levels of a categorical column: ``codes``, -1 where the value is missing."""
 
-    codes: Integers
+    codes: Value
 
     @property
-    def present(self) -> Bools:
+    def present(self) -> Value:
         """Where there is a value."""
         return self.codes >= 0
 

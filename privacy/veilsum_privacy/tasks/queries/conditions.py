@@ -11,12 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 from typing import Literal
 
 import numpy as np
 
-from veilsum_aggregation.arrays import Bools, Floats
+from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Value, lookup
 from veilsum_privacy.tasks.queries.cells import Cells, Domain, LevelCells, LevelDomain, NumberDomain
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH, Lexeme, lexemes_of, unquoted
 
@@ -25,7 +28,7 @@ Operator = Literal["=", "!=", "<", "<=", ">", ">="]
 MAX_DEPTH = 32
 """Parentheses and ``not`` within one another."""
 
-_COMPARE: Mapping[str, Callable[[Floats, float], Bools]] = {
+_COMPARE: Mapping[str, Callable[[Value, float], Value]] = {
     "=": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal
 }  # fmt: skip
 
@@ -34,8 +37,8 @@ class Condition(ABC):
     """A condition; three forms of one truth: for records, for what is partly known, and where it changes."""
 
     @abstractmethod
-    def holds(self, cells: Mapping[str, Cells]) -> Bools:
-        """Where records fulfil it, (n,)."""
+    def holds(self, cells: Mapping[str, Cells]) -> Value:
+        """Whether a record fulfils it; of arrays of cells an array."""
 
     @abstractmethod
     def possible(self, cells: Mapping[str, Cells]) -> tuple[Bools, Bools]:
@@ -69,14 +72,14 @@ class Leaf(Condition):
     codes: frozenset[int] = frozenset()
     missing: bool = False
 
-    def holds(self, cells: Mapping[str, Cells]) -> Bools:
+    def holds(self, cells: Mapping[str, Cells]) -> Value:
         found = cells[self.column]
         if self.missing:
             return ~found.present
         if isinstance(found, LevelCells):
-            return np.isin(found.codes, sorted(self.codes)) & found.present
-        truth: Bools = found.present & _COMPARE[self.operator or "="](found.x, self.value)
-        return truth
+            among = np.isin(np.arange(max(self.codes, default=0) + 1), sorted(self.codes))
+            return lookup(among, found.codes) & found.present
+        return found.present & _COMPARE[self.operator or "="](found.x, self.value)
 
     def possible(self, cells: Mapping[str, Cells]) -> tuple[Bools, Bools]:
         if self.column not in cells:
@@ -96,10 +99,9 @@ class Both(Condition):
     parts: tuple[Condition, ...]
     any_of: bool = False
 
-    def holds(self, cells: Mapping[str, Cells]) -> Bools:
+    def holds(self, cells: Mapping[str, Cells]) -> Value:
         truths = [part.holds(cells) for part in self.parts]
-        found: Bools = np.logical_or.reduce(truths) if self.any_of else np.logical_and.reduce(truths)
-        return found
+        return reduce(or_ if self.any_of else and_, truths)
 
     def possible(self, cells: Mapping[str, Cells]) -> tuple[Bools, Bools]:
         true, false = zip(*(part.possible(cells) for part in self.parts), strict=True)
@@ -118,7 +120,7 @@ class Not(Condition):
 
     part: Condition
 
-    def holds(self, cells: Mapping[str, Cells]) -> Bools:
+    def holds(self, cells: Mapping[str, Cells]) -> Value:
         return ~self.part.holds(cells)
 
     def possible(self, cells: Mapping[str, Cells]) -> tuple[Bools, Bools]:

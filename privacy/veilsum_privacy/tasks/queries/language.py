@@ -9,12 +9,25 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, StringConstraints, model_validator
 
-from veilsum_aggregation.arrays import Bools, Floats
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Name, Real
+from veilsum_privacy.mechanism.records import Records
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.symbols import (
+    Record,
+    Value,
+    joined,
+    place_of_largest,
+    record_of,
+    search,
+    symbol,
+    traced,
+    where,
+    whole,
+)
 from veilsum_privacy.study.schema import ColumnName, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.queries.arithmetic import Product, evaluate_sum, parse_sum
 from veilsum_privacy.tasks.queries.cells import (
     Cells,
@@ -169,32 +182,26 @@ class Columns:
         """
         if not self._sums:
             return
-        records = records_within(schema, PROBES)
-        found: dict[str, Cells] = {}
+        record, found = record_of(schema.width, labelled=schema.label is not None), dict[str, Cells]()
+        valued = list[Value]()
         for name in self._sums:
-            self._read(name, records, found)
-            raw = self._sum(name, records, found)
-            if not (np.isfinite(raw.x) & number_cells(found, name).present).any():
+            self._read(name, record, found)
+            valued.append(np.isfinite(self._sum(name, record, found).x) & number_cells(found, name).present)
+        probes = records_within(schema, PROBES)
+        told = np.concatenate(list(Evaluation(traced(joined(*map(whole, valued)))).rows(probes)))
+        for place, name in enumerate(self._sums):
+            if not told[:, place].any():
                 raise HostileInput(
                     f"[derive.{name}]: the number is infinite or undefined for every record, whatever its columns hold.",
                     "Its terms overflow within the columns' bounds: divide by constants of their size.",
                 )
 
-    def _sum(self, name: str, records: Records, found: dict[str, Cells]) -> ScaledNumbers:
+    def _sum(self, name: str, record: Record, found: dict[str, Cells]) -> ScaledNumbers:
         """A derived number in its own unit."""
         terms = self._sums[name]
         for source in sorted({source for term in terms for source in term.sources}):
-            self._read(source, records, found)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return evaluate_sum(terms, found, self.domains, len(records))
-
-    def bases(self, name: str) -> frozenset[str]:
-        """The columns of the schema, its label included, that one is computed from."""
-        if name in self._cuts:
-            return self.bases(self._cuts[name][0])
-        if name in self._sums:
-            return frozenset().union(*(self.bases(source) for term in self._sums[name] for source in term.sources))
-        return frozenset({name})
+            self._read(source, record, found)
+        return evaluate_sum(terms, found, self.domains)
 
     def sources(self, name: str) -> tuple[str, ...]:
         """The columns that one is read from: itself, or those that it was derived from."""
@@ -241,37 +248,34 @@ class Columns:
             raise HostileInput(f"{what}: there is no column {name!r}.", did_you_mean(name, self.domains))
         return self.domains[name]
 
-    def cells(self, records: Records, names: Collection[str]) -> dict[str, Cells]:
+    def cells(self, record: Record, names: Collection[str]) -> dict[str, Cells]:
         """The cells of some columns, by name."""
         found: dict[str, Cells] = {}
         for name in names:
-            self._read(name, records, found)
+            self._read(name, record, found)
         return found
 
-    def _read(self, name: str, records: Records, found: dict[str, Cells]) -> None:
+    def _read(self, name: str, record: Record, found: dict[str, Cells]) -> None:
         if name in found:
             return
         if name in self._places:
             place, domain = self._places[name], self.domains[name]
-            present = records.present[:, place.start]
+            present = record.present[place.start]
             if isinstance(domain, NumberDomain):
-                found[name] = _finite(records.features[:, place.start], present)
+                found[name] = _finite(record.features[place.start], present)
             else:
-                codes = records.features[:, place].argmax(axis=1).astype(np.int64)
-                found[name] = LevelCells(np.where(present, codes, -1))
+                found[name] = LevelCells(where(present, place_of_largest(record.features[place]), -1))
         elif name == self._label:
-            labels = np.full(len(records), -1, dtype=np.int64) if records.labels is None else records.labels
-            found[name] = LevelCells(np.where(labels < self._classes, labels, -1))
+            label = symbol(-1) if record.label is None else record.label
+            found[name] = LevelCells(where(label < self._classes, label, -1))
         elif name in self._cuts:
             source, edges = self._cuts[name]
-            self._read(source, records, found)
+            self._read(source, record, found)
             found[name] = LevelCells(cut(number_cells(found, source), edges))
         else:
             domain = self.number(name, name)
-            raw = self._sum(name, records, found)
-            with np.errstate(over="ignore", invalid="ignore"):
-                clamped = np.clip(raw.x, domain.low, domain.high)
-                scaled_sum = (clamped - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0
+            raw = self._sum(name, record, found)
+            scaled_sum = (np.clip(raw.x, domain.low, domain.high) - domain.low) / (domain.high / 2.0 - domain.low / 2.0) - 1.0
             found[name] = _finite(scaled_sum, raw.present)
 
 
@@ -292,16 +296,15 @@ def records_within(schema: DatasetSchema, count: int) -> Records:
     return Records(features, np.ones(features.shape, dtype=np.bool_), labels)
 
 
-def _finite(x: Floats, present: Bools) -> ScaledNumbers:
+def _finite(x: Value, present: Value) -> ScaledNumbers:
     """Numbers within the bounds; what is not finite is missing."""
     present = present & np.isfinite(x)
-    return ScaledNumbers(np.where(present, np.clip(np.where(present, x, 0.0), -1.0, 1.0), 0.0), present)
+    return ScaledNumbers(where(present, np.clip(where(present, x, 0.0), -1.0, 1.0), 0.0), present)
 
 
-def cut(numbers: ScaledNumbers, edges: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def cut(numbers: ScaledNumbers, edges: Floats) -> Value:
     """The interval [e_b, e_b+1) of each number, the last one closed, by complete scaled edges; -1 where it is missing."""
-    codes = np.searchsorted(edges[1:-1], numbers.x, side="right").astype(np.int64)
-    return np.where(numbers.present, codes, -1)
+    return np.where(numbers.present, search(edges[1:-1], numbers.x, "right"), -1)
 
 
 def complete_edges(edges: Iterable[float], domain: NumberDomain, what: str) -> tuple[float, ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import and_
 from typing import ClassVar
 
-import numpy as np
-
 from veilsum_aggregation import correlations
-from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, real
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart, products
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
@@ -46,10 +46,10 @@ class Correlations(QueryKind):
         d = len(self._over)
         return d * (d - 1) // 2
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         found = [number_cells(cells, name) for name in self._over]
-        known = np.logical_and.reduce([group >= 0, *(number.present for number in found)])
-        rows[:] = products(np.stack([known, *(number.x * known for number in found)], axis=1).astype(np.float64), self.scale)
+        known = reduce(and_, (number.present for number in found), group >= 0)
+        return products(real(joined(known, *(number.x * known for number in found))), self.scale)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

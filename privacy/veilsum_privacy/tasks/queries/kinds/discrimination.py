@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import and_
 from typing import ClassVar
 
 import numpy as np
 
 from veilsum_aggregation import tables
-from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.concordance import area, concordance
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, symbol, where, whole
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Axis, CellKind, OutcomeKind, ReleasedPart, codes_within
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
@@ -67,18 +70,16 @@ class Discrimination(CellKind, OutcomeKind):
     def figures(self) -> int:
         return self.group_count * len(self.score.levels)
 
-    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
-        level, end = codes_within(group, [self.score], cells), self._end(cells, len(group))
-        return np.where((level >= 0) & (end >= 0), level * self.ends + end, -1)
+    def cell(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+        level, end = codes_within(group, [self.score], cells), self._end(cells)
+        return where((level >= 0) & (end >= 0), level * self.ends + end, -1)
 
-    def _end(self, cells: Mapping[str, Cells], count: int) -> Integers:
-        """What happened to each record; -1 where that is missing."""
+    def _end(self, cells: Mapping[str, Cells]) -> Symbol:
+        """What happened to a record; -1 where that is missing."""
         if self.event is None:
-            return np.full(count, -1) if self.times is None else self.times.cell(cells, np.zeros(count, dtype=np.int64))
-        known = np.ones(count, dtype=np.bool_)
-        for name in self.event.columns:
-            known &= cells[name].present
-        return np.where(known, self.event.holds(cells).astype(np.int64), -1)
+            return symbol(-1) if self.times is None else self.times.cell(cells, symbol(0))
+        known = reduce(and_, (cells[name].present for name in sorted(self.event.columns)))
+        return where(known, whole(self.event.holds(cells)), -1)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-import numpy as np
-
 from veilsum_aggregation import weighted_means
-from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_aggregation.weighted_means import WeightedSums, difference
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, clip, exp, joined, minimum, placed, real, rounded, where, whole
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcome_of
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
@@ -22,8 +19,8 @@ from veilsum_privacy.tasks.queries.language import Columns, Query
 LARGEST_LOG_ODDS = 20.0
 """Of a treatment; weights of larger ones would be those of single records."""
 
-_PLACES = np.array([[0, 1, 4, 5, 6], [2, 3, 7, 8, 9]])
-"""By treatment: where w, w y, w^2, w^2 y and w^2 y^2 stand in the row."""
+ARMS = 2
+"""Treatments that are compared."""
 
 
 class Effect(OutcomeKind):
@@ -54,7 +51,7 @@ class Effect(OutcomeKind):
         return max(1, round(0.4 * self.scale))
 
     def blocks(self) -> tuple[Block, ...]:
-        return self._block("sums", 2, 2), self._block("squares", 2, 3, weight=float(self.light))
+        return self._block("sums", ARMS, 2), self._block("squares", ARMS, 3, weight=float(self.light))
 
     def norm(self) -> int:
         return 2 * self.scale**2 + 3 * self.light**2
@@ -62,18 +59,19 @@ class Effect(OutcomeKind):
     def figures(self) -> int:
         return 4
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         odds = number_cells(cells, self.query.over[0])
-        known = (group >= 0) & (group < len(_PLACES)) & odds.present
+        known = (group >= 0) & odds.present
         for name in self.explained:
             known = known & cells[name].present
         log_odds = self.odds.low + (odds.x + 1.0) * self.odds.half
-        against = np.clip(np.where(group == 1, -log_odds, log_odds), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
-        w = np.minimum((1.0 + np.exp(against)) / self.largest, 1.0)
-        y = number_cells(cells, self.query.outcome).x if self.event is None else self.event.holds(cells).astype(np.float64)
-        values = [self.scale * w, self.scale * w * y, *(self.light * w * w * power for power in (1.0, y, y * y))]
-        chosen = np.flatnonzero(known)
-        rows[chosen[:, None], looked_up(_PLACES, group[chosen])] = np.rint(np.stack(values, axis=1))[chosen]
+        against = clip(where(group == 1, -log_odds, log_odds), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
+        w = minimum((1.0 + exp(against)) / self.largest, 1.0)
+        y = number_cells(cells, self.query.outcome).x if self.event is None else real(self.event.holds(cells))
+        linear = joined(self.scale * w, self.scale * w * y)
+        squares = joined(*(self.light * w * w * power for power in (1.0, y, y * y)))
+        arm = where(known, group, -1)
+        return joined(*(placed(whole(rounded(each)), arm, ARMS) for each in (linear, squares)))
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from veilsum_aggregation import group_means, tables
-from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.figures import Row, test_row
 from veilsum_aggregation.group_means import NumberSums
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, placed, symbol, where, whole
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart, mark_cells
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import WORD_SCALE, Columns, Query
 
@@ -65,9 +65,10 @@ class Means(QueryKind):
         )
         return tuple(block for block in found if block.size)
 
-    def _values(self, x: Floats) -> tuple[Integers, Integers]:
+    def _integers(self, x: Value) -> tuple[Value, Value]:
+        """The two integers of a number, as reals."""
         _, _, linear, square = self._weights
-        return np.rint(linear * x).astype(np.int64), np.rint(square * (x * x - SHIFT)).astype(np.int64)
+        return np.rint(linear * x), np.rint(square * (x * x - SHIFT))
 
     def norm(self) -> int:
         number = (self.scale + 1) ** 2 if self.scale > WORD_SCALE else self._largest_number()
@@ -84,28 +85,22 @@ class Means(QueryKind):
         )
         turns = np.unique(turns[(turns >= 0.0) & (turns <= 1.0)])
         tried = np.concatenate([turns, (turns[1:] + turns[:-1]) / 2.0])
-        first, second = self._values(tried)
+        first, second = self._integers(tried)
         return int((first**2 + second**2).max())
 
     def figures(self) -> int:
         return 2 * self.group_count * len(self._over)
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        groups, m, gaps = self.group_count, len(self._over), len(self.open)
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         if self.single:
-            group = np.where(cells[self._over[0]].present, group, -1)
-        mark_cells(rows, group, round(self._weights[0]))
-        known = np.flatnonzero(group >= 0)
-        at = group[known]
-        for place, name in enumerate(self.open):
-            rows[known, groups + at * gaps + place] = self.scale * ~cells[name].present[known]
-        for place, name in enumerate(self._over):
-            found = number_cells(cells, name)
-            here = found.present[known]
-            first, second = self._values(found.x[known])
-            start = groups * (1 + gaps)
-            rows[known, start + at * m + place] = first * here
-            rows[known, start + groups * m + at * m + place] = second * here
+            group = where(cells[self._over[0]].present, group, -1)
+        numbers = [number_cells(cells, name) for name in self._over]
+        integers = [[whole(each) * found.present for each in self._integers(found.x)] for found in numbers]
+        parts = [symbol(round(self._weights[0]))]
+        if self.open:
+            parts.append(joined(*(self.scale * ~cells[name].present for name in self.open)))
+        parts += [joined(*(pair[place] for pair in integers)) for place in (0, 1)]
+        return joined(*(placed(part, group, self.group_count) for part in parts))
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

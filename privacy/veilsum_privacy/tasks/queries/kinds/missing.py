@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-import numpy as np
-
 from veilsum_aggregation import tables
-from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, placed, symbol
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart, mark_cells
+from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
@@ -47,11 +45,9 @@ class Missing(QueryKind):
     def figures(self) -> int:
         return self.group_count * len(self.query.over)
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        mark_cells(rows, group, self.scale)
-        known, m = np.flatnonzero(group >= 0), len(self.query.over)
-        for place, name in enumerate(self.query.over):
-            rows[known, self.group_count + group[known] * m + place] = self.scale * ~cells[name].present[known]
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+        absent = joined(*(self.scale * ~cells[name].present for name in self.query.over))
+        return joined(*(placed(each, group, self.group_count) for each in (symbol(self.scale), absent)))
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

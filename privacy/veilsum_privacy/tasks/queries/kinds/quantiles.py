@@ -11,8 +11,8 @@ import numpy as np
 from veilsum_aggregation import quantiles
 from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Row
+from veilsum_privacy.mechanism.rows.symbols import Symbol, lookup, placed
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, cut, default_edges, scaled
@@ -64,12 +64,9 @@ class Quantiles(QueryKind):
     def figures(self) -> int:
         return 2 * self.group_count * max(1, len(self.query.at))
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        numbers = number_cells(cells, self.query.over[0])
-        code = cut(numbers, self._scaled)
-        known = np.flatnonzero((group >= 0) & (code >= 0))
-        places = group[known, None] * self.bins + np.arange(self.bins)
-        rows[known[:, None], places] = looked_up(self._columns_of_intervals, code[known])
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+        code = cut(number_cells(cells, self.query.over[0]), self._scaled)
+        return placed(lookup(self._columns_of_intervals, code), group, self.group_count)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

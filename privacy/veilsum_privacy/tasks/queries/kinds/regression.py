@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from veilsum_aggregation.arrays import Bools, Floats, Integers
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Row, test_row
 from veilsum_aggregation.regression import Fit, LinearFit
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.mechanism.rows.symbols import Symbol, Value, joined, length, maximum, minimum, real, symbol, where
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import OutcomeKind, ReleasedPart, outcome_of, products
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain, level_cells, number_cells
@@ -68,33 +68,32 @@ class LinearRegression(OutcomeKind):
     def figures(self) -> int:
         return len(self.terms)
 
-    def design(self, cells: Mapping[str, Cells], group: Integers) -> tuple[Floats, Floats, Bools]:
-        """(1, terms) as (b, p), the outcome in [-1, 1] as (b,), and which records have them all; 0 in those that lack one."""
+    def design(self, cells: Mapping[str, Cells], group: Symbol) -> tuple[Symbol, Symbol, Symbol]:
+        """(1, terms) as (p,), the outcome in [-1, 1], and whether the record has them all; 0 of one that lacks any."""
         known = group >= 0
-        z = np.ones((len(group), len(self.terms) + 1))
-        for place, (name, level) in enumerate(self.terms, 1):
+        z: list[Value] = [1.0]
+        for name, level in self.terms:
             if level:
                 found = level_cells(cells, name)
-                z[:, place] = found.codes == self.columns.level_names(name).index(level)
+                z.append(found.codes == self.columns.level_names(name).index(level))
                 known = known & found.present
             else:
                 number = number_cells(cells, name)
-                z[:, place] = number.x
+                z.append(number.x)
                 known = known & number.present
         for name in self.explained:
             known = known & cells[name].present
         if self.event is None:
             outcome = number_cells(cells, self.query.outcome).x
         else:
-            outcome = np.where(self.event.holds(cells), 1.0, -1.0)
-        return z * known[:, None], outcome * known, known
+            outcome = where(self.event.holds(cells), 1.0, -1.0)
+        return real(joined(*z)) * known, outcome * known, known
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         z, outcome, known = self.design(cells, group)
-        short = np.minimum(1.0, self.longest / np.maximum(row_norms(z), 1.0))
-        rows[:, :-1] = products(np.hstack([z, outcome[:, None]]) * short[:, None], self.scale)
-        if self.event is None:
-            rows[:, -1] = self._light * (known & (np.abs(outcome) >= 1.0))
+        short = minimum(1.0, self.longest / maximum(length(z), 1.0))
+        bound = known & (abs(outcome) >= 1.0) if self.event is None else np.False_
+        return joined(products(joined(z, outcome) * short, self.scale), self._light * symbol(bound))
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from veilsum_aggregation import survival
-from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.figures import Answer, NotEstimable, Row, test_row
 from veilsum_aggregation.survival import SurvivalCounts
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, lookup, maximum, search, where
 from veilsum_privacy.tasks.layout import Block
-from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.queries.base import CellKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, level_cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query, complete_edges, scaled
@@ -69,14 +68,14 @@ class Survival(CellKind):
     def figures(self) -> int:
         return self.group_count * self.bins
 
-    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
+    def cell(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         times, ends = number_cells(cells, self.query.over[0]), level_cells(cells, self.query.event)
         kinds, per = len(self.causes) + 1, self.bins * (len(self.causes) + 1)
-        interval = np.clip(np.searchsorted(self._edges, times.x, side="left") - 1, 0, None)
+        interval = maximum(search(self._edges, times.x) - 1, 0)
         beyond = (times.x > self._edges[-1]) | (times.x >= 1.0)
         known = (group >= 0) & times.present & (ends.present | beyond)
-        inside = group * per + interval * kinds + looked_up(self._kind_of, ends.codes)
-        return np.where(known, np.where(beyond, self.group_count * per + group, inside), -1)
+        inside = group * per + interval * kinds + lookup(self._kind_of, ends.codes)
+        return where(known, where(beyond, self.group_count * per + group, inside), -1)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

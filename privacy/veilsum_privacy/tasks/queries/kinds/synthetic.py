@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from operator import and_
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.figures import Row
 from veilsum_aggregation.synthetic import PairTree, pair_tree
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, symbol, where
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Axis, QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.cells import Cells, NumberDomain
@@ -80,10 +82,16 @@ class Synthetic(QueryKind):
     def figures(self) -> int:
         return math.comb(len(self.axes), 2)
 
-    def fill(self, cells: Mapping[str, Cells], group: Integers, rows: Integers) -> None:
-        codes = np.stack([axis.codes(cells) for axis in self.axes], axis=1)
-        known = np.flatnonzero((group >= 0) & (codes >= 0).all(axis=1))
-        rows[known] = self.plan.rows(codes[known])
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+        codes = [axis.codes(cells) for axis in self.axes]
+        known = reduce(and_, (code >= 0 for code in codes), group >= 0)
+        parts = []
+        for columns, block in self.plan.blocks.items():
+            cell = symbol(0)
+            for place in columns:
+                cell = cell * self.plan.levels[place] + codes[place]
+            parts.append(lookup(block, where(known, cell, -1)))
+        return joined(*parts)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 

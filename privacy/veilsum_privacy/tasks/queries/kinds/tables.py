@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from veilsum_aggregation import ratios, tables
-from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, Row, Test, test_row
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.rows.symbols import Symbol
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Axis, CellKind, ReleasedPart, codes_within, levels_of
 from veilsum_privacy.tasks.queries.cells import Cells
@@ -56,7 +57,7 @@ class CountTable(CellKind):
     def figures(self) -> int:
         return self.size
 
-    def cell(self, cells: Mapping[str, Cells], group: Integers) -> Integers:
+    def cell(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         return codes_within(group, self.axes, cells)
 
     # -- what is read of the sum -------------------------------------------------------------------------------------------

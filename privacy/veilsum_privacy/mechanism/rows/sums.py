@@ -1,0 +1,77 @@
+"""Rows of a graph, clipped, truncated and added exactly: the one way in which what a task says enters a sum.
+
+Sensitivity. A record's row is a function of that record and of public arrays, to the last bit (:mod:`.evaluation`). It is
+clipped and truncated by :func:`~veilsum_privacy.mechanism.clipping.truncate_to_grid` after the last primitive, so its integers
+have a norm of at most ``grid``, whatever the task says of its own bound: a bound that it states too small costs accuracy, and
+no privacy. Sums of integers are exact. So adding or removing a record changes the sum by at most ``grid``; and a subject with
+all its records, whose rows are added and clipped once more, as well.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.arrays import Integers
+from veilsum_privacy.mechanism.clipping import SiteSum, UnitSums, truncate_to_grid
+from veilsum_privacy.mechanism.persons import Persons
+from veilsum_privacy.mechanism.records import Records
+from veilsum_privacy.mechanism.rows.evaluation import CACHED, Evaluation, Sparse, spread_out
+
+
+def rows_sum(
+    evaluation: Evaluation, records: Records, clip: float, grid: int, *, persons: Persons | None, units: Integers | None
+) -> SiteSum:
+    """The sum of some records' rows on the grid; not clamped.
+
+    Args:
+        evaluation: of the graph.
+        records: whole units of them, as they were sampled.
+        clip: C > 0, which a record's row is scaled down to.
+        grid: what C becomes, in grid units.
+        persons: how a subject's records count; None where every record counts.
+        units: (n,) whose record each one is, never descending; None where each record is a unit of its own.
+    """
+    counted: NDArray[np.bool_] | None = None
+    if persons is not None:
+        records, counted = persons.counted(records)
+    total = np.zeros(evaluation.size, dtype=np.int64)
+    groups = None if units is None else UnitSums(units, evaluation.size, grid)
+    clipped = invalid = 0
+    for _, sparse in evaluation.blocks(records, counted):
+        integers, was_clipped, was_invalid = truncate_to_grid(sparse.values, clip, grid)
+        clipped, invalid = clipped + int(was_clipped.sum()), invalid + int(was_invalid.sum())
+        if groups is None:
+            add_to(total, sparse, integers)
+            continue
+        step = max(1, CACHED // evaluation.size)
+        for start in range(0, len(integers), step):
+            part = slice(start, start + step)
+            rows = np.zeros((len(integers[part]), evaluation.size), dtype=np.int64)
+            total += groups.complete(spread_out(sparse.taken(part), integers[part], rows)).sum(axis=0)
+    if groups is not None:
+        total += groups.last()[0]
+        clipped += groups.clipped
+    return SiteSum(total, clipped, invalid)
+
+
+def add_to(total: Integers, sparse: Sparse, integers: Integers) -> None:
+    """Add up integers (b, compact), none larger than 2^26, in their places of a sum (size,)."""
+    for part, start, places, count in sparse.segments:
+        own = integers[:, part]
+        if places is None:
+            total[start : start + own.shape[1]] += own.sum(axis=0)
+            continue
+        slots = places.shape[1]
+        each = own.shape[1] // slots
+        known = ((places >= 0) & (places < count)).ravel()
+        at = (places + count * np.arange(slots)).ravel()[known]
+        values = own.reshape(-1, each)[known]
+        target = total[start : start + slots * count * each].reshape(slots * count, each)
+        if each == 1:  # reals add such integers exactly
+            target[:, 0] += np.bincount(at, weights=values[:, 0], minlength=slots * count).astype(np.int64)
+        elif len(at):
+            order = np.argsort(at, kind="stable")
+            at = at[order]
+            starts = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
+            target[at[starts]] += np.add.reduceat(values[order], starts, axis=0)

@@ -1,0 +1,48 @@
+"""Values of records as the kernel computes them from what is said on symbols, as arrays to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, record_of, symbol, traced, whole
+from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.queries.base import QueryKind
+from veilsum_privacy.tasks.queries.cells import Cells, LevelCells, ScaledNumbers
+from veilsum_privacy.tasks.queries.language import Columns
+
+
+def computed(said: Callable[[Record], Any], records: Records) -> NDArray[Any]:
+    """What is said of a record, computed of each of them: (n, *shape)."""
+    record = record_of(records.features.shape[1], labelled=records.labels is not None)
+    found = symbol(said(record))
+    row = (whole(found) if found.kind == "truth" else found).reshape(-1)
+    made = [np.zeros((0, row.shape[0])), *Evaluation(traced(row)).rows(records)]
+    values = np.concatenate(made[1:] or made).reshape(len(records), *found.shape)
+    return values.astype(np.bool_) if found.kind == "truth" else values
+
+
+def of_values(said: Callable[[Symbol], Any], values: NDArray[np.float64]) -> NDArray[Any]:
+    """What is said of values (m,), computed of rows (n, m)."""
+    return computed(lambda record: said(record.features), Records(values, np.ones(values.shape, dtype=np.bool_), None))
+
+
+def cells_of(columns: Columns, records: Records, names: Collection[str]) -> dict[str, Cells]:
+    """The cells of columns as arrays (n,)."""
+    found: dict[str, Cells] = {}
+    for name in names:
+        if columns.level_names(name):
+            found[name] = LevelCells(computed(lambda r, name=name: columns.cells(r, [name])[name].codes, records))
+        else:
+            x = computed(lambda r, name=name: columns.cells(r, [name])[name].x, records)
+            found[name] = ScaledNumbers(x, computed(lambda r, name=name: columns.cells(r, [name])[name].present, records))
+    return found
+
+
+def question_rows(question: QueryKind, columns: Columns, records: Records) -> NDArray[np.int64]:
+    """The rows (n, size) of a question."""
+    return computed(lambda record: question.row(columns.cells(record, columns.domains)), records)
