@@ -164,7 +164,10 @@ def truncate_to_grid(
         return _multiply_to_grid(cast(Integers, vectors), int(clip), grid)
     vectors = np.asarray(vectors, dtype=np.float64)
     # Norms relative to the largest value: no square overflows or vanishes. It is finite if all values are.
-    peak = row_extremes(np.maximum, np.abs(vectors)) if vectors.shape[1] else np.zeros(len(vectors))
+    if 0 < vectors.shape[1] <= FEW:
+        peak = row_extremes(np.maximum, np.abs(vectors))
+    else:
+        peak = np.maximum(vectors.max(axis=1, initial=0.0), -vectors.min(axis=1, initial=0.0))
     invalid: NDArray[np.bool_] = np.logical_not(np.isfinite(peak))
     rows = vectors
     if invalid.any():

@@ -24,6 +24,9 @@ from veilsum_privacy.mechanism.rows.primitives import DTYPES, PRIMITIVES, Array,
 OpaqueMap = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """A map (n, m) to (n, size) of each record by itself, whatever others are beside it."""
 
+STRAIGHT = frozenset({"add", "subtract", "multiply", "divide"})
+"""Primitives whose values are one operation of IEEE 754 each, so that their array need not be contiguous."""
+
 NARROW = 16
 """Values of a record up to which a node is computed for large blocks."""
 
@@ -124,6 +127,7 @@ class Evaluation:
         crossing = self._crossing()
         uses = _last_uses(self._steps, self._needed, self._wide, crossing | self._fixed)
         self._cross: list[tuple[Array, Array]] = []
+        straight = self._straight(small is large)
         for index in self._needed:
             each = self._steps[index]
             if index in self._fixed:
@@ -132,12 +136,29 @@ class Evaluation:
             stage = small if index in self._wide else large
             if stage is not large:
                 self._carry(each.inputs, large, small)
-            stage.add(index, each)
+            stage.add(index, each, straight.get(index))
             for done in uses.get(index, ()):
                 stage.release(done)
-        self._carry(sorted(crossing), large, small)
+        self._carry([index for index in sorted(crossing) if index not in small.arrays], large, small)
         self._first, self._second = large, small
         self._direct = self._one_array()
+
+    def _straight(self, one: bool) -> dict[int, Array]:
+        """Places in the block's rows where values that belong there alone are computed at once."""
+        places, first = dict[int, Array](), 0
+        taken = [given for index in self._needed for given in self._steps[index].inputs]
+        taken += [segment.values for segment in self._segments]
+        if len(self._segments) == 1:
+            return {}
+        for segment in self._segments:
+            each, index = self._steps[segment.values].node, segment.values
+            part = slice(first, first + each.spec.size)
+            first = part.stop
+            fits = len(each.spec.shape) == 1 and DTYPES[each.spec.kind] == self._compact.dtype
+            here = index not in self._fixed and (one or index in self._wide)
+            if fits and here and each.primitive in STRAIGHT and taken.count(index) == 1:
+                places[index] = self._compact[:, part]
+        return places
 
     def _carry(self, indices: Sequence[int], large: _Stage, small: _Stage) -> None:
         """Have narrow values in small blocks as well."""
@@ -211,24 +232,29 @@ class Evaluation:
     def _row(self, count: int, counted: NDArray[np.bool_] | None) -> Sparse:
         """The values of the block's first records, and where they belong."""
         values, found, first = (self._compact if self._direct is None else self._direct)[:count], [], 0
-        arrays = self._second.arrays
+        arrays, seen = self._second.arrays, dict[tuple[int, int], tuple[Array, Array | None]]()
         mask = None if self._mask is None else arrays[self._mask].reshape(-1)[:count]
         if counted is not None:
             mask = counted if mask is None else counted & mask
         for segment in self._segments:
             given = arrays[segment.values]
-            flat = given.reshape(len(given), -1)[:count]  # one row where it is public
+            flat = given[:count] if given.ndim == 2 else given.reshape(len(given), -1)[:count]  # one row where it is public
             part = slice(first, first + flat.shape[1])
             target = values[:, part]
-            if self._direct is None:
+            if flat.base is not self._compact and self._direct is None:
                 np.copyto(target, flat)
             places = None
             if segment.places is not None:
-                places = arrays[segment.places].reshape(self.small, -1)[:count]
-                known = (places >= 0) & (places < segment.count)
-                if not known.all():
-                    each = flat.shape[1] // places.shape[1]
-                    target[~np.repeat(known, each, axis=1)] = 0
+                if (segment.places, segment.count) not in seen:
+                    own = arrays[segment.places].reshape(self.small, -1)[:count]
+                    unknown = (own < 0) | (own >= segment.count)
+                    seen[segment.places, segment.count] = own, unknown if unknown.any() else None
+                places, unknown = seen[segment.places, segment.count]
+                if unknown is not None:
+                    if places.shape[1] == 1:
+                        target[unknown[:, 0]] = 0
+                    else:
+                        target[np.repeat(unknown, flat.shape[1] // places.shape[1], axis=1)] = 0
             found.append((part, segment.start, places, segment.count))
             first = part.stop
         if mask is not None and not mask.all():
@@ -267,13 +293,17 @@ class _Stage:
         self._owned: dict[int, Array] = {}
         self._filled = 0
 
-    def add(self, index: int, step: Step) -> None:
-        """Make the array of a step, whose inputs are there."""
+    def add(self, index: int, step: Step, into: Array | None = None) -> None:
+        """Make the array of a step, whose inputs are there; ``into`` one that is there already."""
         rule, each = PRIMITIVES[step.node.primitive], step.node
         shape = (self.block, *each.spec.shape)
         if rule.view:
             source = self.arrays[step.inputs[0]]
             self.arrays[index] = source.reshape(source.shape[0], *each.spec.shape)
+            return
+        if into is not None:
+            self.arrays[index] = into
+            self._computes.append(rule.compute([self.arrays[one] for one in step.inputs], into, each.options, each.arrays))
             return
         out = self._array(shape, DTYPES[each.spec.kind], kept=isinstance(rule, Columns | Label))
         self.arrays[index] = self._owned[index] = out

@@ -57,6 +57,7 @@ def rows_sum(
 
 def add_to(total: Integers, sparse: Sparse, integers: Integers) -> None:
     """Add up integers (b, compact), none larger than 2^26, in their places of a sum (size,)."""
+    groups: dict[int, _Groups] = {}
     for part, start, places, count in sparse.segments:
         own = integers[:, part]
         if places is None:
@@ -64,14 +65,37 @@ def add_to(total: Integers, sparse: Sparse, integers: Integers) -> None:
             continue
         slots = places.shape[1]
         each = own.shape[1] // slots
-        known = ((places >= 0) & (places < count)).ravel()
-        at = (places + count * np.arange(slots)).ravel()[known]
-        values = own.reshape(-1, each)[known]
         target = total[start : start + slots * count * each].reshape(slots * count, each)
         if each == 1:  # reals add such integers exactly
-            target[:, 0] += np.bincount(at, weights=values[:, 0], minlength=slots * count).astype(np.int64)
-        elif len(at):
-            order = np.argsort(at, kind="stable")
-            at = at[order]
-            starts = np.flatnonzero(np.concatenate([[True], at[1:] != at[:-1]]))
-            target[at[starts]] += np.add.reduceat(values[order], starts, axis=0)
+            known = ((places >= 0) & (places < count)).ravel()
+            at = (places + count * np.arange(slots)).ravel()[known]
+            target[:, 0] += np.bincount(at, weights=own.ravel()[known], minlength=slots * count).astype(np.int64)
+        elif slots == 1:
+            found = groups.setdefault(id(places), _Groups(places[:, 0]))
+            found.add(own, target)
+        else:
+            _Groups((places + count * np.arange(slots)).ravel()[_known(places, count)]).add(
+                own.reshape(-1, each)[_known(places, count)], target
+            )
+
+
+def _known(places: Integers, count: int) -> NDArray[np.bool_]:
+    return ((places >= 0) & (places < count)).ravel()
+
+
+class _Groups:
+    """Records in the order of their place, for sums by place."""
+
+    def __init__(self, at: Integers) -> None:
+        self._order = np.argsort(at, kind="stable")
+        ordered = at[self._order]
+        self._starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(at) else at
+        self._ends = np.append(self._starts[1:], len(at))
+        self._at = ordered[self._starts]
+
+    def add(self, rows: Integers, target: Integers) -> None:
+        """Add rows (n, k) to those of a table (m, k) at their places."""
+        ordered = rows[self._order]
+        for at, start, end in zip(self._at.tolist(), self._starts.tolist(), self._ends.tolist(), strict=True):
+            if 0 <= at < len(target):
+                target[at] += ordered[start:end].sum(axis=0)
