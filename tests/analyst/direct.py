@@ -16,7 +16,7 @@ import numpy as np
 from analyst.configurations import Configuration, configuration, trained
 from support.neighbours import TASK_LABEL
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.computation.contribution import Evaluations, SitePlace, compute_sum
 from veilsum_privacy.computation.rehearsal import few_records, made_up_statistics, rehearse
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import TrainingTask
@@ -114,7 +114,8 @@ def _judge(report: DirectReport, seed: int, made: Configuration) -> None:
 
 
 def _totals(agreed: Any, made: Configuration) -> list[Any]:
-    plan, place = agreed.plan(made.study.sites, made.study.sites), SitePlace(0, made_up_statistics(agreed))
+    plan = agreed.plan(made.study.sites, made.study.sites)
+    place = SitePlace(0, made_up_statistics(agreed), evaluations=Evaluations())
     return [compute_sum(plan, records, made.broadcast, place).total for records in made.worlds()]
 
 

@@ -17,7 +17,7 @@ from support.federation import TestBed
 from support.hostile import encoded
 from veilsum_node.errors import HostileInput, Refusal, VeilsumError
 from veilsum_participant.policy import study_faults
-from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
+from veilsum_privacy.computation.contribution import Evaluations, SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
@@ -120,7 +120,7 @@ class Judge:
         declaration = study.task(example.label)
         plan = AgreedStudy(study).task(example.label).plan(study.sites, study.sites)
         arrays = _received(study, example)
-        place = SitePlace(0, made_up_statistics(AgreedStudy(study).task(example.label)))
+        place = SitePlace(0, made_up_statistics(AgreedStudy(study).task(example.label)), evaluations=Evaluations())
         parts = [contribute(plan, lambda given=given: given, arrays, place) for given in _records(study, rng)]  # type: ignore[misc]
         self.report.computed += 1
         assert {part.total.shape for part in parts} == {(plan.encoding.size,)}, "a contribution's length depends on records"

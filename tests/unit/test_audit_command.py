@@ -196,7 +196,7 @@ def test_a_fault_in_the_site_s_code_is_one_too(
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("veilsum_privacy.computation.contribution.site_sum", broken)
+    monkeypatch.setattr("veilsum_privacy.computation.contribution.rows_sum", broken)
     out = site.folder / "audit.json"
     code, text, _ = veilsum(
         capsys, "participant", "audit", "--config", site.config, "--trials", 200, "--task", "gaussian-moments", "--out", out

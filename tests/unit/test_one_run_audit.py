@@ -36,7 +36,8 @@ from veilsum_privacy.audit.routes import ReleaseRoute, StepRoute, SumRoute, Way
 from veilsum_privacy.computation import contribution
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, no_records
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
-from veilsum_privacy.mechanism import clipping, noise, steps
+from veilsum_privacy.mechanism import noise, steps
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol
 from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS
@@ -215,10 +216,10 @@ def unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
         none = np.zeros(len(rows), dtype=np.bool_)
         return rows, none, none
 
-    monkeypatch.setattr(clipping, "truncate_to_grid", onto_grid)
+    monkeypatch.setattr("veilsum_privacy.mechanism.rows.sums.truncate_to_grid", onto_grid)
 
-    def as_they_are(parameters: Any, records: Records, part: slice, used: Any) -> Floats:
-        return records.features[part]
+    def as_they_are(parameters: Any, record: Record, used: Any) -> Symbol:
+        return record.features
 
     monkeypatch.setattr("veilsum_privacy.tasks.feature_means.clipped", as_they_are)
 

@@ -23,7 +23,7 @@ from veilsum_deploy.simulation.trainer import SiteTraining, site_training
 from veilsum_deploy.simulation.walk import of_system, sampled
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum, on_grid, task_sum
+from veilsum_privacy.computation.contribution import Evaluations, SitePlace, compute_sum, on_grid, task_sum
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, gaussian_around
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
@@ -174,10 +174,10 @@ def compute_chunk(chunk: Chunk) -> Part:
     if total is not None:
         return Part(_all_noised(plan, chunk, total), chunk.sources, chunk.states)
     total = np.zeros(plan.encoding.size, dtype=np.int64)
-    states, kept = [], []
+    states, kept, evaluations = [], [], Evaluations()
     once = all(map(of_system, chunk.sources)) and not plan.declaration.keep
     for place, source, state, held in zip(chunk.members, chunk.sources, chunk.states, chunk.kept, strict=True):
-        where = SitePlace(place, held, sites.encode, chunk.cohort, state, source)
+        where = SitePlace(place, held, sites.encode, chunk.cohort, state, source, evaluations=evaluations)
         part = compute_sum(plan, sites.records[place], broadcast, where)
         states.append(part.state or state)
         if once:

@@ -18,7 +18,7 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.computation.contribution import SitePlace, contribute
+from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
@@ -59,7 +59,7 @@ class ReleaseRoute(ABC):
     """
 
     def __init__(self, plan: RoundPlan, broadcast: Mapping[str, Floats], place: SitePlace) -> None:
-        self.plan, self._broadcast, self._place = plan, broadcast, place
+        self.plan, self._broadcast, self._place = plan, broadcast, replace(place, evaluations=Evaluations())
         self.sensitivity = float(plan.declaration.grid)
         whole = plan.declaration.model_copy(update={"sampling_rate": 1.0})
         study = plan.task.study

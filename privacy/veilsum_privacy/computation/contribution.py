@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -33,6 +34,23 @@ from veilsum_privacy.tasks.feature_maps import Encode, map_records
 LOG = logging.getLogger("veilsum.participant")
 
 
+class Evaluations:
+    """The graph of a task's rows, kept ready where one round is computed of many sites' records; of one thread."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[RowTask[Any], bytes, Evaluation] | None = None
+
+    def of(self, task: RowTask[Any], broadcast: Mapping[str, Floats]) -> Evaluation:
+        """The graph with a broadcast as public arrays."""
+        said = blake2b()
+        for name, array in sorted(broadcast.items()):
+            said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+            said.update(np.ascontiguousarray(array).tobytes())
+        if self._kept is None or self._kept[0] is not task or self._kept[1] != said.digest():
+            self._kept = task, said.digest(), Evaluation(task.traced(broadcast), task.maps(broadcast))
+        return self._kept[2]
+
+
 @dataclass(frozen=True)
 class SitePlace:
     """What a site brings to a round besides its records.
@@ -46,6 +64,7 @@ class SitePlace:
         random: where samples, and noise within training, come from.
         steps: what hands a training task its samples and noise; an audit takes one that looks on.
         most_records: how many records the dataset may come to hold, which its operator stated; 0 where nothing is stated.
+        evaluations: keep the graph of the task's rows for the next site; None to let it go.
     """
 
     index: int = 0
@@ -56,6 +75,7 @@ class SitePlace:
     random: RandomSource = field(default=SYSTEM_RANDOM, repr=False)
     steps: Callable[..., Steps] = field(default=Steps, repr=False)
     most_records: int = 0
+    evaluations: Evaluations | None = field(default=None, repr=False)
 
 
 class SitePart(NamedTuple):
@@ -273,7 +293,7 @@ def _add_rows(
     faults: Faults | None,
 ) -> SitePart:
     """The rows of all records by the task's graph, which is traced before the first of them is read."""
-    evaluation = Evaluation(task.traced(broadcast), task.maps(broadcast))
+    evaluation = (place.evaluations or Evaluations()).of(task, broadcast)
     clip, grid, persons = task.clip(), plan.declaration.grid, task.persons
     whole = np.zeros(task.layout().size, dtype=np.int64)
     count = clipped = invalid = 0
@@ -287,10 +307,11 @@ def _add_rows(
             whole += found.total
             clipped, invalid = clipped + found.clipped, invalid + found.invalid
         del records  # before the next ones are read
-    if evaluation.fault is not None:
+    if (fault := evaluation.fault) is not None:
+        evaluation.fault = None
         if faults is None:
-            raise evaluation.fault
-        faults.add(evaluation.fault, 0)
+            raise fault
+        faults.add(fault, 0)
     invalid += 0 if faults is None else faults.records
     total, cut = _bounded(plan, whole, place.most_records)
     return SitePart(total, clipped, invalid, cut)

@@ -247,8 +247,8 @@ class Evaluation:
             if segment.places is not None:
                 if (segment.places, segment.count) not in seen:
                     own = arrays[segment.places].reshape(self.small, -1)[:count]
-                    unknown = (own < 0) | (own >= segment.count)
-                    seen[segment.places, segment.count] = own, unknown if unknown.any() else None
+                    none: Array = (own < 0) | (own >= segment.count)
+                    seen[segment.places, segment.count] = own, none if none.any() else None
                 places, unknown = seen[segment.places, segment.count]
                 if unknown is not None:
                     if places.shape[1] == 1:

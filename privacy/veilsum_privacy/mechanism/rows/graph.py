@@ -25,6 +25,7 @@ MOST_NODES = 2**18
 MOST_VALUES = 2**22
 """Of one node, for one record."""
 
+_NOTHING: Options = MappingProxyType({})
 _MAGIC = b"veilsum.rows.1\n"
 _DTYPES: Mapping[Kind, str] = {"real": "<f8", "whole": "<i8", "truth": "|b1"}
 
@@ -63,7 +64,7 @@ def node(
     spec = rule.spec([each.spec for each in inputs], options, kept)
     if math.prod(spec.shape) > MOST_VALUES:
         raise HostileInput(f"The primitive {primitive!r} makes {math.prod(spec.shape)} values of a record.")
-    return Node(primitive, tuple(inputs), MappingProxyType(dict(options)), kept, spec)
+    return Node(primitive, tuple(inputs), MappingProxyType(dict(options)) if options else _NOTHING, kept, spec)
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
