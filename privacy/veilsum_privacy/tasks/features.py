@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
+from veilsum_privacy.mechanism.rows.symbols import lookup
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.lookups import looked_up
 from veilsum_privacy.tasks.parameters import FeatureParameters
 
 
@@ -48,7 +48,8 @@ def class_weights(broadcast: Mapping[str, Floats], labels: NDArray[np.int64], cl
     weights = broadcast.get(CLASS_WEIGHTS)
     if weights is None or weights.shape != (classes,) or not ((weights >= 0.0) & (weights <= 1.0)).all():
         raise HostileInput(f"The broadcast must hold {CLASS_WEIGHTS} of shape {(classes,)}, from 0 to 1.")
-    return looked_up(weights, labels)
+    found: Floats = lookup(weights, labels)
+    return found
 
 
 CENTRE = "features.centre"
