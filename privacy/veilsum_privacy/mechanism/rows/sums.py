@@ -57,7 +57,7 @@ def rows_sum(
 
 def add_to(total: Integers, sparse: Sparse, integers: Integers) -> None:
     """Add up integers (b, compact), none larger than 2^26, in their places of a sum (size,)."""
-    groups: dict[int, _Groups] = {}
+    groups: dict[tuple[int, int], _Groups] = {}
     for part, start, places, count in sparse.segments:
         own = integers[:, part]
         if places is None:
@@ -66,36 +66,31 @@ def add_to(total: Integers, sparse: Sparse, integers: Integers) -> None:
         slots = places.shape[1]
         each = own.shape[1] // slots
         target = total[start : start + slots * count * each].reshape(slots * count, each)
-        if each == 1:  # reals add such integers exactly
-            known = ((places >= 0) & (places < count)).ravel()
-            at = (places + count * np.arange(slots)).ravel()[known]
-            target[:, 0] += np.bincount(at, weights=own.ravel()[known], minlength=slots * count).astype(np.int64)
-        elif slots == 1:
-            found = groups.setdefault(id(places), _Groups(places[:, 0]))
-            found.add(own, target)
-        else:
-            _Groups((places + count * np.arange(slots)).ravel()[_known(places, count)]).add(
-                own.reshape(-1, each)[_known(places, count)], target
-            )
-
-
-def _known(places: Integers, count: int) -> NDArray[np.bool_]:
-    return ((places >= 0) & (places < count)).ravel()
+        key = id(places), count
+        if key not in groups:
+            known = (places >= 0) & (places < count)
+            groups[key] = _Groups(np.where(known, places + count * np.arange(slots), -1).ravel())
+        groups[key].add(own.reshape(-1, each), target)
 
 
 class _Groups:
-    """Records in the order of their place, for sums by place."""
+    """Values by their places among so many; -1 of those that have none."""
 
     def __init__(self, at: Integers) -> None:
-        self._order = np.argsort(at, kind="stable")
-        ordered = at[self._order]
-        self._starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(at) else at
-        self._ends = np.append(self._starts[1:], len(at))
-        self._at = ordered[self._starts]
+        self._at, self._known = at, at >= 0
+        self._ordered: tuple[NDArray[np.intp], Integers, NDArray[np.intp]] | None = None
 
-    def add(self, rows: Integers, target: Integers) -> None:
-        """Add rows (n, k) to those of a table (m, k) at their places."""
-        ordered = rows[self._order]
-        for at, start, end in zip(self._at.tolist(), self._starts.tolist(), self._ends.tolist(), strict=True):
-            if 0 <= at < len(target):
-                target[at] += ordered[start:end].sum(axis=0)
+    def add(self, values: Integers, target: Integers) -> None:
+        """Add values (n, k) to those of a table (m, k) at their places."""
+        if values.shape[1] == 1:  # reals add such integers exactly
+            counted = np.bincount(self._at[self._known], weights=values[self._known, 0], minlength=len(target))
+            target[:, 0] += counted.astype(np.int64)
+            return
+        if self._ordered is None:
+            order = np.argsort(self._at, kind="stable")
+            self._ordered = order, *np.unique(self._at[order], return_index=True)
+        order, found, starts = self._ordered
+        rows = values[order]
+        for at, start, end in zip(found.tolist(), starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=False):
+            if at >= 0:
+                target[at] += rows[start:end].sum(axis=0)
