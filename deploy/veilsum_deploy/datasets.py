@@ -23,7 +23,7 @@ from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.table import Table
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
@@ -62,7 +62,7 @@ class TableWithSchema:
         """What the participant's reader makes of the table once it is written: the same records, to the bit."""
         columns = {name: self.table[name].combine_chunks() for name in self.table.column_names}
         subjects = None if self.subject is None else columns[self.subject]
-        return encode_table(Table(Path(self.name), columns, self.table.num_rows, subjects), self.schema)[0]
+        return encode_table(Table(columns, self.table.num_rows, subjects), self.schema)[0]
 
     @property
     def classes(self) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     Field,
     SecretStr,
     StrictBool,
@@ -21,15 +22,29 @@ from pydantic import (
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name
 from veilsum_node.identity.files import read_file
-from veilsum_participant.query import Bucket, Images, Source, SourceQuery
+from veilsum_participant.query import ENCODINGS, PLAIN, Bucket, Dialect, Images, Source, SourceQuery, TextFile
 from veilsum_privacy.study.schema import ColumnName
 
 Side = Annotated[StrictInt, Field(ge=1, le=4096)]
 
 TableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 
+
+def _known_encoding(value: str) -> str:
+    if value not in ENCODINGS:
+        raise ValueError(f"is none of {', '.join(ENCODINGS)}")
+    return value
+
+
+Encoding = Annotated[str, AfterValidator(_known_encoding)]
+
 _OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "files", "joined")
 """Keys of a dataset that only a query may set."""
+
+
+def _is_text(file: Path | Bucket) -> bool:
+    """Whether a file is of text, by its name alone."""
+    return file.csv if isinstance(file, Bucket) else file.suffix.lower() not in (".parquet", ".pq", ".npz")
 
 
 class ImagesConfig(Frozen):
@@ -93,6 +108,10 @@ class DatasetConfig(Frozen):
             need it.
         header: whether the first line of a CSV file names its columns. A study whose schema says otherwise is refused; were
             it believed, the file's first record would be held against the study's column names.
+        delimiter, decimal: of CSV, what separates cells, "," unless stated (tab is "\\t"), and the mark before the decimal
+            places of numbers, "." unless it is ",".
+        encoding, compression: of CSV and ndjson, how characters and bytes are written
+            (:class:`veilsum_participant.query.Dialect`). None of the four is guessed from a file: one record could decide it.
         dsn, dsn_file: of a query, the database's URL, or a private file that holds it; without one DuckDB reads ``files``.
         query, query_file: one SELECT statement, or a file of it.
         files: of a query on files, the table that each becomes: Parquet (or a folder or glob of it), CSV with a header,
@@ -119,6 +138,10 @@ class DatasetConfig(Frozen):
     population: Name | None = None
     subject: ColumnName | None = None
     header: StrictBool = True
+    delimiter: Annotated[str, StringConstraints(pattern=r"^[\t\x1f !#$%&*/:;<=>?@^_`|~,-]$")] = PLAIN.delimiter
+    decimal: Literal[".", ","] = "."
+    encoding: Encoding = "utf-8"
+    compression: Literal["", "gzip", "bzip2", "xz", "zstd"] = ""
     dsn: SecretStr | None = None
     dsn_file: Path | None = None
     query: StrictStr | None = None
@@ -155,6 +178,26 @@ class DatasetConfig(Frozen):
             raise ValueError("needs the column subject, or joined = false where each row is one person's and nobody has two")
         return self
 
+    @model_validator(mode="after")
+    def _dialect_of_text(self) -> Self:
+        if self.dialect == PLAIN:
+            return self
+        if self.delimiter == self.decimal:
+            raise ValueError("delimiter and decimal are the same mark")
+        if self.source == "sql":
+            if self.decimal != PLAIN.decimal:
+                raise ValueError("decimal is for a file; a query converts texts itself")
+            if not any(map(_is_text, self.files.values())):
+                raise ValueError("delimiter, encoding and compression are for CSV and ndjson")
+        elif self.file is not None and not _is_text(self.file):
+            raise ValueError("delimiter, decimal, encoding and compression are for CSV")
+        return self
+
+    @property
+    def dialect(self) -> Dialect:
+        """How its files of text are written."""
+        return Dialect(self.delimiter, self.decimal, self.encoding, self.compression)
+
     @property
     def several_rows(self) -> bool:
         """Whether one person may have several records that only ``subject`` tells apart from other people's."""
@@ -174,16 +217,16 @@ class DatasetConfig(Frozen):
         table = self._table(name)
         return table if self.images is None else Images(table, self.images.folder, self.images.column, self.images.shape)
 
-    def _table(self, name: str) -> Path | Bucket | SourceQuery:
+    def _table(self, name: str) -> Path | Bucket | TextFile | SourceQuery:
         if self.file is not None:
-            return self.file
+            return self.file if self.dialect == PLAIN else TextFile(self.file, self.dialect)
         text = self.query or ""
         if self.query_file is not None:
             try:
                 text = read_file(self.query_file, f"query of dataset {name}").decode()
             except UnicodeDecodeError as error:
                 raise ConfigurationError(f"The query {self.query_file} is not UTF-8 text.") from error
-        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout)
+        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout, self.dialect)
 
     def resolved(self, base: Path) -> Self:
         """The same with paths taken from a directory."""

@@ -277,7 +277,7 @@ def _dealt(
     if isinstance(data, str | Path):
         if site_column is not None:
             return read_sites(Path(data), schema, site_column=site_column, subject=subject)
-        from veilsum_participant.data.readers import read_table
+        from veilsum_participant.data.sources import read_table
 
         return deal_rows(as_table(read_table(Path(data), schema).columns, str(data)), sites or 4, seed)
     table = as_table(data, "data")

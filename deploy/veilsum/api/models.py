@@ -109,7 +109,7 @@ class _Applied:
             if not (typed.readable(kind) or typed.is_date(kind)):
                 raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
             columns[name] = typed.values(table[name])
-        return encode_table(Table(Path("X"), columns, table.num_rows), schema)[0]
+        return encode_table(Table(columns, table.num_rows), schema)[0]
 
 
 class Classifier(_Applied):

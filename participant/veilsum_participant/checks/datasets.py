@@ -11,11 +11,10 @@ from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.images import check_images
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.data.queries import query_schema
-from veilsum_participant.data.sources import found_columns, named_in_records
+from veilsum_participant.data.sources import found_columns, named_in_records, reader_of
 from veilsum_participant.data.table import require_columns
 from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
+from veilsum_participant.query import Images, Source, SourceQuery, TextFile, pixel_names
 from veilsum_privacy.study.schema import DatasetSchema
 
 
@@ -93,15 +92,16 @@ def _there(label: str, source: Source, offered: DatasetConfig) -> Check:
         check_images(source)
         source = source.table
     if isinstance(source, SourceQuery):
-        names = query_schema(source).names
-        require_columns(f"The {source} yields", offered.columns, names)
+        (found,) = reader_of(source).layout()
+        names = found.schema.names
+        require_columns(found.says, offered.columns, names)
         return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {counted(len(names), 'column')}")
     if offered.columns and named_in_records(offered):
         names = found_columns(source) or []
         require_columns(f"{source}: its first line names", offered.columns, names)
         stated = counted(len(offered.columns), "column")
         return Check(label, CheckOutcome.OK, f"{source} is there; its first line names the {stated} that the site states")
-    if file_parts(source):
+    if file_parts(source.file if isinstance(source, TextFile) else source):
         return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
     return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_categories, judge_column, judge_labels
-from veilsum_participant.data.lines import MAX_LINE, Fault, line_numbers
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.lines import MAX_LINE, Fault
+from veilsum_participant.data.sources import found_lines, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_participant.data.table import Table
 from veilsum_participant.query import Source
@@ -164,7 +164,7 @@ def check_dataset(
     if whole:
         totals[None] = dict(whole)
     places.sort(key=lambda place: place[0])
-    lines = _lines(table, {place[0] for place in places})
+    lines = found_lines(source, schema, {place[0] for place in places})
     violations = tuple(
         Violation(source, kind, row, lines.get(row), column, expected) for row, kind, column, expected in places
     )
@@ -212,8 +212,3 @@ def _substitute(column: NumberColumn | CategoryColumn) -> str:
 
 def _listed(values: tuple[str, ...]) -> str:
     return ", ".join(repr(value) for value in values[:10]) + (", ..." if len(values) > 10 else "")
-
-
-def _lines(table: Table, rows: set[int]) -> dict[int, int]:
-    """The lines of a CSV file on which data rows stand; none for other formats."""
-    return {} if table.header is None or table.path is None else line_numbers(table.path, rows, header=table.header)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data.queries import missing_package
+from veilsum_participant.data.reader import missing_package
 from veilsum_participant.query import Images, pixel_names
 
 Floats = NDArray[np.float32]

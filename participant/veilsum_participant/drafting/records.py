@@ -47,7 +47,7 @@ def draft_records(path: Path, *, private: bool) -> SchemaDraft:
     Raises:
         DataError: the file cannot be read, or its first line holds no names.
     """
-    from veilsum_participant.data.readers import read_table
+    from veilsum_participant.data.sources import read_table
     from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn
 
     if path.suffix.lower() == ".npz":
@@ -81,19 +81,20 @@ def _readable_columns(path: Path) -> tuple[list[str], set[str], dict[str, str]]:
     Raises:
         DataError: the file cannot be read, or its first line holds no names.
     """
-    from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema
+    from veilsum_participant.data.formats import is_csv
+    from veilsum_participant.data.sources import reader_of
     from veilsum_participant.data.typed import is_date, readable
 
     left_out: dict[str, str] = {}
     dates: set[str] = set()
     if is_csv(path):
-        names = csv_names(path)
+        names = reader_of(path).columns() or []
         if any(not name or NUMBER.fullmatch(name) or _DATE.fullmatch(name) for name in names):
             raise DataError(
                 f"{path}: its first line does not name the columns.", "Put a line with their names before the records."
             )
     else:
-        found = parquet_schema(path)[1]
+        found = reader_of(path).layout()[0].schema
         dates = {name for name in found.names if is_date(found.field(name).type)}
         names = [name for name in found.names if name in dates or readable(found.field(name).type)]
         left_out = {name: "neither numbers, texts nor dates" for name in found.names if name not in names}
