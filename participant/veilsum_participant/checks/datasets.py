@@ -17,14 +17,20 @@ from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import Images, Source, SourceQuery, TextFile, pixel_names
 from veilsum_privacy.study.schema import DatasetSchema
 
+_TEXTS, _LONGEST = 10, 60
+"""Texts that are shown of a column, and letters of each."""
 
-def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, show: bool = False) -> Iterator[Check]:
+
+def dataset(
+    name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, show: bool = False, texts: bool = False
+) -> Iterator[Check]:
     """Whether a dataset is there, has the columns that the site states, and how its records suit a schema.
 
     Args:
         name, offered: the dataset.
         schema: without one only the dataset's structure is looked at.
         show: whether its operator asks to see the columns as they stand in the data. A CSV file's first line may be a record.
+        texts: whether its operator asks to see the most frequent texts that match nothing.
     """
     label, source = f"dataset {name}", offered.origin(name)
     if show:
@@ -42,12 +48,20 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         yield Check(label, CheckOutcome.OK, detail)
     else:
         advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
+        advice = report.advice or advice
         yield Check(label, CheckOutcome.WARNING, detail, advice)
     for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
         known = all(kind is FindingKind.MISSING for kind in kinds)  # what becomes of it was agreed
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
         where = "whole rows" if column is None else f"column {column!r}"
         yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}")
+    for cells in report.cells:
+        if cells.unmatched:
+            told = f"column {cells.column!r}: of {cells.read:,} cells {cells.missing:,} are missing, {cells.outside:,} out of"
+            told += f" bounds, {cells.unmatched:,} match nothing"
+            said = [f"{_toml_text(text[:_LONGEST])} {count:,}" for text, count in cells.texts.most_common(_TEXTS)]
+            advice = "" if texts else "`--texts` shows the most frequent."
+            yield Check(label, CheckOutcome.WARNING, f"{told}{': ' + ', '.join(said) if texts else ''}", advice)
     if offered.most_records > schema.max_records:
         share = f"{schema.max_records:,} of {offered.most_records:,}"
         yield Check(label, CheckOutcome.OK, f"most_records is above the schema's max_records: its sums count for {share}")

@@ -120,6 +120,9 @@ def check(
     columns: Annotated[
         bool, typer.Option("--columns", help="Show the columns of each dataset; of a CSV file that is its first line.")
     ] = False,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="With --schema, show the most frequent texts that match nothing in it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Test identity, connection, clock, ledger, budgets, policy and data; status 1 if a check failed.
@@ -130,7 +133,9 @@ def check(
 
     settings = _load(config)
     schemas, request = _subject(settings, schema, dataset, study, ctx.obj)
-    checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request, show_columns=columns).run()
+    checks = SiteCheck(
+        settings, lambda: int(time.time()), schemas=schemas, study=request, show_columns=columns, show_texts=texts
+    ).run()
     ok = all(item.status is not CheckOutcome.FAILED for item in checks)
     if as_json:
         print_json({"ok": ok, "checks": [item.to_json() for item in checks]})

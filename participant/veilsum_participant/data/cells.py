@@ -7,7 +7,7 @@ Nothing here raises because of what a cell holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Bools
 from veilsum_participant.data.spellings import Spellings, exact
-from veilsum_privacy.study.schema import CategoryColumn, DateColumn, LabelColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, LabelColumn, NumberColumn
 
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -42,6 +42,36 @@ class CodeCells:
     codes: NDArray[np.int64]
     missing: Bools
     invalid: Bools
+
+
+@dataclass(frozen=True)
+class JudgedColumn:
+    """The cells of a column of a schema, or of its classes, by disjoint masks (n,).
+
+    Attributes:
+        name: of the column in its source.
+        column: of the schema; None for the classes.
+    """
+
+    name: str
+    column: NumberColumn | CategoryColumn | None
+    missing: Bools
+    invalid: Bools
+    outside: Bools
+
+
+def judge_table(columns: Mapping[str, Any], schema: DatasetSchema) -> Iterator[JudgedColumn]:
+    """Judge every column of a schema, and that of its classes, among all that were read."""
+    for column in schema.columns:
+        if isinstance(column, NumberColumn):
+            numbers = judge_column(columns, column, schema.missing)
+            yield JudgedColumn(column.name, column, numbers.missing, numbers.invalid, numbers.outside)
+        else:
+            codes = judge_categories(columns[column.name], column, schema.missing)
+            yield JudgedColumn(column.name, column, codes.missing, codes.invalid, np.zeros_like(codes.invalid))
+    if schema.label is not None:
+        codes = judge_labels(columns[schema.label.column], schema.label, schema.missing)
+        yield JudgedColumn(schema.label.column, None, codes.missing, codes.invalid, np.zeros_like(codes.invalid))
 
 
 def judge_numbers(array: Any, column: NumberColumn, missing: Iterable[str]) -> NumberCells:

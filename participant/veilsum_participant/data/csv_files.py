@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from veilsum_node.errors import DataError
+from veilsum_participant.data.dialects import HEAD, advice
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import BATCH, Fault, Lines, line_numbers, open_text
-from veilsum_participant.data.objects import AnyFile, stored_csv
+from veilsum_participant.data.objects import AnyFile, open_file, stored_csv
 from veilsum_participant.data.reader import Asked, FileReader, Found, Part
 from veilsum_participant.query import PLAIN, Bucket, Dialect
 
@@ -36,12 +37,29 @@ class CsvReader(FileReader):
 
     def layout(self) -> list[Found]:
         """The names of all its columns; without a header line nothing but that the file is there."""
-        with readable(self._file), open_text(self._stored(), self._dialect) as file:
-            names = self._columns(Lines(file, self._dialect.delimiter))
         what = "its first line" if self._names is None else "the order of the schema"
-        advice = _FIRST_LINE if self._names is None else ""
+        with readable(self._file), open_text(self._stored(), self._dialect) as file:
+            try:
+                names = self._columns(Lines(file, self._dialect.delimiter))
+            except DataError as error:
+                raise DataError(error.message, self.declared() or error.advice) from None
         fields = pa.schema([(name, pa.large_string()) for name in names])
-        return [Found(str(self._file), f"{self._file}: {what} names", fields, advice)]
+        return [Found(str(self._file), f"{self._file}: {what} names", fields, self._advice)]
+
+    def _advice(self) -> str:
+        return "" if self._names is not None else self.declared() or _FIRST_LINE
+
+    def declared(self) -> str:
+        """What its owner had better declare, by its first line; empty where nothing stands out.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        with readable(self._file):
+            with open_file(self._stored()) as raw:
+                head = raw.read(HEAD)
+            with open_text(self._stored(), self._dialect) as file:
+                return advice(head, file.readline(HEAD), self._dialect)
 
     def columns(self) -> list[str] | None:
         """See :meth:`Reader.columns`.

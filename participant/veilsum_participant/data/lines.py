@@ -77,32 +77,42 @@ def open_text(file: AnyFile, dialect: Dialect = PLAIN) -> Iterator[BinaryIO]:
     """Open a file of text, of which bytes in UTF-8 are read, or bytes as they stand where nothing else is declared.
 
     Raises:
-        OSError, EOFError, ValueError: as the file is read: it is damaged, or not compressed so.
+        DataError: as the file is read: it is damaged, or not compressed so.
     """
     with open_file(file) as raw:
-        opened: Any = raw
-        if dialect.compression:
-            opened = _OPENED[dialect.compression](raw)
-        if dialect.encoding != PLAIN.encoding:
-            opened = io.BufferedReader(_Decoded(opened, dialect.encoding), _READ)
-        with opened:
-            yield cast(BinaryIO, opened)
+        if (dialect.compression, dialect.encoding) == (PLAIN.compression, PLAIN.encoding):
+            yield raw
+        else:
+            yield cast(BinaryIO, io.BufferedReader(_Decoded(raw, str(file), dialect), _READ))
 
 
 class _Decoded(io.RawIOBase):
-    """Bytes in another encoding as UTF-8; what is no character there becomes U+FFFD."""
+    """The bytes of a compressed file, or one in another encoding, as UTF-8; what is no character there becomes U+FFFD."""
 
-    def __init__(self, file: BinaryIO, encoding: str) -> None:
-        self._file, self._left = file, b""
-        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+    def __init__(self, raw: BinaryIO, label: str, dialect: Dialect) -> None:
+        self._label, self._compression, self._left = label, dialect.compression, b""
+        self._file = _OPENED[dialect.compression](raw) if dialect.compression else raw
+        other = dialect.encoding != PLAIN.encoding
+        self._decoder = codecs.getincrementaldecoder(dialect.encoding)("replace") if other else None
 
     def readable(self) -> bool:
         return True
 
+    def _read(self) -> bytes:
+        try:
+            return cast(bytes, self._file.read(_READ))
+        except Exception as error:  # each library has its own
+            if not self._compression:
+                raise
+            message = f"{self._label}: is not compressed with {self._compression}, or not whole."
+            raise DataError(message, "Correct `compression`, or the file.") from error
+
     def readinto(self, buffer: Any) -> int:
         while not self._left:
-            data = self._file.read(_READ)
-            self._left = self._decoder.decode(data, final=not data).encode(errors="replace")
+            data = self._read()
+            self._left = data
+            if self._decoder is not None:
+                self._left = self._decoder.decode(data, final=not data).encode(errors="replace")
             if not data:
                 break
         taken = self._left[: len(buffer)]

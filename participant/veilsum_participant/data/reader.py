@@ -26,13 +26,13 @@ class Found:
         label: of it, in messages.
         says: how a message begins on how many of its columns there are.
         schema: Arrow's names and types of its columns.
-        advice: where a column is missing.
+        advice: gives it where a column is missing.
     """
 
     label: str
     says: str
     schema: Any
-    advice: str = ""
+    advice: Callable[[], str] = str
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,12 @@ def found_lines(source: Source, schema: DatasetSchema, rows: Collection[int]) ->
     return reader_of(source, schema).lines(rows)
 
 
+def found_advice(source: Source, schema: DatasetSchema) -> str:
+    """What the owner of a CSV file had better declare of it, by its first line; empty where nothing stands out."""
+    reader = reader_of(source, schema)
+    return reader.declared() if isinstance(reader, CsvReader) else ""
+
+
 @dataclass(frozen=True)
 class Tables:
     """A source that is being read under a schema."""

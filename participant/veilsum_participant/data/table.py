@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,7 +158,7 @@ def with_subject(names: list[str], subject: str | None) -> list[str]:
     return list(dict.fromkeys([*names, subject] if subject is not None else names))
 
 
-def require_columns(what: str, names: Sequence[str], present: Sequence[str], advice: str = "") -> None:
+def require_columns(what: str, names: Sequence[str], present: Sequence[str], advice: Callable[[], str] = str) -> None:
     """Insist that every named column is there, once.
 
     What a source calls its columns may be a record, as in a CSV file without the header that it should have. So nothing of it
@@ -168,7 +168,7 @@ def require_columns(what: str, names: Sequence[str], present: Sequence[str], adv
         what: the source, and the verb that how many there are is said with.
         names: wanted.
         present: in the source.
-        advice: for columns that are missing.
+        advice: gives it for columns that are missing.
     """
     times = Counter(present)
     if missing := [name for name in dict.fromkeys(names) if not times[name]]:
@@ -179,7 +179,7 @@ def require_columns(what: str, names: Sequence[str], present: Sequence[str], adv
         several = f"columns {_named(missing)} are" if len(missing) > 1 else f"column {missing[0]!r} is"
         raise DataError(
             f"{what} {wanted - len(missing)} of the {counted(wanted, 'column')} wanted: {several} missing.",
-            f"{hint} {advice}".strip(),
+            f"{hint} {advice()}".strip(),
         )
     for name in names:
         if times[name] > 1:
