@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from veilsum_node.phrases import counted
@@ -44,7 +45,13 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
     else:
         advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
         yield Check(label, CheckOutcome.WARNING, detail, advice)
+    if unread := sum(report.unread.values()):
+        why = ", ".join(f"{reason} ({count:,})" for reason, count in Counter(report.unread).most_common())
+        yield Check(label, CheckOutcome.WARNING, f"{unread:,} of {counted(report.records, 'record')} have no pixels: {why}")
+    pixels = () if offered.images is None else pixel_names(offered.images.shape)
     for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
+        if column in pixels and kinds == {FindingKind.MISSING: unread}:
+            continue
         known = all(kind is FindingKind.MISSING for kind in kinds)  # what becomes of it was agreed
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
         where = "whole rows" if column is None else f"column {column!r}"

@@ -6,8 +6,8 @@ The report is for the site's operator: it names places and what was expected the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
@@ -99,6 +99,7 @@ class CheckReport:
         violations: in the order of rows the first of each kind in each column, as many of them as were asked for.
         totals: by column (None for whole rows and the file) and kind, how many there are in all.
         per_person: None without a column of subjects.
+        unread: how many records have an image without pixels, by reason.
     """
 
     source: Source
@@ -106,6 +107,7 @@ class CheckReport:
     violations: tuple[Violation, ...]
     totals: dict[str | None, dict[FindingKind, int]]
     per_person: PerPerson | None = None
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -168,7 +170,8 @@ def check_dataset(
     violations = tuple(
         Violation(source, kind, row, lines.get(row), column, expected) for row, kind, column, expected in places
     )
-    return CheckReport(source, records, violations, totals, None if subject is None else _per_person(table))
+    per_person = None if subject is None else _per_person(table)
+    return CheckReport(source, records, violations, totals, per_person, table.unread)
 
 
 def _per_person(table: Table) -> PerPerson:

@@ -36,6 +36,7 @@ class Table:
             long numbers apart; None if none was asked for.
         broken: 1-based data rows of a CSV file that are not among ``rows``, in order, and why.
         header: whether the CSV file's first line names its columns; None for other formats.
+        unread: how many rows name an image that gives no pixels, by reason; for the site's own eyes.
     """
 
     path: AnyFile | None
@@ -44,6 +45,7 @@ class Table:
     subjects: Any = None
     broken: Mapping[int, Fault] = field(default_factory=dict)
     header: bool | None = None
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     def filter(self, keep: NDArray[np.bool_]) -> Table:
         """The rows (rows,) that are True, but for what is told of broken ones."""
