@@ -47,7 +47,8 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         yield Check(label, CheckOutcome.WARNING, detail, advice)
     if unread := sum(report.unread.values()):
         why = ", ".join(f"{reason} ({count:,})" for reason, count in Counter(report.unread).most_common())
-        yield Check(label, CheckOutcome.WARNING, f"{unread:,} of {counted(report.records, 'record')} have no pixels: {why}")
+        told = f"{unread:,} of {counted(report.records, 'record')} have no pixels: {why}"
+        yield Check(label, CheckOutcome.WARNING, told, "All pixels of these records count as missing.")
     pixels = () if offered.images is None else pixel_names(offered.images.shape)
     for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
         if column in pixels and kinds == {FindingKind.MISSING: unread}:

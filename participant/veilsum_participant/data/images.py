@@ -141,10 +141,13 @@ class _Opener:
 
     def _open(self, name: str) -> tuple[IO[bytes], bytes]:
         """A file, unpacked where it is of gzip, and its first bytes."""
-        path = (self.folder / name).resolve()
-        if not path.is_relative_to(self.folder.resolve()) or not path.is_file():
-            raise Refused(Refusal.ABSENT)
-        file: IO[bytes] = self.files.enter_context(path.open("rb"))
+        try:
+            path = (self.folder / name).resolve()
+            if not path.is_relative_to(self.folder.resolve()) or not path.is_file():
+                raise Refused(Refusal.ABSENT)
+            file: IO[bytes] = self.files.enter_context(path.open("rb"))
+        except (OSError, ValueError) as error:  # a name that is too long, or a folder that may not be entered
+            raise Refused(Refusal.ABSENT) from error
         if file.read(2) == b"\x1f\x8b":
             file.seek(0)
             file = cast(IO[bytes], self.files.enter_context(gzip.GzipFile(fileobj=file)))

@@ -21,7 +21,7 @@ LARGEST = 1 << 28
 class Refusal(StrEnum):
     """Why a record has no pixels, for its site's own eyes."""
 
-    ABSENT = "no such file in the folder"
+    ABSENT = "no such file in the folder, or none that may be read"
     FORMAT = "neither DICOM, NIfTI, PNG nor JPEG"
     NO_PIXELS = "DICOM without pixels"
     COMPRESSION = "compressed in a way that no installed decoder reads"
