@@ -14,6 +14,7 @@ import shutil
 import struct
 import warnings
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,14 @@ from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, RLELossless
 
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.config import load_participant_config
+from veilsum_participant.data import images
 from veilsum_participant.data.images import read_image
-from veilsum_participant.data.slices import Floats, Refusal
+from veilsum_participant.data.slices import Floats, NoPixels
 from veilsum_participant.query import pixel_names
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+"""Filters of the process, such as images sets, end with each test."""
 
 LUMA = np.array([0.299, 0.587, 0.114])
 
@@ -41,27 +46,27 @@ PYDICOM = Path(pydicom.__file__).parent / "data"
 NIBABEL = Path(nibabel.__file__).parent
 
 REFUSED = {
-    Refusal.NO_PIXELS: (
+    NoPixels.EMPTY: (
         "charset_files/chrJapMulti*.dcm charset_files/chrKoreanMulti.dcm charset_files/chrSQEncoding*.dcm palettes/*.dcm"
         " test_files/UN_sequence.dcm test_files/dicomdirtests/DICOMDIR* test_files/dicomdirtests/TINY_ALPHA/DICOMDIR"
         " test_files/dicomdirtests/TINY_ALPHA/PT*/IM* test_files/empty_charset_LEI.dcm test_files/no_meta_group_length.dcm"
         " test_files/priv_SQ.dcm test_files/reportsi*.dcm test_files/rtplan*.dcm test_files/test-SR.dcm"
         " test_files/waveform_ecg.dcm nicom/tests/data/csa_slice_norm.dcm"
     ),
-    Refusal.COMPRESSION: (
+    NoPixels.COMPRESSION: (
         "test_files/JPEGLSNearLossless_*.dcm test_files/MR_small_jpeg_ls_lossless.dcm test_files/SC_rgb_jls_lossy_*.dcm"
         " test_files/SC_rgb_jpeg_gdcm.dcm"
     ),
-    Refusal.DAMAGED: (
+    NoPixels.DAMAGED: (
         # cut short, without a transfer syntax or rows, of words where bytes are told, with a colour space that it has not
         "test_files/MR_truncated.dcm test_files/meta_missing_tsyntax.dcm test_files/nested_priv_SQ.dcm test_files/badVR.dcm"
         " test_files/GDCMJ2K_TextGBR.dcm test_files/JPEG2000-embedded-sequence-delimiter.dcm"
         # JPEG of 12 bits, which Pillow does not read
         " test_files/JPEG-lossy.dcm test_files/JPGExtended.dcm"
     ),
-    Refusal.FRAMES: "tests/data/row_major.dconn.nii",  # a matrix between places, not an image of them
-    Refusal.ABSENT: "tests/data/nifti1.hdr tests/data/nifti2.hdr",  # headers without their .img
-    Refusal.FORMAT: (
+    NoPixels.FRAMES: "tests/data/row_major.dconn.nii",  # a matrix between places, not an image of them
+    NoPixels.ABSENT: "tests/data/nifti1.hdr tests/data/nifti2.hdr",  # headers without their .img
+    NoPixels.FORMAT: (
         # DICOM from before DICM stood at byte 128
         "test_files/ExplVR_*EndNoMeta.dcm test_files/no_meta.dcm test_files/rtstruct.dcm"
         # DICOM or nothing within gzip, and within zip
@@ -80,7 +85,7 @@ def shipped(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in files if root == PYDICOM or path.parent.name == "data")
 
 
-def refusal(name: str) -> Refusal | None:
+def refusal(name: str) -> NoPixels | None:
     found = {reason for reason, names in REFUSED.items() if any(fnmatch.fnmatch(name, item) for item in names.split())}
     assert len(found) <= 1, name
     return next(iter(found), None)
@@ -88,7 +93,7 @@ def refusal(name: str) -> Refusal | None:
 
 def pixels_of(folder: Path, name: str, shape: tuple[int, int, int]) -> Floats:
     found = read_image(folder, name, shape)
-    assert not isinstance(found, Refusal), f"{name}: {found}"
+    assert not isinstance(found, NoPixels), f"{name}: {found}"
     return found
 
 
@@ -369,33 +374,33 @@ def test_what_has_no_one_meaning_is_refused(tmp_path: Path) -> None:
     shared = item(PixelValueTransformationSequence=item(**line))
     entries = np.zeros((4, 3), dtype=np.uint8)
     colours = np.zeros((1, 4, 5, 3), dtype=np.uint8)
-    cases: list[tuple[Refusal, NDArray[Any], dict[str, Any]]] = [
-        (Refusal.SCALE, GREY, {"RescaleSlope": "2"}),
-        (Refusal.SCALE, GREY, {"RescaleIntercept": "-1024"}),
-        (Refusal.SCALE, GREY, {"RescaleSlope": None, "RescaleIntercept": None}),
-        (Refusal.SCALE, GREY, {**line, "SharedFunctionalGroupsSequence": shared}),
-        (Refusal.SCALE, GREY, {**line, "ModalityLUTSequence": modality_table([1, 2], 0)}),
-        (Refusal.SCALE, GREY, {"RealWorldValueMappingSequence": Sequence([world[0], world[0]])}),
-        (Refusal.SCALE, GREY, {"Modality": "RTDOSE"}),
-        (Refusal.SCALE, GREY, {"DoseGridScaling": "0.1", **line}),
-        (Refusal.SCALE, GREY, {"BitsStored": 12, "HighBit": 15}),
-        (Refusal.SCALE, colours, {"RescaleSlope": "2", "RescaleIntercept": "0"}),
-        (Refusal.SCALE, np.zeros((1, 4, 5), np.float32), {"PhotometricInterpretation": "MONOCHROME1"}),
-        (Refusal.FRAMES, GREY, {"TotalPixelMatrixColumns": 15, "TotalPixelMatrixRows": 4}),
-        (Refusal.FRAMES, GREY, {"SegmentationType": "BINARY", "SegmentSequence": Sequence([Dataset(), Dataset()])}),
-        (Refusal.FRAMES, GREY, {"PerFrameFunctionalGroupsSequence": item()}),
-        (Refusal.COLOURS, GREY.astype("u2"), {"PixelPresentation": "MIXED"}),
-        (Refusal.COLOURS, GREY.astype("u2"), {**palette(entries), "AlphaPaletteColorLookupTableData": bytes(4)}),
-        (Refusal.COLOURS, colours, {"PhotometricInterpretation": "YBR_ICT"}),
-        (Refusal.COLOURS, colours, {"PhotometricInterpretation": "HSV"}),
-        (Refusal.SIZE, np.zeros((1, 1, 1), np.uint8), {"Rows": 65_535, "Columns": 65_535}),
+    cases: list[tuple[NoPixels, NDArray[Any], dict[str, Any]]] = [
+        (NoPixels.SCALE, GREY, {"RescaleSlope": "2"}),
+        (NoPixels.SCALE, GREY, {"RescaleIntercept": "-1024"}),
+        (NoPixels.SCALE, GREY, {"RescaleSlope": None, "RescaleIntercept": None}),
+        (NoPixels.SCALE, GREY, {**line, "SharedFunctionalGroupsSequence": shared}),
+        (NoPixels.SCALE, GREY, {**line, "ModalityLUTSequence": modality_table([1, 2], 0)}),
+        (NoPixels.SCALE, GREY, {"RealWorldValueMappingSequence": Sequence([world[0], world[0]])}),
+        (NoPixels.SCALE, GREY, {"Modality": "RTDOSE"}),
+        (NoPixels.SCALE, GREY, {"DoseGridScaling": "0.1", **line}),
+        (NoPixels.SCALE, GREY, {"BitsStored": 12, "HighBit": 15}),
+        (NoPixels.SCALE, colours, {"RescaleSlope": "2", "RescaleIntercept": "0"}),
+        (NoPixels.SCALE, np.zeros((1, 4, 5), np.float32), {"PhotometricInterpretation": "MONOCHROME1"}),
+        (NoPixels.FRAMES, GREY, {"TotalPixelMatrixColumns": 15, "TotalPixelMatrixRows": 4}),
+        (NoPixels.FRAMES, GREY, {"SegmentationType": "BINARY", "SegmentSequence": Sequence([Dataset(), Dataset()])}),
+        (NoPixels.FRAMES, GREY, {"PerFrameFunctionalGroupsSequence": item()}),
+        (NoPixels.COLOURS, GREY.astype("u2"), {"PixelPresentation": "MIXED"}),
+        (NoPixels.COLOURS, GREY.astype("u2"), {**palette(entries), "AlphaPaletteColorLookupTableData": bytes(4)}),
+        (NoPixels.COLOURS, colours, {"PhotometricInterpretation": "YBR_ICT"}),
+        (NoPixels.COLOURS, colours, {"PhotometricInterpretation": "HSV"}),
+        (NoPixels.SIZE, np.zeros((1, 1, 1), np.uint8), {"Rows": 65_535, "Columns": 65_535}),
     ]  # fmt: skip
     for reason, frames, elements in cases:
         write(tmp_path / "a", frames, **elements)
         found = read_image(tmp_path, "a", (1, 4, 5))
         assert found is reason, (elements, found)
     write(tmp_path / "a", GREY.astype("u2"), syntax=ExplicitVRBigEndian, **palette(entries.astype("u2")))
-    assert read_image(tmp_path, "a", (1, 4, 5)) is Refusal.COLOURS
+    assert read_image(tmp_path, "a", (1, 4, 5)) is NoPixels.COLOURS
     assert_read(write(tmp_path / "a", colours, **line), colours.astype(float))
     assert_read(write(tmp_path / "a", GREY, ModalityLUTSequence=Sequence()), GREY.astype(float))
 
@@ -441,9 +446,9 @@ def test_nifti_of_colours_and_of_what_is_no_number(tmp_path: Path) -> None:
     nibabel.Nifti1Image(rgb, np.eye(4)).to_filename(tmp_path / "rgb.nii")
     assert_read(tmp_path / "rgb.nii", colours.transpose(2, 1, 0, 3).astype(float))
     cases = {
-        Refusal.SCALE: np.ones((2, 2, 2), np.complex64),
-        Refusal.FRAMES: np.ones((2, 2, 2, 1, 3), np.float32),
-        Refusal.COLOURS: np.zeros((2, 2, 2), [("R", "u1"), ("G", "u1"), ("B", "u1"), ("A", "u1")]),
+        NoPixels.SCALE: np.ones((2, 2, 2), np.complex64),
+        NoPixels.FRAMES: np.ones((2, 2, 2, 1, 3), np.float32),
+        NoPixels.COLOURS: np.zeros((2, 2, 2), [("R", "u1"), ("G", "u1"), ("B", "u1"), ("A", "u1")]),
     }
     for reason, volume in cases.items():
         nibabel.Nifti1Image(volume, np.eye(4)).to_filename(tmp_path / "a.nii")
@@ -451,7 +456,7 @@ def test_nifti_of_colours_and_of_what_is_no_number(tmp_path: Path) -> None:
     raw = bytearray((tmp_path / "rgb.nii").read_bytes())
     struct.pack_into("<4h", raw, 40, 3, 32767, 32767, 32767)
     (tmp_path / "huge.nii").write_bytes(raw)
-    assert read_image(tmp_path, "huge.nii", (1, 2, 2)) is Refusal.SIZE
+    assert read_image(tmp_path, "huge.nii", (1, 2, 2)) is NoPixels.SIZE
 
 
 def test_the_other_file_of_a_pair_lies_in_the_folder_too(tmp_path: Path) -> None:
@@ -459,9 +464,9 @@ def test_the_other_file_of_a_pair_lies_in_the_folder_too(tmp_path: Path) -> None
     nibabel.Nifti1Pair(np.ones((2, 2, 2), np.int16), np.eye(4)).to_filename(tmp_path / "a.img")
     for near, far in (("hdr", "img"), ("img", "hdr")):
         shutil.copy(tmp_path / f"a.{near}", tmp_path / f"scans/{near}.{near}")
-        assert isinstance(read_image(tmp_path / "scans", f"{near}.{near}", (1, 2, 2)), Refusal)
+        assert isinstance(read_image(tmp_path / "scans", f"{near}.{near}", (1, 2, 2)), NoPixels)
         (tmp_path / f"scans/{near}.{far}").symlink_to(tmp_path / f"a.{far}")
-        assert read_image(tmp_path / "scans", f"{near}.{near}", (1, 2, 2)) is Refusal.ABSENT
+        assert read_image(tmp_path / "scans", f"{near}.{near}", (1, 2, 2)) is NoPixels.ABSENT
 
 
 # --- PNG and JPEG ---
@@ -506,15 +511,15 @@ def test_pictures_are_read_as_what_they_mean_or_refused(tmp_path: Path) -> None:
         assert_read(tmp_path / "a", want[None].astype(float))
     other = Image.fromarray(255 - colours)
     refused = {
-        Refusal.COLOURS: [
+        NoPixels.COLOURS: [
             png(16, 2, wide[..., :3]), png(16, 6, wide), png(16, 4, wide[..., :2]),
             png(8, 6, np.concatenate([colours, clear], -1)), png(8, 4, np.concatenate([grey[..., None], clear], -1)),
             png(8, 0, grey[..., None], b"tRNS" + struct.pack(">H", int(grey[0, 0]))),
             png(16, 0, wide[..., :1], b"tRNS" + struct.pack(">H", int(wide[0, 0, 0]))),
             saved(picture.quantize(8), "PNG", transparency=0), saved(picture.convert("CMYK"), "JPEG"),
         ],
-        Refusal.FRAMES: [saved(picture, "PNG", save_all=True, append_images=[other])],
-        Refusal.FORMAT: [
+        NoPixels.FRAMES: [saved(picture, "PNG", save_all=True, append_images=[other])],
+        NoPixels.FORMAT: [
             saved(picture, "GIF"), saved(picture, "GIF", save_all=True, append_images=[other]), saved(picture, "TIFF"),
             saved(picture, "TIFF", save_all=True, append_images=[other]), saved(picture, "BMP"), b"", b"\0" * 400,
             gzip.compress(saved(picture, "PNG")),
@@ -538,7 +543,10 @@ def test_no_decoder_tells_what_a_file_holds(tmp_path: Path, capfd: pytest.Captur
     sources = [*(PYDICOM / "test_files" / name for name in names), tmp_path / "a.png", tmp_path / "a.nii"]
     log = logging.StreamHandler(io.StringIO())  # as a site's log stands, at the root
     logging.getLogger().addHandler(log)
-    try:
+    with warnings.catch_warnings(record=True) as warned, ExitStack() as after:
+        after.callback(logging.getLogger().removeHandler, log)
+        warnings.simplefilter("always")
+        images._silence.cache_clear()
         for source in sources:
             whole = source.read_bytes()
             for _ in range(60):
@@ -547,9 +555,8 @@ def test_no_decoder_tells_what_a_file_holds(tmp_path: Path, capfd: pytest.Captur
                     data[draw.randrange(min(len(data), draw.choice([352, 2000, len(data)])))] = draw.randrange(256)
                 (tmp_path / "drawn").write_bytes(data[: draw.choice([len(data), draw.randrange(len(data))])])
                 found = read_image(tmp_path, "drawn", (1, 4, 4))
-                assert isinstance(found, Refusal | np.ndarray)
-    finally:
-        logging.getLogger().removeHandler(log)
+                assert isinstance(found, NoPixels | np.ndarray)
+    assert not warned
     assert log.stream.getvalue() == ""
     assert capfd.readouterr() == ("", "")
 
@@ -568,5 +575,5 @@ def test_a_sites_check_tells_how_many_images_give_no_pixels_and_why(tmp_path: Pa
     schema = DatasetSchema(columns=(NumberColumn(name="age", low=0, high=10), *columns))
     config = load_participant_config(tmp_path / "participant.toml")
     said = [found.detail for found in SiteCheck(config, lambda: 0, schemas={"scans": schema}).run()]
-    assert f"3 of 4 records have no pixels: {Refusal.SCALE} (2), {Refusal.ABSENT} (1)" in said
+    assert f"3 of 4 records have no pixels: {NoPixels.SCALE} (2), {NoPixels.ABSENT} (1)" in said
     assert not [line for line in said if "pixel7" in line], "a line for each pixel would hide the others"

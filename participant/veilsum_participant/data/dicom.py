@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_participant.data.slices import Floats, Refusal, Refused, Slices, check_size
+from veilsum_participant.data.slices import Floats, NoPixels, NotAnImage, Slices, check_size
 
 _MEASURED = {"HU", "HU_MOD", "MGML", "Z_EFF", "ED", "EDW", "PCT"}
 """Rescale types (C.11.1.1.2) whose values measure: how they are displayed changes none. Film's density is not among them."""
@@ -22,7 +22,7 @@ def open_dicom(file: IO[bytes]) -> Slices:
     """The frames of one file, from the feet up where each frame's place in the body is told, and else as they are stored.
 
     Raises:
-        Refused: the object has no pixels, or none that the standard gives one meaning.
+        NotAnImage: the object has no pixels, or none that the standard gives one meaning.
         Exception: whatever pydicom raises of a damaged file.
     """
     import pydicom
@@ -31,7 +31,7 @@ def open_dicom(file: IO[bytes]) -> Slices:
 
     dataset = pydicom.dcmread(file)
     if not any(name in dataset for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
-        raise Refused(Refusal.NO_PIXELS)
+        raise NotAnImage(NoPixels.EMPTY)
     frames = int(as_pixel_options(dataset)["number_of_frames"])
     packed = frames > 1 and dataset.BitsAllocated == 1
     check_size(dataset.Rows, dataset.Columns, dataset.SamplesPerPixel, frames if packed else 1)
@@ -40,9 +40,9 @@ def open_dicom(file: IO[bytes]) -> Slices:
     try:
         decoder = get_decoder(dataset.file_meta.TransferSyntaxUID)
     except NotImplementedError as error:
-        raise Refused(Refusal.COMPRESSION) from error
+        raise NotAnImage(NoPixels.COMPRESSION) from error
     if not decoder.is_available:
-        raise Refused(Refusal.COMPRESSION)
+        raise NotAnImage(NoPixels.COMPRESSION)
 
     def read(place: int) -> Floats:
         index = order[place]
@@ -56,11 +56,11 @@ def open_dicom(file: IO[bytes]) -> Slices:
 def _check_told(dataset: Any, frames: int) -> None:
     """Refuse what pydicom does not look at: bits that lie elsewhere, tiles of one picture, segments side by side."""
     if dataset.get("HighBit") is not None and dataset.HighBit != dataset.BitsStored - 1:
-        raise Refused(Refusal.SCALE)
+        raise NotAnImage(NoPixels.SCALE)
     segments = 1 if dataset.get("SegmentationType") == "LABELMAP" else len(dataset.get("SegmentSequence") or ())
     short = 0 < len(dataset.get("PerFrameFunctionalGroupsSequence") or ()) < frames
     if frames > 1 and (short or segments > 1 or "TotalPixelMatrixColumns" in dataset):
-        raise Refused(Refusal.FRAMES)
+        raise NotAnImage(NoPixels.FRAMES)
 
 
 def _values(dataset: Any, stored: NDArray[Any], frame: int, photometric: str) -> Floats:
@@ -69,20 +69,20 @@ def _values(dataset: Any, stored: NDArray[Any], frame: int, photometric: str) ->
 
     scale = _scale(dataset, frame)
     if stored.ndim != (3 if photometric == "RGB" else 2):
-        raise Refused(Refusal.COLOURS)
+        raise NotAnImage(NoPixels.COLOURS)
     if photometric in ("RGB", "PALETTE COLOR"):
         if scale is not None and (scale.get("RescaleSlope"), scale.get("RescaleIntercept")) != (1, 0):
-            raise Refused(Refusal.SCALE)  # none is defined for colours
+            raise NotAnImage(NoPixels.SCALE)  # none is defined for colours
         if photometric == "RGB":
             return stored.astype(np.float64)
         wide = stored.astype(np.int64)  # an index would wrap around in the type of the palette's entries
         entries, first, _ = dataset.RedPaletteColorLookupTableDescriptor
         colours = apply_color_lut(np.clip(wide, first, first + (entries or 1 << 16) - 1), dataset)
         if colours.shape[-1] != 3 or (colours.dtype.itemsize > 1 and not _little_endian(dataset)):
-            raise Refused(Refusal.COLOURS)
+            raise NotAnImage(NoPixels.COLOURS)
         return colours.astype(np.float64)
     if photometric not in ("MONOCHROME1", "MONOCHROME2") or dataset.get("PixelPresentation") in ("COLOR", "MIXED"):
-        raise Refused(Refusal.COLOURS)
+        raise NotAnImage(NoPixels.COLOURS)
     mapped, measured = _mapped(dataset, stored, frame, scale)
     if photometric == "MONOCHROME2" or measured:
         return mapped
@@ -99,7 +99,7 @@ def _scale(dataset: Any, frame: int) -> Any:
     for item in found:
         line = [item.get("RescaleSlope"), item.get("RescaleIntercept")]
         if len(found) > 1 or line.count(None) != (2 if item.get("ModalityLUTSequence") else 0):
-            raise Refused(Refusal.SCALE)
+            raise NotAnImage(NoPixels.SCALE)
     return found[0] if found else None
 
 
@@ -107,7 +107,7 @@ def _mapped(dataset: Any, stored: NDArray[Any], frame: int, scale: Any) -> tuple
     """Stored values on the modality's scale, and whether they measure something."""
     dose = "DoseGridScaling" in dataset or dataset.get("Modality") == "RTDOSE"
     if dose and (scale is not None or dataset.get("DoseGridScaling") is None):
-        raise Refused(Refusal.SCALE)
+        raise NotAnImage(NoPixels.SCALE)
     if scale is not None:
         kind = scale.get("RescaleType") or ""
         return _rescaled(stored, scale), kind in _MEASURED or dataset.get("Modality") in ("CT", "PT")
@@ -117,7 +117,7 @@ def _mapped(dataset: Any, stored: NDArray[Any], frame: int, scale: Any) -> tuple
         return stored.astype(np.float64) / int(dataset.MaximumFractionalValue), True
     maps = [*(dataset.get("RealWorldValueMappingSequence") or ()), *_groups(dataset, frame, "RealWorldValueMappingSequence")]
     if len(maps) > 1:
-        raise Refused(Refusal.SCALE)
+        raise NotAnImage(NoPixels.SCALE)
     return (_real_world(stored, maps[0]), True) if maps else (stored.astype(np.float64), False)
 
 
@@ -148,7 +148,7 @@ def _range(dataset: Any, scale: Any) -> tuple[float, float]:
     if scale is not None and scale.get("ModalityLUTSequence"):
         return 0, 2.0 ** scale.ModalityLUTSequence[0].LUTDescriptor[2] - 1
     if "PixelData" not in dataset:
-        raise Refused(Refusal.SCALE)
+        raise NotAnImage(NoPixels.SCALE)
     low = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
     ends = np.array([low, low + (1 << dataset.BitsStored) - 1])
     low, high = ends if scale is None else _rescaled(ends, scale)
@@ -180,7 +180,7 @@ def _order(dataset: Any, frames: int) -> Sequence[int]:
         normal = np.cross(axes[0, :3], axes[0, 3:])
         heights = np.array([items[0].ImagePositionPatient for items in places], dtype=np.float64) @ normal
     if len(heights) != frames:
-        raise Refused(Refusal.FRAMES)
+        raise NotAnImage(NoPixels.FRAMES)
     _, first = np.unique(np.round(heights, 3), return_index=True)
     return [int(frame) for frame in first] if len(first) > 1 else stored
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from veilsum_node.errors import DataError
 from veilsum_participant.data.dicom import open_dicom
 from veilsum_participant.data.queries import missing_package
-from veilsum_participant.data.slices import Floats, Refusal, Refused, Slices, check_size
+from veilsum_participant.data.slices import Floats, NoPixels, NotAnImage, Slices, check_size
 from veilsum_participant.query import Images, pixel_names
 
 _HEAD = 348
@@ -74,35 +74,39 @@ def pixel_columns(images: Images, files: Any, wanted: list[str]) -> tuple[dict[s
     refused: Counter[str] = Counter()
     for row, name in enumerate(names):
         pixels = read_image(images.folder, name, images.shape)
-        if isinstance(pixels, Refusal):
+        if isinstance(pixels, NoPixels):
             refused[pixels] += 1
         else:
             found[row] = pixels.ravel()[places]
     return {name: pa.array(found[:, place]) for place, name in enumerate(wanted)}, refused
 
 
-def read_image(folder: Path, name: object, shape: tuple[int, int, int]) -> Floats | Refusal:
+def read_image(folder: Path, name: object, shape: tuple[int, int, int]) -> Floats | NoPixels:
     """One image as channels or slices, rows and columns, or why there is none. Nothing raises, whatever a file holds."""
     _silence()
     if not isinstance(name, str) or not name:
-        return Refusal.ABSENT
+        return NoPixels.ABSENT
     try:
-        with warnings.catch_warnings(), ExitStack() as files:
-            warnings.simplefilter("ignore")
+        with ExitStack() as files:
             return _Opener(folder, files).slices(name).fit(shape)
-    except Refused as refused:
+    except NotAnImage as refused:
         return refused.reason
     except Exception:  # noqa: BLE001  what decoders raise is many things
-        return Refusal.DAMAGED
+        return NoPixels.DAMAGED
 
 
 @cache
 def _silence() -> None:
-    """What decoders log quotes what they decode, and goes to standard error or to the site's log unless they are silenced."""
+    """What decoders log and warn of quotes what they decode, and goes to standard error or to the site's log otherwise.
+
+    Once for the process: what is silenced for a while returns while another study's thread still reads.
+    """
     import nibabel.imageglobals
     import PIL  # noqa: F401
     import pydicom  # noqa: F401
 
+    ours = r"veilsum_participant\.data\.(dicom|images|slices)"
+    warnings.filterwarnings("ignore", module=rf"(pydicom|nibabel|PIL|numpy|{ours})\b")
     nibabel.imageglobals.logger.handlers.clear()
     for name in ("pydicom", "nibabel", "PIL"):
         logging.getLogger(name).addHandler(logging.NullHandler())
@@ -126,12 +130,12 @@ class _Opener:
             if kind.endswith("Image"):
                 return _open_nifti(kind, image=file)
             if (pixels := self._beside(name, ".img")) is None:
-                raise Refused(Refusal.ABSENT)
+                raise NotAnImage(NoPixels.ABSENT)
             return _open_nifti(kind, header=file, image=self._open(pixels)[0])
         if (header := self._beside(name, ".hdr")) is not None and name.removesuffix(".gz").endswith(".img"):
             return self.slices(header)
         if packed:
-            raise Refused(Refusal.FORMAT)  # what it holds has no bounds
+            raise NotAnImage(NoPixels.FORMAT)  # what it holds has no bounds
         return _open_picture(file, head)
 
     def _beside(self, name: str, suffix: str) -> str | None:
@@ -144,10 +148,10 @@ class _Opener:
         try:
             path = (self.folder / name).resolve()
             if not path.is_relative_to(self.folder.resolve()) or not path.is_file():
-                raise Refused(Refusal.ABSENT)
+                raise NotAnImage(NoPixels.ABSENT)
             file: IO[bytes] = self.files.enter_context(path.open("rb"))
         except (OSError, ValueError) as error:  # a name that is too long, or a folder that may not be entered
-            raise Refused(Refusal.ABSENT) from error
+            raise NotAnImage(NoPixels.ABSENT) from error
         if file.read(2) == b"\x1f\x8b":
             file.seek(0)
             file = cast(IO[bytes], self.files.enter_context(gzip.GzipFile(fileobj=file)))
@@ -161,7 +165,7 @@ def _open_nifti(kind: str, **files: IO[bytes]) -> Slices:
     """The first volume along the closest canonical axes: slices from below, rows from behind, columns from the left.
 
     Raises:
-        Refused: its values are no numbers and no colours, or it has more than four dimensions.
+        NotAnImage: its values are no numbers and no colours, or it has more than four dimensions.
         Exception: whatever nibabel raises of a damaged file.
     """
     import nibabel
@@ -171,11 +175,11 @@ def _open_nifti(kind: str, **files: IO[bytes]) -> Slices:
     image = family.from_file_map(family.make_file_map(files), mmap=False)  # a mapped file that is cut short ends the process
     shape, names = image.shape, image.get_data_dtype().names
     if any(length != 1 for length in shape[4:]):
-        raise Refused(Refusal.FRAMES)
+        raise NotAnImage(NoPixels.FRAMES)
     if image.get_data_dtype().kind == "c":
-        raise Refused(Refusal.SCALE)
+        raise NotAnImage(NoPixels.SCALE)
     if names not in (None, ("R", "G", "B")):
-        raise Refused(Refusal.COLOURS)
+        raise NotAnImage(NoPixels.COLOURS)
     space = (*shape, 1, 1, 1)[:3]
     check_size(*space)
     volume = np.asarray(image.dataobj[(slice(None),) * len(shape[:3]) + (0,) * len(shape[3:])]).reshape(space)
@@ -192,28 +196,28 @@ def _open_picture(file: IO[bytes], head: bytes) -> Slices:
     """The one slice of a PNG or JPEG, turned as its EXIF says.
 
     Raises:
-        Refused: it is neither, or has several frames, or its colours are of ink, translucent, or cut to 8 bits by Pillow.
+        NotAnImage: it is neither, or has several frames, or its colours are of ink, translucent, or cut to 8 bits by Pillow.
         Exception: whatever Pillow raises of a damaged file.
     """
     from PIL import Image, ImageOps
 
     if not head.startswith((_PNG, _JPEG)):
-        raise Refused(Refusal.FORMAT)
+        raise NotAnImage(NoPixels.FORMAT)
     depth, kind = head[24:26] if head.startswith(_PNG) else (8, 0)
     if depth == 16 and kind != 0:
-        raise Refused(Refusal.COLOURS)
+        raise NotAnImage(NoPixels.COLOURS)
     try:
         opened = Image.open(file, formats=("PNG", "JPEG"))
     except Image.DecompressionBombError as error:
-        raise Refused(Refusal.SIZE) from error
+        raise NotAnImage(NoPixels.SIZE) from error
     if opened.format == "PNG" and getattr(opened, "is_animated", False):
-        raise Refused(Refusal.FRAMES)
+        raise NotAnImage(NoPixels.FRAMES)
     image = ImageOps.exif_transpose(opened)
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "I", "I;16"):
-        raise Refused(Refusal.COLOURS)
+        raise NotAnImage(NoPixels.COLOURS)
     wide = image.mode.startswith("I")
     if image.has_transparency_data and (wide or image.convert("RGBA").getchannel("A").getextrema() != (255, 255)):
-        raise Refused(Refusal.COLOURS)
+        raise NotAnImage(NoPixels.COLOURS)
     if not wide:
         image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
     return Slices(1, lambda _: np.asarray(image, dtype=np.float64))

@@ -18,12 +18,12 @@ LARGEST = 1 << 28
 """Pixels that are decoded at once, of a slice or of a volume: 2 GiB as float64."""
 
 
-class Refusal(StrEnum):
+class NoPixels(StrEnum):
     """Why a record has no pixels, for its site's own eyes."""
 
     ABSENT = "no such file in the folder, or none that may be read"
     FORMAT = "neither DICOM, NIfTI, PNG nor JPEG"
-    NO_PIXELS = "DICOM without pixels"
+    EMPTY = "DICOM without pixels"
     COMPRESSION = "compressed in a way that no installed decoder reads"
     DAMAGED = "damaged, or of a kind that its decoder does not read"
     COLOURS = "colours without one meaning: of ink, translucent, of 16 bits, or of an interpretation that is not read"
@@ -32,10 +32,10 @@ class Refusal(StrEnum):
     SIZE = f"more than {LARGEST:,} pixels at once"
 
 
-class Refused(Exception):  # noqa: N818  no error: a file may be anything
+class NotAnImage(Exception):  # noqa: N818  no error: a file may be anything
     """A file is not read as an image, for a reason that is one of few and quotes nothing of it."""
 
-    def __init__(self, reason: Refusal) -> None:
+    def __init__(self, reason: NoPixels) -> None:
         super().__init__(reason.value)
         self.reason = reason
 
@@ -44,10 +44,10 @@ def check_size(*lengths: int) -> None:
     """Refuse, before it is decoded, what would need too much memory.
 
     Raises:
-        Refused: the product of the lengths is above :data:`LARGEST`.
+        NotAnImage: the product of the lengths is above :data:`LARGEST`.
     """
     if np.prod(np.array(lengths, dtype=object)) > LARGEST:
-        raise Refused(Refusal.SIZE)
+        raise NotAnImage(NoPixels.SIZE)
 
 
 @dataclass(frozen=True)
