@@ -132,7 +132,7 @@ class _Opener:
             if (pixels := self._beside(name, ".img")) is None:
                 raise NotAnImage(NoPixels.ABSENT)
             return _open_nifti(kind, header=file, image=self._open(pixels)[0])
-        if (header := self._beside(name, ".hdr")) is not None and name.removesuffix(".gz").endswith(".img"):
+        if name.removesuffix(".gz").endswith(".img") and (header := self._beside(name, ".hdr")) is not None:
             return self.slices(header)
         if packed:
             raise NotAnImage(NoPixels.FORMAT)  # what it holds has no bounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,7 +47,7 @@ def check_size(*lengths: int) -> None:
     Raises:
         NotAnImage: the product of the lengths is above :data:`LARGEST`.
     """
-    if np.prod(np.array(lengths, dtype=object)) > LARGEST:
+    if math.prod(lengths) > LARGEST:
         raise NotAnImage(NoPixels.SIZE)
 
 
