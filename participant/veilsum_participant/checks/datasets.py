@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from veilsum_node.phrases import counted
@@ -50,7 +51,14 @@ def dataset(
         advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
         advice = report.advice or advice
         yield Check(label, CheckOutcome.WARNING, detail, advice)
+    if unread := sum(report.unread.values()):
+        why = ", ".join(f"{reason} ({count:,})" for reason, count in Counter(report.unread).most_common())
+        told = f"{unread:,} of {counted(report.records, 'record')} have no pixels: {why}"
+        yield Check(label, CheckOutcome.WARNING, told, "All pixels of these records count as missing.")
+    pixels = () if offered.images is None else pixel_names(offered.images.shape)
     for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
+        if column in pixels and kinds == {FindingKind.MISSING: unread}:
+            continue
         known = all(kind is FindingKind.MISSING for kind in kinds)  # what becomes of it was agreed
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
         where = "whole rows" if column is None else f"column {column!r}"
@@ -105,14 +113,13 @@ def _there(label: str, source: Source, offered: DatasetConfig) -> Check:
     if isinstance(source, Images):
         check_images(source)
         source = source.table
-    if isinstance(source, SourceQuery):
+    asked = isinstance(source, SourceQuery)
+    if asked or (offered.columns and named_in_records(offered)):
         (found,) = reader_of(source).layout()
-        names = found.schema.names
-        require_columns(found.says, offered.columns, names)
-        return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {counted(len(names), 'column')}")
-    if offered.columns and named_in_records(offered):
-        names = found_columns(source) or []
-        require_columns(f"{source}: its first line names", offered.columns, names)
+        require_columns(found.says, offered.columns, found.schema.names, found.advice)
+        if asked:
+            yielded = counted(len(found.schema.names), "column")
+            return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {yielded}")
         stated = counted(len(offered.columns), "column")
         return Check(label, CheckOutcome.OK, f"{source} is there; its first line names the {stated} that the site states")
     if file_parts(source.file if isinstance(source, TextFile) else source):

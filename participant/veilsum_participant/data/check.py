@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
@@ -105,6 +105,7 @@ class CheckReport:
         per_person: None without a column of subjects.
         cells: of each column; what its unmatched cells say is for the site's own eyes alone.
         advice: what to declare of a file of text that does not look as it is declared; empty where nothing stands out.
+        unread: how many records have an image without pixels, by reason.
     """
 
     source: Source
@@ -114,6 +115,7 @@ class CheckReport:
     per_person: PerPerson | None = None
     cells: tuple[ColumnCells, ...] = ()
     advice: str = ""
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -178,7 +180,9 @@ def check_dataset(
     )
     per_person = None if subject is None else _per_person(table)
     cells = tuple(count_cells([table], schema))
-    return CheckReport(source, records, violations, totals, per_person, cells, _advice(source, schema, table, cells))
+    return CheckReport(
+        source, records, violations, totals, per_person, cells, _advice(source, schema, table, cells), table.unread
+    )
 
 
 def _advice(source: Source, schema: DatasetSchema, table: Table, cells: tuple[ColumnCells, ...]) -> str:

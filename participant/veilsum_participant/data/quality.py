@@ -45,8 +45,8 @@ class ColumnCells:
         return self.unmatched / given if given else 0.0
 
 
-def count_cells(tables: Iterable[Table], schema: DatasetSchema) -> list[ColumnCells]:
-    """Count the cells of tables of one source, by column of the schema and of its classes."""
+def count_cells(tables: Iterable[Table], schema: DatasetSchema, *, texts: bool = True) -> list[ColumnCells]:
+    """Count the cells of tables of one source, by column of the schema and of its classes; with their ``texts``, if wanted."""
     found: dict[str, ColumnCells] = {}
     for table in tables:
         for judged in judge_table(table.columns, schema):
@@ -55,10 +55,10 @@ def count_cells(tables: Iterable[Table], schema: DatasetSchema) -> list[ColumnCe
             cells.missing += int(judged.missing.sum())
             cells.outside += int(judged.outside.sum())
             cells.unmatched += int(judged.invalid.sum())
-            if judged.invalid.any():
+            if texts and judged.invalid.any():
                 odd = table.columns[judged.name].filter(pa.array(judged.invalid))
-                texts = pc.cast(odd, pa.large_string()).value_counts().to_pylist()
-                cells.texts.update({str(item["values"]): item["counts"] for item in texts})
+                told = pc.cast(odd, pa.large_string()).value_counts().to_pylist()
+                cells.texts.update({str(item["values"]): item["counts"] for item in told})
     return list(found.values())
 
 
@@ -69,4 +69,4 @@ def most_unmatched(source: Source, schema: DatasetSchema, *, subject: str | None
         DataError, Unavailable, ConfigurationError: as :func:`veilsum_participant.data.sources.opened`.
     """
     with opened(source, schema, subject=subject, header=header) as tables:
-        return max((cells.share for cells in count_cells(tables.read(_ROWS), schema)), default=0.0)
+        return max((cells.share for cells in count_cells(tables.read(_ROWS), schema, texts=False)), default=0.0)

@@ -279,5 +279,6 @@ def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:
 
 def _with_pixels(images: Images, table: Table, schema: DatasetSchema) -> Table:
     wanted = [name for name in schema.file_columns if name not in table.columns]
-    columns = table.columns | pixel_columns(images, table.columns[images.column], wanted)
-    return replace(table, columns={name: columns[name] for name in schema.file_columns})
+    pixels, unread = pixel_columns(images, table.columns[images.column], wanted)
+    columns = table.columns | pixels
+    return replace(table, columns={name: columns[name] for name in schema.file_columns}, unread=unread)

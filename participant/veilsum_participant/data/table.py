@@ -31,12 +31,14 @@ class Table:
         subjects: the column that tells whose record each row is: trimmed text, or numbers in the source's own type, which
             keeps long numbers apart; None if none was asked for.
         broken: 1-based data rows of a CSV file that are not among ``rows``, in order, and why.
+        unread: how many rows name an image that gives no pixels, by reason; for the site's own eyes.
     """
 
     columns: dict[str, Any]
     rows: int
     subjects: Any = None
     broken: Mapping[int, Fault] = field(default_factory=dict)
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     def filter(self, keep: NDArray[np.bool_]) -> Table:
         """The rows (rows,) that are True, but for what is told of broken ones."""
@@ -71,7 +73,8 @@ def joined_tables(tables: Sequence[Table]) -> Table:
     columns = {name: typed.joined([table.columns[name] for table in tables]) for name in first.columns}
     subjects = None if first.subjects is None else typed.joined([table.subjects for table in tables])
     broken = {row: fault for table in tables for row, fault in table.broken.items()}
-    return Table(columns, sum(table.rows for table in tables), subjects, broken)
+    unread = sum((Counter(table.unread) for table in tables), Counter())
+    return Table(columns, sum(table.rows for table in tables), subjects, broken, unread)
 
 
 def _cells(column: Any, name: str, schema: DatasetSchema, decimal: str) -> Any:
