@@ -130,6 +130,10 @@ class DatasetConfig(Frozen):
         most_records: how many records the dataset may come to hold: its operator's own word, not counted, with room to grow.
             In a study with noise whose schema's ``max_records`` is less, sums are multiplied by that share, so that a mean
             stays a mean (:func:`veilsum_privacy.computation.contribution.shrunk`).
+        schema_file, most_unmatched: a schema of the site's own, and the largest share of any column's cells with a value that
+            may match nothing in it. The dataset is held against it where a participant starts, before any study and whatever
+            studies ask; beyond the share none is accepted. That tells who asks one thing of the records, at the site's own
+            will: so leave room between the share and what `veilsum participant check` shows.
     """
 
     source: Literal["file", "sql"] = "file"
@@ -153,11 +157,19 @@ class DatasetConfig(Frozen):
     images: ImagesConfig | None = None
     memory: StrictInt = Field(default=512, ge=1, le=1 << 24)
     most_records: StrictInt = Field(default=0, ge=0, le=1 << 36)
+    schema_file: Path | None = None
+    most_unmatched: float | None = Field(default=None, ge=0.0, lt=1.0)
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         if len(set(self.columns)) < len(self.columns):
             raise ValueError("columns names one twice")
+        return self
+
+    @model_validator(mode="after")
+    def _held_against(self) -> Self:
+        if (self.schema_file is None) != (self.most_unmatched is None):
+            raise ValueError("schema_file and most_unmatched go together")
         return self
 
     @model_validator(mode="after")
@@ -230,7 +242,7 @@ class DatasetConfig(Frozen):
 
     def resolved(self, base: Path) -> Self:
         """The same with paths taken from a directory."""
-        named = {name: getattr(self, name) for name in ("path", "dsn_file", "query_file")}
+        named = {name: getattr(self, name) for name in ("path", "dsn_file", "query_file", "schema_file")}
         paths: dict[str, object] = {name: base / path for name, path in named.items() if path is not None}
         if self.s3 is not None:
             given = {name: base / path for name in ("key_file", "ca_file") if (path := getattr(self.s3, name)) is not None}

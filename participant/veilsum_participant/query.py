@@ -38,7 +38,7 @@ PLAIN = Dialect()
 """UTF-8 with commas and points, and not compressed; a line that is not UTF-8 is Latin-1."""
 
 ENCODINGS = (
-    *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "ascii", "latin-1", "cp1250", "cp1251", "cp1252", "cp1253"),
+    *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "ascii", "latin-1", "cp1250", "cp1251", "cp1252", "cp1253"),
     *("cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp437", "cp850", "cp852", "cp866", "iso8859-2", "iso8859-5"),
     *("iso8859-7", "iso8859-8", "iso8859-9", "iso8859-15", "koi8-r", "koi8-u", "mac-roman", "gb18030", "gbk", "big5"),
     *("cp932", "shift_jis", "euc-jp", "cp949", "euc-kr"),

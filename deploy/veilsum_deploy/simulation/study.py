@@ -21,6 +21,7 @@ from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.data.encoders import load_encoder
+from veilsum_participant.data.quality import ColumnCells
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program as FrozenProgram
 from veilsum_privacy.study.encoder import Projection
@@ -139,7 +140,8 @@ class Beside:
 class SimulatedRuns:
     """All runs; ``study`` is the first one's, ``sizes`` says how many records each site had, ``forced`` who was given one.
 
-    ``beside`` is what else was computed on the same records, by the baseline's name.
+    ``beside`` is what else was computed on the same records, by the baseline's name; ``cells`` says what became of the cells
+    of each column, at all sites together.
     """
 
     study: Study
@@ -147,6 +149,7 @@ class SimulatedRuns:
     runs: tuple[SimulatedRun, ...]
     forced: tuple[str, ...] = field(default=())
     beside: Mapping[str, Beside] = field(default_factory=dict)
+    cells: Sequence[ColumnCells] = ()
 
 
 def read_content(path: Path, encoder: Path | None) -> dict[str, Any]:

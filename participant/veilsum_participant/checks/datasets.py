@@ -70,6 +70,11 @@ def dataset(
             said = [f"{_toml_text(text[:_LONGEST])} {count:,}" for text, count in cells.texts.most_common(_TEXTS)]
             advice = "" if texts else "`--texts` shows the most frequent."
             yield Check(label, CheckOutcome.WARNING, f"{told}{': ' + ', '.join(said) if texts else ''}", advice)
+    worst = max(report.cells, key=lambda cells: cells.share)
+    if offered.most_unmatched is not None and worst.share > offered.most_unmatched:
+        told = f"{worst.share:.2%} of the cells of column {worst.column!r} match nothing, most_unmatched is"
+        advice = "A participant that starts with the site's own schema of it accepts no study of it. Correct what is stored."
+        yield Check(label, CheckOutcome.FAILED, f"{told} {offered.most_unmatched:.2%}: it would be withheld", advice)
     if offered.most_records > schema.max_records:
         share = f"{schema.max_records:,} of {offered.most_records:,}"
         yield Check(label, CheckOutcome.OK, f"most_records is above the schema's max_records: its sums count for {share}")
@@ -113,11 +118,10 @@ def _there(label: str, source: Source, offered: DatasetConfig) -> Check:
     if isinstance(source, Images):
         check_images(source)
         source = source.table
-    asked = isinstance(source, SourceQuery)
-    if asked or (offered.columns and named_in_records(offered)):
+    if isinstance(source, SourceQuery) or (offered.columns and named_in_records(offered)):
         (found,) = reader_of(source).layout()
         require_columns(found.says, offered.columns, found.schema.names, found.advice)
-        if asked:
+        if isinstance(source, SourceQuery):
             yielded = counted(len(found.schema.names), "column")
             return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {yielded}")
         stated = counted(len(offered.columns), "column")

@@ -306,6 +306,8 @@ def _subject(
     config: ParticipantConfig, schema: Path | None, dataset: str | None, study: Path | None, additions: Additions | None
 ) -> tuple[dict[str, DatasetSchema], AskedStudy | None]:
     """The schemas to check datasets against, and a study to hold against the policy."""
+    from veilsum_privacy.study.schema_file import load_schema
+
     if study is not None:
         if schema is not None or dataset is not None:
             raise Misuse("--study brings its own dataset and schema.", "Leave out --schema and --dataset.")
@@ -316,9 +318,8 @@ def _subject(
     if schema is None:
         if dataset is not None:
             raise Misuse("--dataset needs --schema.", "Name the schema to check it against.")
-        return {}, None
-    from veilsum_privacy.study.schema_file import load_schema
-
+        own = {name: offered.schema_file for name, offered in config.datasets.items()}
+        return {name: load_schema(path) for name, path in own.items() if path is not None}, None
     offered = list(config.datasets)
     if dataset is None and len(offered) > 1:
         raise Misuse("This site offers several datasets.", f"Add --dataset with one of: {', '.join(offered)}.")

@@ -17,8 +17,6 @@ _MAGIC = (
     (b"PAR1", "It is a Parquet file: end its name in .parquet."),
 )
 _WIDE = (
-    (b"\xff\xfe\x00\x00", "utf-32"),
-    (b"\x00\x00\xfe\xff", "utf-32"),
     (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
 )

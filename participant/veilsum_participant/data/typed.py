@@ -175,7 +175,7 @@ def _with_points(chunk: Any) -> Any:
     comma = pc.fill_null(pc.match_substring_regex(cells, _COMMA), False)
     point = pc.fill_null(pc.match_substring_regex(cells, _POINT), False)
     cells = pc.if_else(comma, pc.replace_substring(cells, ",", "."), cells)
-    return pc.if_else(point, pc.binary_join_element_wise(cells, "", "?"), cells)
+    return pc.if_else(point, pc.replace_substring(cells, ".", "?"), cells)
 
 
 def _texts(chunk: Any, meant: Mapping[Any, str]) -> Any:
