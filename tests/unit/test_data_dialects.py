@@ -136,6 +136,7 @@ TRIMMED = "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace
         (b'PAR1 "and more', r"is a Parquet file: end its name in \.parquet"),  # a quotation mark that stays open
         (b"years,place\n1,Ulm\n", "If its first line holds a record, state header = false"),
     ],
+    ids=lambda given: given if isinstance(given, str) else "file",
 )
 def test_what_a_file_looks_like_is_named(tmp_path: Path, data: bytes, told: str) -> None:
     (tmp_path / "t.csv").write_bytes(data)
@@ -182,7 +183,7 @@ def test_a_compressed_file_may_have_several_members(tmp_path: Path, compression:
 
 
 def test_numbers_with_a_decimal_comma(tmp_path: Path) -> None:
-    """A point is no number's there: 1.234 may be a thousand; texts keep theirs, and missing texts are found by number, which "-9.5" is none."""
+    """A point is no number's there: 1.234 may be a thousand. Texts keep theirs, and missing numbers are found by value."""
     schema = DatasetSchema(
         columns=(NumberColumn(name="x", low=-2000, high=2000), CategoryColumn(name="c", categories=("1,5", "a.b"))),
         missing=("-9.5",),

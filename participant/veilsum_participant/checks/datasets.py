@@ -62,14 +62,12 @@ def dataset(
         known = all(kind is FindingKind.MISSING for kind in kinds)  # what becomes of it was agreed
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
         where = "whole rows" if column is None else f"column {column!r}"
-        yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}")
-    for cells in report.cells:
-        if cells.unmatched:
-            told = f"column {cells.column!r}: of {cells.read:,} cells {cells.missing:,} are missing, {cells.outside:,} out of"
-            told += f" bounds, {cells.unmatched:,} match nothing"
-            said = [f"{_toml_text(text[:_LONGEST])} {count:,}" for text, count in cells.texts.most_common(_TEXTS)]
-            advice = "" if texts else "`--texts` shows the most frequent."
-            yield Check(label, CheckOutcome.WARNING, f"{told}{': ' + ', '.join(said) if texts else ''}", advice)
+        odd = next((cells.texts for cells in report.cells if cells.column == column), Counter())
+        if odd and texts:
+            shown = [f"{_toml_text(text[:_LONGEST])} {count:,}" for text, count in odd.most_common(_TEXTS)]
+            told += f"; match nothing: {', '.join(shown)}"
+        advice = "`--texts` shows the most frequent texts that match nothing." if odd and not texts else ""
+        yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}", advice)
     worst = max(report.cells, key=lambda cells: cells.share)
     if offered.most_unmatched is not None and worst.share > offered.most_unmatched:
         told = f"{worst.share:.2%} of the cells of column {worst.column!r} match nothing, most_unmatched is"

@@ -28,7 +28,7 @@ SHOWN = 3
 """Places of each fault in each column that a report lists unless told otherwise."""
 
 
-_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 
 _UNUSED = {
     Fault.CELLS: "the row is not used",
