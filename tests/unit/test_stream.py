@@ -454,7 +454,7 @@ ENDING = """
 import sys, threading, time
 from pathlib import Path
 from veilsum_participant.data import csv_files, duck
-from veilsum_participant.data.reader import Asked
+from veilsum_participant.data.reader import RowRequest
 from veilsum_participant.query import SourceQuery
 
 csv_files.BATCH = 1 << 16
@@ -463,7 +463,7 @@ begun = threading.Event()
 def ask():
     query = SourceQuery("d", "SELECT * FROM t", files={"t": Path(sys.argv[1])})
     with duck.DuckReader(query).opened() as rows:
-        for part in rows.parts(Asked(["age", "town", "ill"], 1000)):
+        for part in rows.parts(RowRequest(["age", "town", "ill"], 1000)):
             begun.set()
     print("all of it")
 

@@ -14,7 +14,7 @@ from veilsum_participant.data.dialects import HEAD, advice
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import BATCH, Fault, Lines, line_numbers, open_text
 from veilsum_participant.data.objects import AnyFile, open_file, stored_csv
-from veilsum_participant.data.reader import Asked, FileReader, Found, Part
+from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.query import PLAIN, Bucket, Dialect
 
 _BLOCK = 1 << 26
@@ -74,15 +74,15 @@ class CsvReader(FileReader):
             )
         return names
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
-        """See :meth:`Rows.parts`."""
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
         with readable(self._file), open_text(self._stored(), self._dialect) as file:
             lines = Lines(file, self._dialect.delimiter)
             every = self._columns(lines)
             place = records = 0
             for text, faults in lines.parts(len(every), BATCH):
                 table, broken = self._parsed(text, every, asked.names, faults)
-                yield Part(table, place, {records + row: fault for row, fault in broken.items()})
+                yield SourcePart(table, place, {records + row: fault for row, fault in broken.items()})
                 place += table.num_rows
                 records += table.num_rows + len(broken)
 

@@ -28,7 +28,16 @@ from veilsum_participant.data.formats import is_csv, is_lines, readable
 from veilsum_participant.data.lines import texts
 from veilsum_participant.data.objects import StoredFile
 from veilsum_participant.data.parquet_files import ParquetReader, file_parts
-from veilsum_participant.data.reader import Asked, Found, Part, Reader, distinct_names, failed, missing_package, slow
+from veilsum_participant.data.reader import (
+    Found,
+    Reader,
+    RowRequest,
+    SourcePart,
+    distinct_names,
+    failed,
+    missing_package,
+    slow,
+)
 from veilsum_participant.query import Dialect, SourceQuery
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
@@ -85,8 +94,8 @@ class _DuckRows:
         """Never: it would hold all that it sorts."""
         return False
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
-        """See :meth:`Rows.parts`."""
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
         import duckdb
 
         left = float(self.query.timeout)
@@ -110,7 +119,7 @@ class _DuckRows:
                         return
                     yielded = pa.Table.from_batches([batch])
             left -= time.monotonic() - began
-            yield Part(yielded)
+            yield SourcePart(yielded)
 
 
 def _of_the_query(told: str, text: str) -> str:
@@ -285,7 +294,7 @@ def _texts(path: Path, dialect: Dialect) -> _Texts:
 
 def _csv_texts(reader: CsvReader, names: Sequence[str]) -> Iterator[Any]:
     """The trimmed cells of a CSV file; broken lines are left out."""
-    for part in reader.parts(Asked(names)):
+    for part in reader.parts(RowRequest(names)):
         yield pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in names})
 
 

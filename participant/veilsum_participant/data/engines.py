@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.data.lines import as_text
-from veilsum_participant.data.reader import Asked, Found, Part, Reader, failed, slow
+from veilsum_participant.data.reader import Found, Reader, RowRequest, SourcePart, failed, slow
 from veilsum_participant.query import SourceQuery
 
 _BATCH = 10_000
@@ -63,8 +63,8 @@ class _EngineRows:
         """Never: SQLite would write what it sorts to a file of its own, and how another database sorts nobody knows."""
         return False
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
-        """See :meth:`Rows.parts`."""
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
         query, left = self.query, float(self.query.timeout)
         found: Iterator[Sequence[Any]] | None = None
         part: Sequence[Any] = ()
@@ -82,7 +82,7 @@ class _EngineRows:
             if yielded != query.columns:
                 message = f"The {query} yields other columns than `columns` names."
                 raise DataError(message, "Name them in the query's order.")
-            yield Part(pa.table(_columns(part, len(yielded)), _texts(query)))
+            yield SourcePart(pa.table(_columns(part, len(yielded)), _texts(query)))
 
 
 @contextmanager

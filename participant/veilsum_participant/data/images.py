@@ -124,9 +124,9 @@ class _Opener:
         """The slices of a file, by its content; of NIfTI in two files either may be named."""
         file, head = self._open(name)
         packed = isinstance(file, gzip.GzipFile)
-        if head[128:132] == b"DICM" and not packed:
+        if head.startswith(b"DICM", 128) and not packed:
             return open_dicom(file)
-        if (kind := next((kind for place, magic, kind in _NIFTI if head[place : place + 4] == magic), None)) is not None:
+        if (kind := next((kind for place, magic, kind in _NIFTI if head.startswith(magic, place)), None)) is not None:
             if kind.endswith("Image"):
                 return _open_nifti(kind, image=file)
             if (pixels := self._beside(name, ".img")) is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.data import typed
 from veilsum_participant.data.formats import readable
-from veilsum_participant.data.reader import Asked, FileReader, Found, Part
+from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.data.table import require_columns, unreadable_column, wanted_columns
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -52,8 +52,8 @@ class NpzReader(FileReader):
         fields = [pa.field(name, typed.arrow_type(dtypes[array])) for name, (array, _) in places.items()]
         return [Found(str(self._path), f"{self._path} has", pa.schema(fields))]
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
-        """See :meth:`Rows.parts`; all is one."""
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`; all is one."""
         with readable(self._path):
             places = {name: place for name, place in self._places()[0].items() if name in asked.names}
             with _HEADERS, zipfile.ZipFile(self._path) as archive:
@@ -62,7 +62,7 @@ class NpzReader(FileReader):
                 name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
                 for name, (array, column) in places.items()
             }
-            yield Part(pa.table(columns))
+            yield SourcePart(pa.table(columns))
 
     def _places(self) -> tuple[dict[str, tuple[str, int | None]], dict[str, np.dtype[Any]]]:
         """For each column to read the array that holds it, and which column of that one, None for all; and arrays' types."""

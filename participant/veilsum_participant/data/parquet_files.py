@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 from veilsum_node.errors import DataError
 from veilsum_participant.data.formats import CHECK_FORMAT, PARQUET, readable
 from veilsum_participant.data.objects import StoredFile, stored_files
-from veilsum_participant.data.reader import Asked, FileReader, Found, Part
+from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.query import Bucket
 
 _NOTE = b"unused:key.."
@@ -64,27 +64,27 @@ class ParquetReader(FileReader):
                     found.append(Found(str(part), f"{part} has", _written(file.schema_arrow).remove_metadata()))
         return found
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
-        """See :meth:`Rows.parts`."""
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
         place, rows, read = 0, asked.rows, list(asked.names)
         with readable(self._file):
             for part in file_parts(self._file):
                 with open_parquet(part) as file:
                     if rows is None:
                         table = file.read(columns=read)
-                        yield Part(_in_its_zone(table), place)
+                        yield SourcePart(_in_its_zone(table), place)
                         place += table.num_rows
                         continue
                     for group in range(file.num_row_groups):
                         end = place + file.metadata.row_group(group).num_rows
                         if asked.wanted is None or asked.wanted(place, end):
                             for batch in file.iter_batches(rows, row_groups=[group], columns=read):
-                                yield Part(_in_its_zone(pa.Table.from_batches([batch])), place)
+                                yield SourcePart(_in_its_zone(pa.Table.from_batches([batch])), place)
                                 place += batch.num_rows
                         place = end
                     empty = file.schema_arrow.empty_table().select(read)
             if rows is not None and not place:
-                yield Part(_in_its_zone(empty))
+                yield SourcePart(_in_its_zone(empty))
 
 
 def _written(found: Any) -> Any:

@@ -15,7 +15,16 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import pyarrow as pa
 
 from veilsum_node.errors import DataError, Unavailable, VeilsumError
-from veilsum_participant.data.reader import Asked, Found, Part, Reader, distinct_names, failed, missing_package, slow
+from veilsum_participant.data.reader import (
+    Found,
+    Reader,
+    RowRequest,
+    SourcePart,
+    distinct_names,
+    failed,
+    missing_package,
+    slow,
+)
 from veilsum_participant.query import SourceQuery
 
 _CANCELLED = "57014"
@@ -74,8 +83,8 @@ class _ServerRows:
         """Numbers always; texts where Unicode's composed forms can be compared as the participant does, byte by byte."""
         return _is_number(self.kinds[subject]) or self.encoding == "UTF8"
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
-        """See :meth:`Rows.parts`."""
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
         text = _as_table(self.query)
         if set(asked.names) < set(self.kinds):
             text = f"SELECT {', '.join(map(_quoted, asked.names))} FROM ({text}) AS records"  # noqa: S608  the site's own
@@ -84,7 +93,7 @@ class _ServerRows:
             text += f" ORDER BY {name if _is_number(self.kinds[asked.order]) else _as_told(name)}"
         for table in [self._copied(text)] if asked.rows is None else self._fetched(text, asked.rows):
             distinct_names(table.column_names)
-            yield Part(_with_money(table))
+            yield SourcePart(_with_money(table))
 
     def _copied(self, text: str) -> Any:
         with _told(self.query):

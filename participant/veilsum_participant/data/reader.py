@@ -36,7 +36,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Part:
+class SourcePart:
     """Some rows of a source.
 
     Attributes:
@@ -52,13 +52,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowRequest:
     """What is asked of a source.
 
     Attributes:
         names: of columns.
         rows: of a part, about; of CSV the file's bytes decide. None for as many as the source pleases.
-        order: a column to sort by, where :meth:`Rows.orders` says so.
+        order: a column to sort by, where :meth:`OpenRows.orders` says so.
         wanted: of a file, whether any row from one place to before another is asked for; others may be left out.
     """
 
@@ -68,13 +68,13 @@ class Asked:
     wanted: Callable[[int, int], bool] | None = None
 
 
-class Rows(Protocol):
+class OpenRows(Protocol):
     """The rows of a source: of a file that nobody changes, or of a transaction."""
 
     steady: bool
     """Whether they come in the same order each time."""
 
-    def parts(self, asked: Asked) -> Iterator[Part]:
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         """Read rows part by part; there is one part at least, unless none is wanted."""
         ...
 
@@ -97,7 +97,7 @@ class Reader(ABC):
         """
 
     @abstractmethod
-    def opened(self) -> AbstractContextManager[Rows]:
+    def opened(self) -> AbstractContextManager[OpenRows]:
         """Its rows.
 
         Raises:
@@ -123,7 +123,7 @@ class FileReader(Reader):
 
     steady = True
 
-    def opened(self) -> AbstractContextManager[Rows]:
+    def opened(self) -> AbstractContextManager[OpenRows]:
         """See :meth:`Reader.opened`."""
         return nullcontext(self)
 
@@ -132,8 +132,8 @@ class FileReader(Reader):
         return False
 
     @abstractmethod
-    def parts(self, asked: Asked) -> Iterator[Part]:
-        """See :meth:`Rows.parts`."""
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
 
 
 def distinct_names(names: Sequence[str]) -> None:

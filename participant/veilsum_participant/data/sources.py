@@ -23,7 +23,7 @@ from veilsum_participant.data.formats import is_csv, is_lines, is_npz
 from veilsum_participant.data.images import check_images, pixel_columns
 from veilsum_participant.data.npz_files import NpzReader
 from veilsum_participant.data.parquet_files import ParquetReader
-from veilsum_participant.data.reader import Asked, Found, Reader, Rows
+from veilsum_participant.data.reader import Found, OpenRows, Reader, RowRequest
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import PLAIN, Bucket, Images, Source, SourceQuery, TextFile, pixel_names
@@ -129,18 +129,18 @@ def found_advice(source: Source, schema: DatasetSchema) -> str:
 
 
 @dataclass(frozen=True)
-class Tables:
+class SourceTables:
     """A source that is being read under a schema."""
 
     source: Source
-    rows: Rows
+    rows: OpenRows
     schema: DatasetSchema
     subject: str | None
 
     def identifiers(self, rows: int) -> Iterator[Any]:
         """The column that tells subjects apart, in arrays of about so many rows, one at least."""
         if self.subject is not None:
-            for part in self.rows.parts(Asked([self.subject], rows)):
+            for part in self.rows.parts(RowRequest([self.subject], rows)):
                 yield typed.identifiers(part.table[self.subject])
 
     def read(
@@ -165,7 +165,7 @@ class Tables:
         own = self.schema if images is None else _beside_pixels(images, self.schema)
         subject = self.subject if subjects else None
         decimal, query = _decimal(self.source), asked_query(self.source)
-        asked = Asked(wanted_columns(own, subject), rows, subject if ordered else None, wanted)
+        asked = RowRequest(wanted_columns(own, subject), rows, subject if ordered else None, wanted)
         for part in self.rows.parts(asked):
             if query is not None:
                 check_found(query, [Found(f"The {query}", f"The {query} yields", part.table.schema)], own, subject)
@@ -181,7 +181,7 @@ class Tables:
 @contextmanager
 def opened(
     source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None
-) -> Iterator[Tables]:
+) -> Iterator[SourceTables]:
     """Open a source to read the schema's columns, and the column ``subject``.
 
     Args:
@@ -194,7 +194,7 @@ def opened(
     query = asked_query(source) is not None
     reader = reader_of(source, schema, subject) if query else _checked(source, schema, subject, header)
     with reader.opened() as rows:
-        yield Tables(source, rows, schema, subject)
+        yield SourceTables(source, rows, schema, subject)
 
 
 def tried(read: Callable[[], Iterator[_Read]]) -> Iterator[_Read]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from veilsum_node.errors import DataError
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.formats import is_npz
-from veilsum_participant.data.sources import Tables, changed, opened, tried
+from veilsum_participant.data.sources import SourceTables, changed, opened, tried
 from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_parts, told
 from veilsum_participant.data.table import Table
 from veilsum_participant.query import Images, Source, SourceQuery
@@ -88,7 +88,7 @@ def stream_records(
     yield from tried(read)
 
 
-def _by_place(tables: Tables, rows: int, persons: int) -> Iterator[Records]:
+def _by_place(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
     """Records of some subjects after others, of a source in which each keeps its place."""
     numbers, _ = number_parts(tables.identifiers(rows))
     for first, last in _ranges(np.bincount(numbers, minlength=1), persons):
@@ -97,7 +97,7 @@ def _by_place(tables: Tables, rows: int, persons: int) -> Iterator[Records]:
         del held  # before the next ones are read
 
 
-def _by_order(tables: Tables, rows: int) -> Iterator[Records]:
+def _by_order(tables: SourceTables, rows: int) -> Iterator[Records]:
     """Records whose subjects ascend; each without an identifier is a subject of its own."""
     number, alone, last = -1, _ALONE, None
     held: list[Records] = []
@@ -139,7 +139,7 @@ def _told_apart(table: Table, schema: DatasetSchema) -> tuple[Any, NDArray[np.bo
 _HOLD = "Raise the dataset's `memory` beyond its records, which are then held, or store the identifiers as numbers."
 
 
-def _by_bucket(tables: Tables, rows: int, persons: int) -> Iterator[Records]:
+def _by_bucket(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
     """Records of some buckets of subjects after another; first those without an identifier, each a subject of its own."""
     schema = tables.schema
     sizes = np.zeros(BUCKETS + 1, dtype=np.int64)
@@ -179,7 +179,7 @@ def _by_bucket(tables: Tables, rows: int, persons: int) -> Iterator[Records]:
         del features, present, labels  # before the next ones are read
 
 
-def _persons(tables: Tables, rows: int, numbers: NDArray[np.int64], keep: NDArray[np.bool_]) -> Records:
+def _persons(tables: SourceTables, rows: int, numbers: NDArray[np.int64], keep: NDArray[np.bool_]) -> Records:
     """The records of some of the subjects, sorted by subject; those of one keep their order."""
     schema = tables.schema
 

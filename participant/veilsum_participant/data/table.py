@@ -15,7 +15,7 @@ from veilsum_node.errors import DataError
 from veilsum_node.phrases import counted, listed
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault
-from veilsum_participant.data.reader import Found, Part
+from veilsum_participant.data.reader import Found, SourcePart
 from veilsum_participant.data.spellings import clash
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 
@@ -52,7 +52,7 @@ class Table:
         return np.setdiff1d(every, np.array([*self.broken], dtype=np.int64), assume_unique=True)
 
 
-def typed_table(part: Part, schema: DatasetSchema, subject: str | None, decimal: str = ".") -> Table:
+def typed_table(part: SourcePart, schema: DatasetSchema, subject: str | None, decimal: str = ".") -> Table:
     """What a source's rows mean under a schema.
 
     Args:
