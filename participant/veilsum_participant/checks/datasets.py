@@ -9,6 +9,7 @@ from veilsum_node.phrases import counted
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
+from veilsum_participant.data.check import AGREED
 from veilsum_participant.data.images import check_images
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import query_schema
@@ -45,7 +46,7 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
         yield Check(label, CheckOutcome.WARNING, detail, advice)
     for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
-        known = all(kind is FindingKind.MISSING for kind in kinds)  # what becomes of it was agreed
+        known = all(kind in AGREED for kind in kinds)  # what becomes of it was agreed
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
         where = "whole rows" if column is None else f"column {column!r}"
         yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Bools
 from veilsum_participant.data.spellings import Spellings, exact
-from veilsum_privacy.study.schema import CategoryColumn, DateColumn, LabelColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DateColumn, LabelColumn, NumberColumn
 
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -114,6 +114,8 @@ def _days(array: Any, missing: list[str]) -> tuple[NDArray[np.float64], Bools, B
 
 def judge_categories(array: Any, column: CategoryColumn, missing: Iterable[str]) -> CodeCells:
     """Find each cell's category."""
+    if isinstance(column, CodeColumn):
+        return _groups(array, column, missing)
     return _codes(array, [(text, code) for code, text in enumerate(column.categories)], missing)
 
 
@@ -135,6 +137,18 @@ def _codes(array: Any, known: Iterable[tuple[str, int]], missing: Iterable[str])
         absent[index] = codes[index] < 0 and (text.casefold() == "nan" or gone.find(text) >= 0)
     indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
     code, lacking = codes[indices], absent[indices]
+    return CodeCells(code, lacking, (code < 0) & ~lacking)
+
+
+def _groups(array: Any, column: CodeColumn, missing: Iterable[str]) -> CodeCells:
+    """Look up each distinct code once; a text for missing is never a code."""
+    gone = {"", *(text.strip() for text in missing)}
+    encoded = array.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    absent = [text in gone or text.casefold() == "nan" for text in distinct] + [True]
+    places = [-1 if none else column.place(text) for text, none in zip([*distinct, ""], absent, strict=True)]
+    indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
+    code, lacking = np.array(places, dtype=np.int64)[indices], np.array(absent, dtype=np.bool_)[indices]
     return CodeCells(code, lacking, (code < 0) & ~lacking)
 
 

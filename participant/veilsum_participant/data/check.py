@@ -20,7 +20,7 @@ from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_participant.data.table import Table
 from veilsum_participant.query import Source
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema, DateColumn, NumberColumn
 
 SHOWN = 3
 """Places of each fault in each column that a report lists unless told otherwise."""
@@ -47,10 +47,15 @@ class FindingKind(StrEnum):
     UNKNOWN_CATEGORY = "unknown category"
     UNKNOWN_CLASS = "unknown class"
     MISSING = "missing value"
+    OTHER_CODE = "code of no group"
     BROKEN_ROW = Fault.CELLS.value
     OPEN_QUOTE = Fault.QUOTE.value
     LONG_LINE = Fault.LENGTH.value
     TOO_MANY_RECORDS = "too many records"
+
+
+AGREED = (FindingKind.MISSING, FindingKind.OTHER_CODE)
+"""What the schema says what becomes of."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,8 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing but missing values was found."""
-        return all(kind is FindingKind.MISSING for kinds in self.totals.values() for kind in kinds)
+        """Whether nothing but what was agreed on was found."""
+        return all(kind in AGREED for kinds in self.totals.values() for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -187,8 +192,14 @@ def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Itera
             yield _Places(FindingKind.OUT_OF_BOUNDS, column.name, np.flatnonzero(numbers.outside), bounds)
             missing = numbers.missing
         else:
-            codes = judge_categories(table.columns[column.name], column, schema.missing)
+            codes = judge_categories(table.columns[column.source], column, schema.missing)
             expected = f"expected one of {_listed(column.categories)}"
+            if isinstance(column, CodeColumn):
+                form = "a code" if column.system == "any" else f"a code of {column.system}"
+                expected = f"expected {form}{' of one of its groups' if column.other is None else ''}"
+                if column.other is not None:
+                    others = np.flatnonzero(codes.codes == column.other_place)
+                    yield _Places(FindingKind.OTHER_CODE, column.name, others, f"it counts as {column.other!r}")
             yield _Places(FindingKind.UNKNOWN_CATEGORY, column.name, np.flatnonzero(codes.invalid), expected)
             missing = codes.missing
         yield _Places(FindingKind.MISSING, column.name, np.flatnonzero(missing), _substitute(column))

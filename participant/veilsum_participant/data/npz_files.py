@@ -26,7 +26,7 @@ _SHORT = 2**20  # bytes of an array
 
 def npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[str, tuple[str, int | None]]:
     """For each column to read: the array of an npz archive that holds it, and which column of that one, None for all of it."""
-    features = [column.name for column in schema.columns]
+    features = [column.source for column in schema.columns]
     wanted = wanted_columns(schema, subject)
     shapes, dtypes = _npz_headers(path, {*wanted, "X", "y"})
     layout: dict[str, tuple[str, int | None]] = {name: (name, None) for name in shapes}
