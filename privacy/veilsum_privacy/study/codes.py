@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -240,14 +241,22 @@ TABLES: Mapping[str, tuple[str, tuple[CodeGroup, ...]]] = {
 
 
 def recognised(texts: Mapping[str, int], least: int) -> str | None:
-    """The public table for texts, with how often each occurs, of which 19 in 20 are codes of its system; None for none.
+    """The public table that suits texts, with how often each occurs; None for none.
 
-    Undotted codes of ICD-9-CM look like numbers: ``least`` texts have to begin with a letter, or to have a dot.
+    19 in 20 are codes of its system, of three or more groups with ``least`` of them each, or they may be identifiers. As many
+    have to look like this system's alone: undotted codes of ICD-9-CM are numbers, long ones of ATC are like ICD-10-CM's, short
+    ones like ICD-10's.
     """
-    for table, (system, _) in TABLES.items():
-        known = SYSTEMS[system]
-        fits = {text: count for text, count in texts.items() if known.normal(text) is not None}
-        letters = sum(count for text, count in fits.items() if not text.strip().isdigit())
-        if letters >= least and 20 * sum(fits.values()) >= 19 * sum(texts.values()):
+    for table, own in (("atc-main-groups", r".{4,}"), ("icd-9-cm-chapters", r".*[^0-9].*"), ("icd-10-chapters", r".*")):
+        system, groups = TABLES[table]
+        known, found = SYSTEMS[system], Groups(SYSTEMS[system], ((group.name, group.codes) for group in groups))
+        sizes: Counter[int] = Counter()
+        telling = 0
+        for text, count in texts.items():
+            if (code := known.normal(text)) is not None:
+                sizes[found.find(code)] += count
+                telling += count if re.fullmatch(own, text.strip()) else 0
+        spread = sum(size >= least for place, size in sizes.items() if place >= 0)
+        if spread >= 3 and telling >= least and 20 * sizes.total() >= 19 * sum(texts.values()):
             return table
     return None

@@ -130,6 +130,11 @@ class CategoryColumn(_Fillable):
 _STATE = '{}: state either `groups`, such as "icd-10-chapters", or `prefix` with the `categories` that count'
 
 
+def _text(item: object) -> str:
+    """The name of a group, or a category, of an unchecked schema."""
+    return str(item.get("name") if isinstance(item, dict) else getattr(item, "name", item))
+
+
 class CodeColumn(CategoryColumn):
     """A column of codes, each of which counts as the group that it is of: the categories.
 
@@ -169,15 +174,15 @@ class CodeColumn(CategoryColumn):
         if isinstance(named, dict):
             raise ValueError(f"{where}: a file of groups is named in a schema's file, beside which it lies")
         other = [value["other"]] if isinstance(value.get("other"), str) else []
+        stated = named or value.get("categories")
+        if isinstance(stated, list | tuple) and (number := len({*map(_text, stated), *other})) > MAX_CATEGORIES:
+            told = f"{where}: makes {number:,} categories, of {MAX_CATEGORIES} at most."
+            raise ValueError(f"{told} State fewer, and `other` for the rest")
         if isinstance(named, list | tuple) and named:
-            if len(named) + len(other) > MAX_CATEGORIES:
-                told = f"{where}: makes {len(named) + len(other):,} categories, of {MAX_CATEGORIES} at most."
-                raise ValueError(f"{told} State fewer groups, and `other` for the rest")
-            names = [item.get("name") if isinstance(item, dict) else getattr(item, "name", None) for item in named]
-            made = tuple(dict.fromkeys([*names, *other])) if all(isinstance(name, str) for name in names) else ()
+            made = tuple(dict.fromkeys([*map(_text, named), *other]))
             if len(made) == 1:
                 raise ValueError(f"{where}: one group alone tells nothing apart; state `other` for all other codes")
-            if made and value.setdefault("categories", made) is not made and tuple(value["categories"]) != made:
+            if value.setdefault("categories", made) is not made and tuple(value["categories"]) != made:
                 raise ValueError(f"{where}: its categories are its groups and `other`; leave `categories` out")
         elif isinstance(given := value.get("categories"), list | tuple):
             value["categories"] = given if not other or other[0] in given else (*given, *other)
