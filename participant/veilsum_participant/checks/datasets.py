@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.logs import printable
@@ -11,9 +12,10 @@ from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.check import AGREED
 from veilsum_participant.data.images import check_images
+from veilsum_participant.data.json_files import is_document, is_json
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.data.queries import query_schema
-from veilsum_participant.data.sources import found_columns, named_in_records
+from veilsum_participant.data.queries import query_rows, query_schema
+from veilsum_participant.data.sources import asked_query, found_columns, named_in_records
 from veilsum_participant.data.table import require_columns
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
@@ -40,7 +42,15 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
     columns = {column.name for column in schema.columns} | ({schema.label.column} if schema.label else set())
     clean = f"{len(columns - set(report.totals))} of {counted(len(columns), 'column')} as the schema says"
     detail = f"{counted(report.records, 'record')}; {clean}"
-    if report.ok:
+    if not report.records:
+        advice = "Is it the right file? Of a query, look at what it leaves aside."
+        yield Check(
+            label,
+            CheckOutcome.FAILED,
+            f"no record: the {'query yields nobody' if asked_query(source) else 'file is empty'}",
+            advice,
+        )
+    elif report.ok:
         yield Check(label, CheckOutcome.OK, detail)
     else:
         advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
@@ -50,6 +60,8 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
         where = "whole rows" if column is None else f"column {column!r}"
         yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}")
+    yield from _values_of_json(label, offered)
+    yield from _misses(label, name, offered)
     if offered.most_records > schema.max_records:
         share = f"{schema.max_records:,} of {offered.most_records:,}"
         yield Check(label, CheckOutcome.OK, f"most_records is above the schema's max_records: its sums count for {share}")
@@ -58,6 +70,58 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         advice = 'A study with privacy.unit = "record" protects each of them by itself; "subject" protects the person.'
         told = f"{counted(spread.persons, 'person')}, {several}"
         yield Check(label, CheckOutcome.OK, told, advice if spread.several else "")
+
+
+def _values_of_json(label: str, offered: DatasetConfig) -> Iterator[Check]:
+    """How many values the tables of a query hold that are JSON, and what is left out of them."""
+    if not any(map(is_json, offered.files.values())):
+        return
+    from veilsum_participant.data.duck import count_json
+
+    for table, path in offered.files.items():
+        if not is_json(path):
+            continue
+        values, others = count_json(path)
+        part = "document" if is_document(path) else "line"
+        told = f"table {table!r}: {counted(values, 'JSON value')}; {counted(others, part)} left out, being none"
+        if not values:
+            advice = "A .ndjson file has a value a line; call a file of one document, in whatever lines, .json."
+            yield Check(label, CheckOutcome.FAILED, told, advice if others else "Is this the right file?")
+        elif others:
+            yield Check(label, CheckOutcome.WARNING, told, "Correct the file: no query sees these.")
+        else:
+            yield Check(label, CheckOutcome.OK, told)
+
+
+def _misses(label: str, name: str, offered: DatasetConfig) -> Iterator[Check]:
+    """What the dataset's own query about misses yields, for its operator alone.
+
+    Each row says of ``of`` things, ``number`` of which are so. A row whose ``number`` is none tells how many there are.
+    """
+    if (query := offered.misses(name)) is None:
+        return
+    found = query_rows(query)
+    require_columns("The query of misses yields", ("what", "number", "of"), found.column_names)
+    clean = 0
+    for row in found.select(["what", "number", "of"]).to_pylist():
+        what = printable(str(row["what"]))
+        number, of = row["number"], row["of"]
+        if number is None:
+            status = CheckOutcome.OK if of else CheckOutcome.WARNING
+            yield Check(label, status, f"{what}: {_figure(of)}", "" if of else "Is this the right table or file?")
+        elif number:
+            yield Check(label, CheckOutcome.WARNING, f"{what}: {_figure(number)} of {_figure(of)}", _ADAPT)
+        else:
+            clean += 1
+    if clean:
+        yield Check(label, CheckOutcome.OK, f"{counted(clean, 'other kind')} of misses looked for, none found")
+
+
+_ADAPT = "Where they should count, adapt the query: its table of code systems, for instance."
+
+
+def _figure(value: object) -> str:
+    return f"{int(value):,}" if isinstance(value, int | float | Decimal) else "0"
 
 
 def _shown(label: str, source: Source, offered: DatasetConfig) -> Check:

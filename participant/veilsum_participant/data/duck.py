@@ -12,6 +12,7 @@ import atexit
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,9 +23,11 @@ from typing import Any
 import pyarrow as pa
 
 from veilsum_node.errors import DataError, VeilsumError
+from veilsum_participant.data.json_files import is_document, is_json
+from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import failed, missing_package, slow
-from veilsum_participant.data.readers import csv_names, csv_texts, is_csv, is_lines, json_lines, parquet_schema
+from veilsum_participant.data.readers import csv_names, csv_texts, is_csv, json_lines, parquet_schema
 from veilsum_participant.query import SourceQuery
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
@@ -271,21 +274,43 @@ def _add_empty(connection: Any, name: str, path: Path) -> None:
 
 
 def _texts(path: Path) -> _Texts:
-    """A CSV file's columns as texts, or the lines that are JSON as one column, ``json``."""
-    if is_lines(path):
+    """A CSV file's columns as texts, or the values of JSON as one column, ``json``."""
+    if is_json(path):
         file_parts(path)
         return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path))
     return _Texts(pa.schema(dict.fromkeys(csv_names(path), pa.large_string())), lambda: csv_texts(path))
 
 
 def _json_texts(path: Path) -> Iterator[Any]:
-    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first."""
+    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first.
+
+    Of a document that is an array, its elements.
+    """
     kind = pa.json_(pa.large_string())
+    values = "unnest(if(json_type(json) = 'ARRAY', json_extract(json, '$[*]'), [json]))" if is_document(path) else "json"
     with _connection() as connection:
         for lines in json_lines(path):
             texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
-            found = texts.filter("json_valid(json)").to_arrow_table()["json"].cast(pa.large_string())
+            valid = texts.filter("json_valid(json)").project(f"{values} AS json")
+            found = valid.to_arrow_table()["json"].cast(pa.large_string())
             yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found.combine_chunks())})
+
+
+def count_json(path: Path) -> tuple[int, int]:
+    """How many values files of JSON hold, a document being one, and how many of their lines or documents are left out.
+
+    Raises:
+        DataError: there is no file, or it cannot be read.
+    """
+    left_out: Counter[Fault] = Counter()
+    read = valid = 0
+    with _connection() as connection:
+        for lines in json_lines(path, left_out):
+            given = [line for line in lines if is_document(path) or line.strip()]
+            read += len(given)
+            texts = connection.from_arrow(pa.table({"json": pa.array(given, pa.large_string())}))
+            valid += len(texts.filter("json_valid(json)"))
+    return valid, read - valid + left_out.total()
 
 
 def _parts(path: Path) -> list[str]:
@@ -293,4 +318,4 @@ def _parts(path: Path) -> list[str]:
 
 
 def _is_text(path: Path) -> bool:
-    return is_lines(path) or is_csv(path)
+    return is_json(path) or is_csv(path)

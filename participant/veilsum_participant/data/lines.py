@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import BinaryIO
@@ -19,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from veilsum_node.errors import DataError
+from veilsum_participant.data.json_files import opened
 from veilsum_participant.data.objects import AnyFile, open_file
 
 MAX_LINE = 1 << 24
@@ -144,15 +146,20 @@ def mended_parts(path: AnyFile, start: int, cells: int, size: int) -> Iterator[b
     yield b"".join(parts)
 
 
-def texts(path: AnyFile) -> Iterator[list[str]]:
-    """The lines of a file that LF ends, some :data:`BATCH` bytes at a time, without those longer than :data:`MAX_LINE`."""
+def texts(path: AnyFile, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:
+    """The lines of a file of JSON that LF ends, some :data:`BATCH` bytes at a time.
+
+    Those longer than :data:`MAX_LINE` are left out, and counted in ``left_out``.
+    """
     found: list[str] = []
     length = 0
-    with open_file(path) as file:
+    with opened(path) as file:
         while line := file.readline(MAX_LINE + 1):
             if len(line) > MAX_LINE and not line.endswith(b"\n"):
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_LINE)
+                if left_out is not None:
+                    left_out[Fault.LENGTH] += 1
                 continue
             found.append(as_text(line.removesuffix(b"\n").removeprefix(_MARK)))
             length += len(line)

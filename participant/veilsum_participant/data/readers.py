@@ -8,6 +8,7 @@ Nothing is pickled, no code from a file runs, and no column is kept but the sche
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from veilsum_node.errors import DataError, VeilsumError
 from veilsum_node.phrases import unreadable
 from veilsum_participant.data import csv_files, lines, npz_files, parquet_files
+from veilsum_participant.data.json_files import document, is_document, is_json
 from veilsum_participant.data.objects import AnyFile, StoredFile, reachable, stored_csv
 from veilsum_participant.data.table import CHECK_FORMAT, Table
 from veilsum_participant.query import Bucket
@@ -132,13 +134,8 @@ def csv_names(path: Path) -> list[str]:
 
 
 def is_csv_table(path: Path) -> bool:
-    """Whether a table of a query on files is CSV, whose columns its first line names; of ndjson there is one column."""
-    return is_csv(path) and not is_lines(path)
-
-
-def is_lines(path: Path) -> bool:
-    """Whether a file holds a JSON value a line."""
-    return path.suffix.lower() in (".ndjson", ".jsonl")
+    """Whether a table of a query on files is CSV, whose columns its first line names; of JSON there is one column."""
+    return is_csv(path) and not is_json(path)
 
 
 def found_columns(path: Path | Bucket) -> list[str] | None:
@@ -163,15 +160,20 @@ def csv_texts(path: Path) -> Iterator[Any]:
         yield from csv_files.csv_texts(path)
 
 
-def json_lines(path: Path) -> Iterator[list[str]]:
+def json_lines(path: Path, left_out: Counter[lines.Fault] | None = None) -> Iterator[list[str]]:
     """The lines of a file or of a glob of several, batch by batch; see :func:`veilsum_participant.data.lines.texts`.
+
+    Of a name that says so each file is one line, whatever its length (:mod:`veilsum_participant.data.json_files`).
 
     Raises:
         DataError: there is no file, or it cannot be read.
     """
     for part in parquet_files.file_parts(path):
         with _readable(path if isinstance(part, StoredFile) else part):
-            yield from lines.texts(part)
+            if is_document(path):
+                yield [lines.as_text(document(part))]
+            else:
+                yield from lines.texts(part) if left_out is None else lines.texts(part, left_out)
 
 
 def parquet_schema(path: Path) -> tuple[Sequence[Path | StoredFile], Any]:
