@@ -31,6 +31,9 @@ TableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,
 _OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "misses_file", "files", "joined")
 """Keys of a dataset that only a query may set."""
 
+MISSES = ("what", "number", "of", "meant")
+"""What a query of misses yields: of how many things how many are so, and whether the query means to leave them aside."""
+
 
 class ImagesConfig(Frozen):
     """Images of a dataset, which become its columns ``pixel0``, ``pixel1`` and so on.
@@ -96,7 +99,7 @@ class DatasetConfig(Frozen):
         dsn, dsn_file: of a query, the database's URL, or a private file that holds it; without one DuckDB reads ``files``.
         query, query_file: one SELECT statement, or a file of it.
         misses_file: a further query on the same tables, which `participant check --schema` alone asks: how much of what the
-            tables hold the query leaves aside. It yields ``what``, ``number`` and ``of``.
+            tables hold the query leaves aside. It yields :data:`MISSES`.
         files: of a query on files, the table that each becomes: Parquet (or a folder or glob of it), CSV with a header,
             or JSON, whose values are in the column ``json``: ndjson, or a document a file.
         columns: what studies may ask for. A study's column names are held against these, and never against what stands in the
@@ -185,9 +188,8 @@ class DatasetConfig(Frozen):
         """
         if self.misses_file is None:
             return None
-        columns = ("what", "number", "of")
         text = _query_text(self.misses_file, name)
-        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, columns, self.timeout)
+        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, MISSES, self.timeout)
 
     def _table(self, name: str) -> Path | Bucket | SourceQuery:
         if self.file is not None:

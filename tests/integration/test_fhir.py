@@ -397,6 +397,9 @@ def test_what_is_left_aside_is_counted(tmp_path: Path, recipe: Path, form: str) 
     export = Export(entries, urls=form == "bundle")
     for what, number in export.misses.items():
         assert found[what] == number > 0, what
+    assert {row["what"] for row in rows if row["meant"]} & {*export.misses} == {
+        f"{kind}: is an older version, or the same again" for kind in TYPES[1:]
+    }
     assert found["Patient: read"] == sum(item["resourceType"] == "Patient" for item, _ in entries)
     assert (found["Patient: was replaced by another"], found["Patient: has no id"]) == (export.replaced, 0) != (0, 0)
     assert found["Patient: is an older version, or the same again"] == export.older > 0
@@ -416,9 +419,7 @@ def test_what_is_left_aside_is_counted(tmp_path: Path, recipe: Path, form: str) 
     unknown = [part for part in parts if part["code"].get("coding") and part not in known]
     assert found["Observation: has codes of unknown systems alone"] == len(unknown) > 0
     assert found["Observation: has no code"] == len(parts) - len(known) - len(unknown) > 0
-    systems = Counter(
-        system for part in unknown for system in {c.get("system") or "no system" for c in part["code"]["coding"]}
-    )
+    systems = Counter(system for part in unknown for system in {c.get("system") or "none" for c in part["code"]["coding"]})
     said = {
         what.split("code system ")[1]: number for what, number in found.items() if what.startswith("Observation: of these")
     }
@@ -462,6 +463,10 @@ def test_a_check_shows_the_site_what_is_left_aside(tmp_path: Path, recipe: Path)
     number = export.misses["Condition: names a patient who is not there"]
     line = f"Condition: names a patient who is not there: {number} of {export.misses['Condition: read']}"
     assert told[line] == CheckOutcome.WARNING
+    older = export.misses["Condition: is an older version, or the same again"]
+    line = f"Condition: is an older version, or the same again: {older} of {export.misses['Condition: read']}"
+    assert told[line] == CheckOutcome.OK
+    assert sum("code system of your country" in item.advice for item in checks) == 1
     assert told[f"Condition: read: {export.misses['Condition: read']}"] == CheckOutcome.OK
     assert any(re.fullmatch(r"[0-9]+ other kinds? of misses looked for, none found", line) for line in told)
 

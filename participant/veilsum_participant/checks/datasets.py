@@ -17,7 +17,7 @@ from veilsum_participant.data.parquet_files import file_parts
 from veilsum_participant.data.queries import query_rows, query_schema
 from veilsum_participant.data.sources import asked_query, found_columns, named_in_records
 from veilsum_participant.data.table import require_columns
-from veilsum_participant.dataset_config import DatasetConfig
+from veilsum_participant.dataset_config import MISSES, DatasetConfig
 from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -96,32 +96,43 @@ def _values_of_json(label: str, offered: DatasetConfig) -> Iterator[Check]:
 def _misses(label: str, name: str, offered: DatasetConfig) -> Iterator[Check]:
     """What the dataset's own query about misses yields, for its operator alone.
 
-    Each row says of ``of`` things, ``number`` of which are so. A row whose ``number`` is none tells how many there are.
+    Each row says that of ``of`` things ``number`` are so, and whether that is ``meant``. Without a ``number`` it says how many
+    there are.
     """
     if (query := offered.misses(name)) is None:
         return
     found = query_rows(query)
-    require_columns("The query of misses yields", ("what", "number", "of"), found.column_names)
-    clean = 0
-    for row in found.select(["what", "number", "of"]).to_pylist():
+    require_columns("The query of misses yields", MISSES, found.column_names)
+    clean, warned = 0, False
+    for row in found.select(list(MISSES)).to_pylist():
         what = printable(str(row["what"]))
-        number, of = row["number"], row["of"]
+        number, of, meant = (_whole(row[name]) for name in MISSES[1:])
         if number is None:
             status = CheckOutcome.OK if of else CheckOutcome.WARNING
-            yield Check(label, status, f"{what}: {_figure(of)}", "" if of else "Is this the right table or file?")
+            yield Check(label, status, f"{what}: {of or 0:,}", "" if of else "Is this the right table or file?")
         elif number:
-            yield Check(label, CheckOutcome.WARNING, f"{what}: {_figure(number)} of {_figure(of)}", _ADAPT)
+            told = f"{what}: {number:,} of {of or 0:,}"
+            status = CheckOutcome.OK if meant else CheckOutcome.WARNING
+            yield Check(label, status, told, "" if meant or warned else _ADAPT)
+            warned |= not meant
         else:
             clean += 1
     if clean:
         yield Check(label, CheckOutcome.OK, f"{counted(clean, 'other kind')} of misses looked for, none found")
 
 
-_ADAPT = "Where they should count, adapt the query: its table of code systems, for instance."
+_ADAPT = "What should count needs a change of the queries, such as a code system of your country, or of the data."
 
 
-def _figure(value: object) -> str:
-    return f"{int(value):,}" if isinstance(value, int | float | Decimal) else "0"
+def _whole(value: object) -> int | None:
+    """A number, or whether something is, as any database yields it; None for neither."""
+    text = str(value).strip().lower()
+    if text in ("true", "false", "t", "f"):
+        return int(text.startswith("t"))
+    try:
+        return int(Decimal(text))
+    except (ArithmeticError, ValueError):
+        return None
 
 
 def _shown(label: str, source: Source, offered: DatasetConfig) -> Check:

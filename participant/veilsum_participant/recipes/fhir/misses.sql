@@ -1,7 +1,7 @@
 -- FHIR R4: how much of what the tables hold cohort.sql, encounters.sql and observations.sql leave aside, and why. For the site's own eyes:
 -- `veilsum participant check --schema` asks it where the dataset names it as misses_file, and no study ever does.
 -- Tables: patient, condition, observation, encounter, as of cohort.sql. Each row: of how many things (of) how many (number) are so
--- (what); where number is NULL, how many there are.
+-- (what), and whether that is meant to be left aside; where number is NULL, how many there are.
 WITH systems(system, kind) AS (
     -- Code systems by URL or OID; those of your country or house go here, in all files of this recipe.
     VALUES
@@ -310,7 +310,7 @@ coded AS (
 ),
 unknown AS (
     -- Resources, and components of a panel, none of whose codes is of a system that the queries know for their type.
-    SELECT type, place, list(DISTINCT coalesce(system, 'no system')) AS own
+    SELECT type, place, list(DISTINCT coalesce(system, 'none')) AS own
     FROM coded
     GROUP BY type, place
     HAVING NOT bool_or(coalesce(if(type = 'Condition', kind IN ('snomed', 'icd-10'), kind = 'loinc'), false))
@@ -410,14 +410,22 @@ value_misses AS (
     FROM known
     GROUP BY kind
 )
-SELECT what, number, of FROM patient_misses
-UNION ALL
-SELECT what, number, of FROM diagnosis_misses
-UNION ALL
-SELECT what, number, of FROM result_misses
-UNION ALL
-SELECT what, number, of FROM stay_misses
-UNION ALL
-SELECT what, number, of FROM system_misses
-UNION ALL
-SELECT what, number, of FROM value_misses
+SELECT
+    what,
+    number,
+    of,
+    what LIKE '%older version%' OR what LIKE '%was replaced%' OR what LIKE '%entered in error' OR what LIKE '%is not final%'
+    OR what LIKE '%with a comparator%' OR what LIKE '%without a value' OR what LIKE '%has a class other%' AS meant
+FROM (
+    SELECT what, number, of FROM patient_misses
+    UNION ALL
+    SELECT what, number, of FROM diagnosis_misses
+    UNION ALL
+    SELECT what, number, of FROM result_misses
+    UNION ALL
+    SELECT what, number, of FROM stay_misses
+    UNION ALL
+    SELECT what, number, of FROM system_misses
+    UNION ALL
+    SELECT what, number, of FROM value_misses
+)
