@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 import json
 import random
@@ -228,7 +229,10 @@ def newest(versions: list[Resource]) -> Resource:
 
     last = max(map(place, versions))
     found = {json.dumps(item, separators=(",", ":")) for item in versions if place(item) == last}
-    return json.loads(max(found, key=str.encode))  # type: ignore[no-any-return]  # of equally late ones any, but always the same
+    latest = max(
+        found, key=lambda text: hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+    )  # of equally late ones any, but always the same
+    return json.loads(latest)  # type: ignore[no-any-return]
 
 
 class Export:

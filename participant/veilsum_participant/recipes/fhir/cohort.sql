@@ -25,7 +25,16 @@ versions AS (
     SELECT
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
         item->>'$.fullUrl' AS url,
-        item->'$.resource' AS resource
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'gender', item->'$.resource.gender',
+            'birthDate', item->'$.resource.birthDate',
+            'deceasedBoolean', item->'$.resource.deceasedBoolean',
+            'deceasedDateTime', item->'$.resource.deceasedDateTime',
+            'link', item->'$.resource.link'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM patient
@@ -38,13 +47,7 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (
-                PARTITION BY patient
-                ORDER BY
-                    try_cast(resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
@@ -66,7 +69,13 @@ diagnosis_read AS (
             ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->'$.resource' AS resource
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'code', item->'$.resource.code',
+            'verificationStatus', item->'$.resource.verificationStatus'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM condition
@@ -81,13 +90,7 @@ diagnosis AS (
             names.patient,
             diagnosis_read.id,
             diagnosis_read.resource,
-            row_number() OVER (
-                PARTITION BY names.patient, diagnosis_read.id
-                ORDER BY
-                    try_cast(diagnosis_read.resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(diagnosis_read.resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(diagnosis_read.resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM diagnosis_read
         JOIN names ON names.name = diagnosis_read.name
     )
@@ -101,7 +104,18 @@ result_read AS (
             ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->'$.resource' AS resource
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'code', item->'$.resource.code',
+            'component', item->'$.resource.component',
+            'valueQuantity', item->'$.resource.valueQuantity',
+            'effectiveDateTime', item->'$.resource.effectiveDateTime',
+            'effectiveInstant', item->'$.resource.effectiveInstant',
+            'effectivePeriod', item->'$.resource.effectivePeriod'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM observation
@@ -116,13 +130,7 @@ result AS (
             names.patient,
             result_read.id,
             result_read.resource,
-            row_number() OVER (
-                PARTITION BY names.patient, result_read.id
-                ORDER BY
-                    try_cast(result_read.resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(result_read.resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(result_read.resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM result_read
         JOIN names ON names.name = result_read.name
     )
@@ -136,7 +144,14 @@ stay_read AS (
             ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->'$.resource' AS resource
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'class', item->'$.resource.class',
+            'period', item->'$.resource.period'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM encounter
@@ -151,13 +166,7 @@ stay AS (
             names.patient,
             stay_read.id,
             stay_read.resource,
-            row_number() OVER (
-                PARTITION BY names.patient, stay_read.id
-                ORDER BY
-                    try_cast(stay_read.resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(stay_read.resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(stay_read.resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM stay_read
         JOIN names ON names.name = stay_read.name
     )

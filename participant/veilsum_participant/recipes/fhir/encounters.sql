@@ -8,7 +8,16 @@ WITH versions AS (
     SELECT
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
         item->>'$.fullUrl' AS url,
-        item->'$.resource' AS resource
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'gender', item->'$.resource.gender',
+            'birthDate', item->'$.resource.birthDate',
+            'deceasedBoolean', item->'$.resource.deceasedBoolean',
+            'deceasedDateTime', item->'$.resource.deceasedDateTime',
+            'link', item->'$.resource.link'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM patient
@@ -21,13 +30,7 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (
-                PARTITION BY patient
-                ORDER BY
-                    try_cast(resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
@@ -49,7 +52,14 @@ stay_read AS (
             ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->'$.resource' AS resource
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'class', item->'$.resource.class',
+            'period', item->'$.resource.period'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM encounter
@@ -64,13 +74,7 @@ stay AS (
             names.patient,
             stay_read.id,
             stay_read.resource,
-            row_number() OVER (
-                PARTITION BY names.patient, stay_read.id
-                ORDER BY
-                    try_cast(stay_read.resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(stay_read.resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(stay_read.resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM stay_read
         JOIN names ON names.name = stay_read.name
     )

@@ -21,7 +21,16 @@ versions AS (
     SELECT
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
         item->>'$.fullUrl' AS url,
-        item->'$.resource' AS resource
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'gender', item->'$.resource.gender',
+            'birthDate', item->'$.resource.birthDate',
+            'deceasedBoolean', item->'$.resource.deceasedBoolean',
+            'deceasedDateTime', item->'$.resource.deceasedDateTime',
+            'link', item->'$.resource.link'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM patient
@@ -34,13 +43,7 @@ persons AS (
     FROM (
         SELECT
             *,
-            row_number() OVER (
-                PARTITION BY patient
-                ORDER BY
-                    try_cast(resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM versions
         WHERE patient IS NOT NULL
     )
@@ -62,7 +65,15 @@ diagnosis_read AS (
             ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->'$.resource' AS resource
+        item->>'$.resource.subject.reference' AS reference,
+        (item->'$.resource.subject.identifier') IS NOT NULL AS identified,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'code', item->'$.resource.code',
+            'verificationStatus', item->'$.resource.verificationStatus'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM condition
@@ -77,13 +88,7 @@ diagnosis AS (
             names.patient,
             diagnosis_read.id,
             diagnosis_read.resource,
-            row_number() OVER (
-                PARTITION BY names.patient, diagnosis_read.id
-                ORDER BY
-                    try_cast(diagnosis_read.resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(diagnosis_read.resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(diagnosis_read.resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM diagnosis_read
         JOIN names ON names.name = diagnosis_read.name
     )
@@ -97,7 +102,20 @@ result_read AS (
             ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->'$.resource' AS resource
+        item->>'$.resource.subject.reference' AS reference,
+        (item->'$.resource.subject.identifier') IS NOT NULL AS identified,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'code', item->'$.resource.code',
+            'component', item->'$.resource.component',
+            'valueQuantity', item->'$.resource.valueQuantity',
+            'effectiveDateTime', item->'$.resource.effectiveDateTime',
+            'effectiveInstant', item->'$.resource.effectiveInstant',
+            'effectivePeriod', item->'$.resource.effectivePeriod'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM observation
@@ -112,13 +130,7 @@ result AS (
             names.patient,
             result_read.id,
             result_read.resource,
-            row_number() OVER (
-                PARTITION BY names.patient, result_read.id
-                ORDER BY
-                    try_cast(result_read.resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(result_read.resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(result_read.resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM result_read
         JOIN names ON names.name = result_read.name
     )
@@ -132,7 +144,16 @@ stay_read AS (
             ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
         END AS name,
         coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
-        item->'$.resource' AS resource
+        item->>'$.resource.subject.reference' AS reference,
+        (item->'$.resource.subject.identifier') IS NOT NULL AS identified,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'class', item->'$.resource.class',
+            'period', item->'$.resource.period'
+        ) AS resource
     FROM (
         SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
         FROM encounter
@@ -147,13 +168,7 @@ stay AS (
             names.patient,
             stay_read.id,
             stay_read.resource,
-            row_number() OVER (
-                PARTITION BY names.patient, stay_read.id
-                ORDER BY
-                    try_cast(stay_read.resource->>'$.meta.lastUpdated' AS TIMESTAMPTZ) DESC NULLS LAST,
-                    try_cast(stay_read.resource->>'$.meta.versionId' AS BIGINT) DESC NULLS LAST,
-                    CAST(stay_read.resource AS VARCHAR) DESC
-            ) AS place
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
         FROM stay_read
         JOIN names ON names.name = stay_read.name
     )
@@ -161,11 +176,10 @@ stay AS (
 ),
 diagnosis_found AS (
     SELECT
-        resource->>'$.subject.reference' AS reference,
-        (resource->'$.subject.identifier') IS NOT NULL AS identified,
+        reference,
+        identified,
         diagnosis_read.name IN (SELECT name FROM names) AS met,
-        diagnosis_read.name IS NOT NULL AS to_a_patient,
-        diagnosis_read.id
+        diagnosis_read.name IS NOT NULL AS to_a_patient
     FROM diagnosis_read
 ),
 diagnosis_misses AS (
@@ -196,11 +210,10 @@ diagnosis_misses AS (
 ),
 result_found AS (
     SELECT
-        resource->>'$.subject.reference' AS reference,
-        (resource->'$.subject.identifier') IS NOT NULL AS identified,
+        reference,
+        identified,
         result_read.name IN (SELECT name FROM names) AS met,
-        result_read.name IS NOT NULL AS to_a_patient,
-        result_read.id
+        result_read.name IS NOT NULL AS to_a_patient
     FROM result_read
 ),
 result_misses AS (
@@ -231,11 +244,10 @@ result_misses AS (
 ),
 stay_found AS (
     SELECT
-        resource->>'$.subject.reference' AS reference,
-        (resource->'$.subject.identifier') IS NOT NULL AS identified,
+        reference,
+        identified,
         stay_read.name IN (SELECT name FROM names) AS met,
-        stay_read.name IS NOT NULL AS to_a_patient,
-        stay_read.id
+        stay_read.name IS NOT NULL AS to_a_patient
     FROM stay_read
 ),
 stay_misses AS (
