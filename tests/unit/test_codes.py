@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -405,7 +406,7 @@ OFFERED: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("few_rehearsals")
-def test_codes_are_planned_counted_and_learned_from_as_groups() -> None:
+def test_codes_are_planned_counted_and_learned_from_as_groups(tmp_path: Path) -> None:
     frame = patients(3000, 1)
     chapters = official(WHO)
     counts = Counter(chapters[text[:3]] for text in frame["dx"] if text[:3] in chapters)
@@ -422,6 +423,15 @@ def test_codes_are_planned_counted_and_learned_from_as_groups() -> None:
     assert np.array_equal(model.predict_proba(same), scores, equal_nan=True)
     with pytest.raises(DataError, match="'dx' holds int64; codes are texts"):
         model.predict(frame.assign(dx=1))
+    session = onnxruntime.InferenceSession(model.to_onnx(tmp_path / "model.onnx"))
+    some = frame[frame["dx"].str.len() > 3].head(50)
+    groups = [
+        [name for column in model.released.schema.columns[1:] for name in [column.categories[column.place(text)]]]
+        for text in some["dx"]
+    ]
+    inputs = {"numbers": some[["age"]].to_numpy(), "categories": np.array(groups, dtype=object)}
+    _, probabilities, _ = session.run(None, inputs)
+    assert probabilities == pytest.approx(model.predict_proba(some), abs=2e-4)
 
 
 def test_a_released_models_columns_are_read_back() -> None:
