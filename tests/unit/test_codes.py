@@ -31,6 +31,7 @@ from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.data import FindingKind, check_dataset, check_structure, load_records
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.dataset_config import DatasetConfig
+from veilsum_participant.drafting.dictionary import draft_dictionary
 from veilsum_participant.drafting.records import LEAST, draft_records
 from veilsum_participant.query import SourceQuery
 from veilsum_privacy.results.result import Result
@@ -491,3 +492,22 @@ def test_a_check_counts_what_is_no_code_and_what_is_of_no_group(tmp_path: Path) 
     assert found["column 'ill'"].status == CheckOutcome.WARNING
     path.write_text("dx\nE11.9\nJ44.0\n")
     assert {item.status for item in dataset("records", offered, SCHEMA)} == {CheckOutcome.OK}, "what was agreed on"
+
+
+def test_a_dictionary_of_more_choices_than_a_column_has_categories(tmp_path: Path) -> None:
+    codes = [f"{code}.{digit}" for code in list(official(WHO))[::20] for digit in range(4)]
+    numbers = [str(number) for number in range(300)]
+    lines = ["Variable / Field Name,Field Type,Field Label,Choices"]
+    for name, choices in (("dx", codes), ("ward", numbers)):
+        assert len(choices) > 256
+        lines.append(f'{name},radio,{name},"{" | ".join(f"{choice}, Label" for choice in choices)}"')
+    lines.append('sex,radio,Sex,"1, f | 2, m"')
+    (tmp_path / "dictionary.csv").write_text("\n".join(lines))
+    made = draft_dictionary(tmp_path / "dictionary.csv")
+    assert [(item.name, item.kind, item.groups) for item in made.columns] == [
+        ("dx", "codes", "icd-10-chapters"),
+        ("sex", "category", ""),
+    ]
+    assert made.left_out == {"ward": 'more than 256 categories: group them, kind = "codes"'}
+    (tmp_path / "schema.toml").write_text(made.text())
+    assert load_schema(tmp_path / "schema.toml").columns[0].width == 23
