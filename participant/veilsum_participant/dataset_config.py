@@ -38,8 +38,11 @@ def _known_encoding(value: str) -> str:
 
 Encoding = Annotated[str, AfterValidator(_known_encoding)]
 
-_OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "files", "joined")
+_OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "misses_file", "files", "joined")
 """Keys of a dataset that only a query may set."""
+
+MISSES = ("what", "number", "of", "meant")
+"""What a query of misses yields: of how many things how many are so, and whether the query means to leave them aside."""
 
 
 def _is_text(file: Path | Bucket) -> bool:
@@ -114,8 +117,10 @@ class DatasetConfig(Frozen):
             (:class:`veilsum_participant.query.Dialect`). None of the four is guessed from a file: one record could decide it.
         dsn, dsn_file: of a query, the database's URL, or a private file that holds it; without one DuckDB reads ``files``.
         query, query_file: one SELECT statement, or a file of it.
+        misses_file: a further query on the same tables, which `participant check --schema` alone asks: how much of what the
+            tables hold the query leaves aside. It yields :data:`MISSES`.
         files: of a query on files, the table that each becomes: Parquet (or a folder or glob of it), CSV with a header,
-            or ndjson, whose lines are in the column ``json``.
+            or JSON, whose values are in the column ``json``: ndjson, or a document a file.
         columns: what studies may ask for. A study's column names are held against these, and never against what stands in the
             data. A CSV file whose first line names its columns, and a query on one, has to state them: were that line a record
             after all, an analyst could guess at it by names. Of a CSV file without a header they are all columns, in order; of
@@ -150,6 +155,7 @@ class DatasetConfig(Frozen):
     dsn_file: Path | None = None
     query: StrictStr | None = None
     query_file: Path | None = None
+    misses_file: Path | None = None
     files: dict[TableName, Path] = Field(default_factory=dict)
     columns: tuple[ColumnName, ...] = ()
     timeout: StrictInt = Field(default=300, ge=1, le=86400)
@@ -229,20 +235,26 @@ class DatasetConfig(Frozen):
         table = self._table(name)
         return table if self.images is None else Images(table, self.images.folder, self.images.column, self.images.shape)
 
+    def misses(self, name: str) -> SourceQuery | None:
+        """The query about what the dataset's own leaves aside; None without one.
+
+        Raises:
+            ConfigurationError: its file cannot be read.
+        """
+        if self.misses_file is None:
+            return None
+        text = _query_text(self.misses_file, name)
+        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, MISSES, self.timeout, self.dialect)
+
     def _table(self, name: str) -> Path | Bucket | TextFile | SourceQuery:
         if self.file is not None:
             return self.file if self.dialect == PLAIN else TextFile(self.file, self.dialect)
-        text = self.query or ""
-        if self.query_file is not None:
-            try:
-                text = read_file(self.query_file, f"query of dataset {name}").decode()
-            except UnicodeDecodeError as error:
-                raise ConfigurationError(f"The query {self.query_file} is not UTF-8 text.") from error
+        text = (self.query or "") if self.query_file is None else _query_text(self.query_file, name)
         return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout, self.dialect)
 
     def resolved(self, base: Path) -> Self:
         """The same with paths taken from a directory."""
-        named = {name: getattr(self, name) for name in ("path", "dsn_file", "query_file", "schema_file")}
+        named = {name: getattr(self, name) for name in ("path", "dsn_file", "query_file", "misses_file", "schema_file")}
         paths: dict[str, object] = {name: base / path for name, path in named.items() if path is not None}
         if self.s3 is not None:
             given = {name: base / path for name in ("key_file", "ca_file") if (path := getattr(self.s3, name)) is not None}
@@ -250,6 +262,13 @@ class DatasetConfig(Frozen):
         if self.images is not None:
             paths["images"] = self.images.model_copy(update={"folder": base / self.images.folder})
         return self.model_copy(update=paths | {"files": {name: base / path for name, path in self.files.items()}})
+
+
+def _query_text(path: Path, name: str) -> str:
+    try:
+        return read_file(path, f"query of dataset {name}").decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"The query {path} is not UTF-8 text.") from error
 
 
 class EncoderConfig(Frozen):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from veilsum.compile import StudyRequest, compile_study
-from veilsum.request import EVALUATION, ReleasedProjection, with_model, with_projection
+from veilsum.request import EVALUATION, ReleasedProjection, with_data, with_model, with_projection
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.results.projections import result_projection
 from veilsum_coordinator.results.released_models import released_arrays
@@ -199,7 +199,7 @@ def draft_of(
     values = dict(content)
     if schema is not None and not {"schema", "data"} & set(values):
         values["data"] = schema
-    asked = validate(values, StudyRequest, source=source)
+    asked = validate(with_data(values, base, source), StudyRequest, source=source)
     request = with_projection(asked, base)
     projection = load_result(base / asked.encoder.result) if isinstance(asked.encoder, ReleasedProjection) else None
     if request.schema_file is not None:

@@ -22,7 +22,7 @@ from veilsum_participant.data.sources import found_advice, found_lines, read_tab
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_participant.data.table import Table
 from veilsum_participant.query import Source
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema, DateColumn, NumberColumn
 
 SHOWN = 3
 """Places of each fault in each column that a report lists unless told otherwise."""
@@ -51,10 +51,15 @@ class FindingKind(StrEnum):
     UNKNOWN_CATEGORY = "unknown category"
     UNKNOWN_CLASS = "unknown class"
     MISSING = "missing value"
+    OTHER_CODE = "code of no group"
     BROKEN_ROW = Fault.CELLS.value
     OPEN_QUOTE = Fault.QUOTE.value
     LONG_LINE = Fault.LENGTH.value
     TOO_MANY_RECORDS = "too many records"
+
+
+AGREED = (FindingKind.MISSING, FindingKind.OTHER_CODE)
+"""What the schema says what becomes of."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,8 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing but missing values was found."""
-        return all(kind is FindingKind.MISSING for kinds in self.totals.values() for kind in kinds)
+        """Whether nothing but what was agreed on was found."""
+        return all(kind in AGREED for kinds in self.totals.values() for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -209,6 +214,11 @@ def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Itera
             yield _Places(FindingKind.OUT_OF_BOUNDS, name, np.flatnonzero(judged.outside), expected)
         elif column is not None:
             expected = f"expected one of {_listed(column.categories)}"
+            if isinstance(column, CodeColumn):
+                form = "a code" if column.system == "any" else f"a code of {column.system}"
+                expected = f"expected {form}{' of one of its groups' if column.other is None else ''}"
+                if judged.other is not None:
+                    yield _Places(FindingKind.OTHER_CODE, name, np.flatnonzero(judged.other), f"it counts as {column.other!r}")
             yield _Places(FindingKind.UNKNOWN_CATEGORY, name, np.flatnonzero(judged.invalid), expected)
         elif schema.label is not None:
             expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"

@@ -12,6 +12,7 @@ import atexit
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,9 +25,9 @@ import pyarrow.compute as pc
 
 from veilsum_node.errors import DataError, VeilsumError
 from veilsum_participant.data.csv_files import CsvReader
-from veilsum_participant.data.formats import is_csv, is_lines, readable
-from veilsum_participant.data.lines import texts
-from veilsum_participant.data.objects import StoredFile
+from veilsum_participant.data.formats import is_csv
+from veilsum_participant.data.json_files import is_document, is_json, json_texts
+from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import ParquetReader, file_parts
 from veilsum_participant.data.reader import (
     Found,
@@ -283,8 +284,8 @@ def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None
 
 
 def _texts(path: Path, dialect: Dialect) -> _Texts:
-    """A CSV file's columns as texts, or the lines that are JSON as one column, ``json``."""
-    if is_lines(path):
+    """A CSV file's columns as texts, or the values of JSON as one column, ``json``."""
+    if is_json(path):
         file_parts(path)
         return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
     reader = CsvReader(path, dialect=dialect)
@@ -299,15 +300,35 @@ def _csv_texts(reader: CsvReader, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
-    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first."""
+    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first.
+
+    Of a document that is an array, its elements.
+    """
     kind = pa.json_(pa.large_string())
+    values = "unnest(if(json_type(json) = 'ARRAY', json_extract(json, '$[*]'), [json]))" if is_document(path) else "json"
     with _connection() as connection:
-        for part in file_parts(path):
-            with readable(path if isinstance(part, StoredFile) else part):
-                for lines in texts(part, dialect):
-                    told = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
-                    found = told.filter("json_valid(json)").to_arrow_table()["json"].cast(pa.large_string())
-                    yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found.combine_chunks())})
+        for lines in json_texts(path, dialect):
+            texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
+            valid = texts.filter("json_valid(json)").project(f"{values} AS json")
+            found = valid.to_arrow_table()["json"].cast(pa.large_string())
+            yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found.combine_chunks())})
+
+
+def count_json(path: Path, dialect: Dialect) -> tuple[int, int]:
+    """How many values files of JSON hold, a document being one, and how many of their lines or documents are left out.
+
+    Raises:
+        DataError: there is no file, or it cannot be read.
+    """
+    left_out: Counter[Fault] = Counter()
+    read = valid = 0
+    with _connection() as connection:
+        for lines in json_texts(path, dialect, left_out):
+            given = [line for line in lines if is_document(path) or line.strip()]
+            read += len(given)
+            texts = connection.from_arrow(pa.table({"json": pa.array(given, pa.large_string())}))
+            valid += len(texts.filter("json_valid(json)"))
+    return valid, read - valid + left_out.total()
 
 
 def _parts(path: Path) -> list[str]:
@@ -321,4 +342,4 @@ def _parts(path: Path) -> list[str]:
 
 
 def _is_text(path: Path) -> bool:
-    return is_lines(path) or is_csv(path)
+    return is_json(path) or is_csv(path)

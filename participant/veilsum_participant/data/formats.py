@@ -27,11 +27,6 @@ def is_csv(file: Path | Bucket | TextFile) -> bool:
     return isinstance(file, TextFile) or file.csv
 
 
-def is_lines(path: Path) -> bool:
-    """Whether a table of a query on files holds a JSON value a line, before any suffix of its compression."""
-    return any(suffix.lower() in (".ndjson", ".jsonl") for suffix in path.suffixes[-2:])
-
-
 def is_npz(file: Path | Bucket | TextFile) -> bool:
     """Whether a file is an archive of NumPy's arrays."""
     return isinstance(file, Path) and file.suffix.lower() == ".npz"

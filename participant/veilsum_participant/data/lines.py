@@ -17,6 +17,7 @@ import gzip
 import io
 import lzma
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -235,8 +236,11 @@ class Lines:
             yield data
 
 
-def texts(path: AnyFile, dialect: Dialect = PLAIN) -> Iterator[list[str]]:
-    """The lines of a file that LF ends, some :data:`BATCH` bytes at a time, without those longer than :data:`MAX_LINE`."""
+def texts(path: AnyFile, dialect: Dialect = PLAIN, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:
+    """The lines of a file that LF ends, some :data:`BATCH` bytes at a time.
+
+    Those longer than :data:`MAX_LINE` are left out, and counted in ``left_out``.
+    """
     found: list[str] = []
     length = 0
     with open_text(path, dialect) as file:
@@ -244,6 +248,8 @@ def texts(path: AnyFile, dialect: Dialect = PLAIN) -> Iterator[list[str]]:
             if len(line) > MAX_LINE and not line.endswith(b"\n"):
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_LINE)
+                if left_out is not None:
+                    left_out[Fault.LENGTH] += 1
                 continue
             found.append(as_text(line.removesuffix(b"\n").removeprefix(_MARK)))
             length += len(line)

@@ -69,7 +69,7 @@ class NpzReader(FileReader):
         path, schema = self._path, self._schema
         if schema is None:
             raise Misuse("An npz archive is read under a schema.")
-        features = [column.name for column in schema.columns]
+        features = [column.source for column in schema.columns]
         wanted = wanted_columns(schema, self._subject)
         shapes, dtypes = _npz_headers(path, {*wanted, "X", "y"})
         places: dict[str, tuple[str, int | None]] = {name: (name, None) for name in shapes}

@@ -56,7 +56,7 @@ def count_cells(tables: Iterable[Table], schema: DatasetSchema, *, texts: bool =
             cells.outside += int(judged.outside.sum())
             cells.unmatched += int(judged.invalid.sum())
             if texts and judged.invalid.any():
-                odd = table.columns[judged.name].filter(pa.array(judged.invalid))
+                odd = table.columns[judged.source].filter(pa.array(judged.invalid))
                 told = pc.cast(odd, pa.large_string()).value_counts().to_pylist()
                 cells.texts.update({str(item["values"]): item["counts"] for item in told})
     return list(found.values())

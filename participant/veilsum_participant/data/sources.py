@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from veilsum_aggregation.arrays import Bools
 from veilsum_node.errors import DataError, Unavailable
 from veilsum_participant.data import typed
 from veilsum_participant.data.csv_files import CsvReader
-from veilsum_participant.data.formats import is_csv, is_lines, is_npz
+from veilsum_participant.data.formats import is_csv, is_npz
 from veilsum_participant.data.images import check_images, pixel_columns
+from veilsum_participant.data.json_files import is_json
 from veilsum_participant.data.npz_files import NpzReader
 from veilsum_participant.data.parquet_files import ParquetReader
 from veilsum_participant.data.reader import Found, OpenRows, Reader, RowRequest
@@ -104,7 +107,7 @@ def named_in_records(offered: DatasetConfig) -> bool:
     """Whether the names of a dataset's columns stand in a line that could be a record: of CSV, and of a query on CSV."""
     if offered.file is not None:
         return offered.header and is_csv(offered.file)
-    return any(is_csv(path) and not is_lines(path) for path in offered.files.values())
+    return any(is_csv(path) and not is_json(path) for path in offered.files.values())
 
 
 def found_columns(source: Source, *, header: bool = True) -> list[str] | None:
@@ -228,6 +231,16 @@ def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = N
             yield joined_tables([*tables.read()])
 
     return next(tried(whole))
+
+
+def query_rows(query: SourceQuery, names: Sequence[str]) -> Any:
+    """What a query of the owner's yields, as one Arrow table; with ``names`` alone, if it has all of these.
+
+    Raises:
+        DataError, Unavailable, ConfigurationError: as :func:`opened`.
+    """
+    with reader_of(query).opened() as rows:
+        return pa.concat_tables([part.table for part in rows.parts(RowRequest(names))])
 
 
 def asked_query(source: Source) -> SourceQuery | None:

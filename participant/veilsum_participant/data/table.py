@@ -17,7 +17,7 @@ from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.reader import Found, SourcePart
 from veilsum_participant.data.spellings import clash
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def typed_table(part: SourcePart, schema: DatasetSchema, subject: str | None, de
         schema, subject: of these.
         decimal: the mark between whole and decimal places of numbers that stand as text.
     """
-    columns = {name: _cells(part.table[name], name, schema, decimal) for name in schema.file_columns}
+    columns = {name: cells_of(part.table[name], name, schema, decimal) for name in schema.file_columns}
     subjects = None if subject is None else typed.identifiers(part.table[subject])
     return Table(columns, part.table.num_rows, subjects, part.broken)
 
@@ -77,16 +77,22 @@ def joined_tables(tables: Sequence[Table]) -> Table:
     return Table(columns, sum(table.rows for table in tables), subjects, broken, unread)
 
 
-def _cells(column: Any, name: str, schema: DatasetSchema, decimal: str) -> Any:
+def cells_of(column: Any, name: str, schema: DatasetSchema, decimal: str = ".") -> Any:
     """A chunked column as :class:`Table` has it: as text where the schema names texts of it."""
     known = named_texts(schema, name)
     return typed.values(column, decimal) if known is None else typed.texts(column, known)
 
 
 def named_texts(schema: DatasetSchema, name: str) -> list[tuple[str, int]] | None:
-    """The categories of a column or the values of its classes, with their codes; None where the schema names neither."""
+    """The categories of a column or the values of its classes, with their codes; None where the schema names neither.
+
+    Of a column of codes, which is text, none.
+    """
     for column in schema.columns:
-        if column.name == name and isinstance(column, CategoryColumn):
+        if isinstance(column, CodeColumn):
+            if column.source == name:
+                return []
+        elif column.name == name and isinstance(column, CategoryColumn):
             return [(text, code) for code, text in enumerate(column.categories)]
     if schema.label is not None and schema.label.column == name:
         return [(text, code) for code, item in enumerate(schema.label.classes) for text in item.values]
@@ -128,8 +134,12 @@ def check_texts(source: object, name: str, kind: Any, schema: DatasetSchema) -> 
     """Check that a column of an Arrow type can hold the texts that the schema names of it.
 
     Raises:
-        DataError: two of them are one number, or one truth.
+        DataError: two of them are one number, or one truth; or they are codes, and the column no text.
     """
+    coded = any(isinstance(column, CodeColumn) and column.source == name for column in schema.columns)
+    if coded and not (typed.is_text(kind) or pa.types.is_null(kind)):
+        told = f"{source}: column {name!r} holds {_outer(kind)}; codes are texts, of which no zero is lost."
+        raise DataError(told, "Store texts.")
     alike = None if typed.is_text(kind) else clash(named_texts(schema, name) or (), kind)
     if alike is not None:
         told = f"{source}: column {name!r} holds {_outer(kind)}, in which {alike[0]!r} and {alike[1]!r} are the same."
