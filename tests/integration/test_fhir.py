@@ -21,8 +21,7 @@ from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
 from veilsum_participant.data.duck import count_json
-from veilsum_participant.data.queries import query_rows
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import SourceQuery
 from veilsum_privacy.study.schema_file import load_schema
@@ -495,7 +494,7 @@ def test_a_compressed_file_that_is_damaged_is_refused_by_name(tmp_path: Path, re
     path = tmp_path / "export" / "Condition.1.ndjson.gz"
     path.write_bytes(path.read_bytes()[:-30])
     query = SourceQuery("cohort", (recipe / "cohort.sql").read_text(), files=files)
-    with pytest.raises(DataError, match=r"Condition\.1\.ndjson\.gz: cannot be read"):
+    with pytest.raises(DataError, match=r"Condition\.1\.ndjson\.gz: is not compressed with gzip, or not whole"):
         query_rows(query)
     with pytest.raises(DataError, match=r"Condition\.1\.ndjson\.gz"):
         count_json(files["condition"])

@@ -20,8 +20,7 @@ from support.omop import LAYOUT, LESS, MEASURES, TABLES, Row, Rows, expected, fi
 from support.postgres import server
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
-from veilsum_participant.data.queries import query_rows
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.query import SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema

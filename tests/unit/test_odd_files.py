@@ -87,7 +87,7 @@ def number(value: Any, kind: str) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool | int | float | Decimal | np.floating):
-        read = float(str(np.float32(value))) if kind == "float32" else float(value)
+        read = float(str(value)) if kind == "float16" else float(str(np.float32(value))) if kind == "float32" else float(value)
     else:
         text = spelled(value, kind) or ""
         shape = text.removeprefix("+").removeprefix("-") if text[:1] in "+-" else text

@@ -27,7 +27,7 @@ from support.postgres import server
 from support.randomness import SeededRandom
 from support.tables import SCHEMA
 from veilsum_node.errors import DataError
-from veilsum_participant.data import csv_files, duck, lines, load_records, sources
+from veilsum_participant.data import csv_files, duck, json_files, lines, load_records, sources
 from veilsum_participant.data.postgres import SPACES
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import comes_in_batches, stream_records
@@ -485,13 +485,13 @@ def test_texts_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest
         (tmp_path / f"{part}.ndjson").write_text('{"age": 60}\n')
     text = "SELECT json->>'$.age' AS age, 'Ulm' AS town, '0' AS ill FROM t"
     query = SourceQuery("records", text, files={"t": tmp_path / "*.ndjson"})
-    real = lines.texts
+    real = json_files.texts
 
     def removed(*args: Any) -> Iterator[list[str]]:
         yield from real(*args)
         (tmp_path / "1.ndjson").unlink(missing_ok=True)
 
-    monkeypatch.setattr(duck, "texts", removed)
+    monkeypatch.setattr(json_files, "texts", removed)
     for read in (lambda: load_records(query, SCHEMA), lambda: list(stream_records(query, SCHEMA, None))):
         (tmp_path / "1.ndjson").touch()
         with pytest.raises(DataError, match=r"1\.ndjson: .*[Nn]o such file"):

@@ -107,7 +107,7 @@ class _DuckRows:
                 if reader is None:
                     found = _answer(self.connection, self.query)
                     distinct_names(found.columns)
-                    if set(asked.names) < set(found.columns):
+                    if set() < set(asked.names) < set(found.columns):
                         found = found.select(*map(duckdb.ColumnExpression, asked.names))
                     if asked.rows is None:
                         yielded, reader = found.to_arrow_table(), iter(())

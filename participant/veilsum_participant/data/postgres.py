@@ -86,7 +86,7 @@ class _ServerRows:
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         """See :meth:`OpenRows.parts`."""
         text = _as_table(self.query)
-        if set(asked.names) < set(self.kinds):
+        if set() < set(asked.names) < set(self.kinds):
             text = f"SELECT {', '.join(map(_quoted, asked.names))} FROM ({text}) AS records"  # noqa: S608  the site's own
         if asked.order is not None:
             name = _quoted(asked.order)

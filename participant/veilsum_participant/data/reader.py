@@ -56,7 +56,7 @@ class RowRequest:
     """What is asked of a source.
 
     Attributes:
-        names: of columns.
+        names: of columns; a query of which others are asked yields all that it has.
         rows: of a part, about; of CSV the file's bytes decide. None for as many as the source pleases.
         order: a column to sort by, where :meth:`OpenRows.orders` says so.
         wanted: of a file, whether any row from one place to before another is asked for; others may be left out.

@@ -233,8 +233,8 @@ def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = N
     return next(tried(whole))
 
 
-def query_rows(query: SourceQuery, names: Sequence[str]) -> Any:
-    """What a query of the owner's yields, as one Arrow table; with ``names`` alone, if it has all of these.
+def query_rows(query: SourceQuery, names: Sequence[str] = ()) -> Any:
+    """What a query of the owner's yields, as one Arrow table; of the columns ``names`` alone, if these are among its own.
 
     Raises:
         DataError, Unavailable, ConfigurationError: as :func:`opened`.
