@@ -39,7 +39,7 @@ from veilsum_participant.data.reader import (
     missing_package,
     slow,
 )
-from veilsum_participant.query import Dialect, SourceQuery
+from veilsum_participant.query import PLAIN, Dialect, SourceQuery
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -314,7 +314,7 @@ def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
             yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found.combine_chunks())})
 
 
-def count_json(path: Path, dialect: Dialect) -> tuple[int, int]:
+def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
     """How many values files of JSON hold, a document being one, and how many of their lines or documents are left out.
 
     Raises:
