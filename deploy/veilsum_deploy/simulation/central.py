@@ -15,6 +15,7 @@ from typing import Any
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.service.runner import RoundLostError
+from veilsum_deploy.simulation.chunks import adds_up, for_many
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
@@ -23,16 +24,11 @@ from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, study_digest
-from veilsum_privacy.tasks.base import Records, RecordTask, TrainingTask
+from veilsum_privacy.tasks.base import Records, TrainingTask
 from veilsum_privacy.tasks.feature_maps import Encode
-
-ADDITIVE = frozenset({"gradient"})
-"""Tasks of one vector a site whose vectors are sums over records, so that the vector of all records is the sites' sum."""
 
 EXPECTED = "expected_records"
 """Parameter of tasks that train: how many records a site is expected to have."""
-
-LARGEST_BOUND = 2**62
 
 
 class CentralFederation:
@@ -105,8 +101,7 @@ class CentralFederation:
             self._states[label] = part.state
         total = plan.noised(part.total, 0, self._random)
         self._released[label] += 1
-        additive = isinstance(task.task, RecordTask) or task.task.name in ADDITIVE
-        cohort = self._study.participants[: self._holders if additive else 1]
+        cohort = self._study.participants[: self._holders if adds_up(task.task) else 1]
         number = self._released.total()
         digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())
         std = task.block_std(math.sqrt(plan.spread if plan.noise.drawn else 0))
@@ -122,8 +117,7 @@ class CentralFederation:
             return replace(plan, task=self._pooled(task))
         if plan.noise.drawn:
             plan = replace(plan, noise=NoisePlan("local", plan.noise.variance, 1, plan.noise.colluders))
-        bound = min(plan.encoding.bound * self._holders, LARGEST_BOUND)
-        return replace(plan, encoding=replace(plan.encoding, bound=bound))
+        return for_many(plan, self._holders)
 
     def _pooled(self, task: AgreedTask) -> AgreedTask:
         """A task that trains, at a site with all records: it may hold that many, and expects that many."""

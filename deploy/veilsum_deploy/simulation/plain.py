@@ -1,8 +1,8 @@
 """A federation without encryption, for fast simulation: the same tasks, clipping, grid, clamp and noise shares, added up.
 
 Every site takes part in every round that it may be in. There are no keys, masks, ledgers or policies, and so no protection:
-all records are in this process anyway. The released integers are those of the protocol, for the same noise; of sites that
-train side by side, up to rounding.
+all records are in this process anyway. The released integers are those of the protocol, for the same noise; of sites whose
+gradients are added together, up to rounding.
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ class PlainFederation:
         engine: where chunks of sites are computed; None for this process.
         recorder: keeps rounds, and gives back those of an earlier process: these are not computed again.
         batched: whether sites may be computed together (:mod:`veilsum_deploy.simulation.chunks`).
-        rounded: whether even where their sum is then that of the sites one by one up to rounding only, as of those that train
-            (:mod:`veilsum_deploy.simulation.trainer`).
 
     Attributes:
         sums: the released integers so far, in grid units, in order.
@@ -73,7 +71,6 @@ class PlainFederation:
         engine: Engine | None = None,
         recorder: RunRecorder | None = None,
         batched: bool = True,
-        rounded: bool = True,
     ) -> None:
         if set(sites) != set(study.participants):
             raise Misuse("The simulated sites are not the study's participants.")
@@ -81,8 +78,7 @@ class PlainFederation:
         if len(encodes) > 1:
             raise Misuse("All simulated sites have the study's one program.")
         self.sums: list[Integers] = []
-        self._study, self._recorder = study, recorder
-        self._batched, self._rounded = batched, rounded
+        self._study, self._recorder, self._batched = study, recorder, batched
         self._released: Counter[tuple[str, str]] = Counter()  # by label and member, as each participant counts its own
         self._encoder = dict(encoder or {})
         self._sources = [sites[name].noise_random for name in study.participants]
@@ -126,7 +122,7 @@ class PlainFederation:
         cohort = tuple(study.participants[index] for index in places)
         if not cohort:
             raise RoundLostError("No participant may take part in the round.")
-        plan = self._sites.prepared(label, len(cohort)).plan
+        plan = self._sites.plan(label, len(cohort))
         if max(self._released[label, name] for name in cohort) >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
         encoded = encode_broadcast({**self._encoder, **(broadcast or {})}, plan.task.single)
@@ -171,7 +167,6 @@ class PlainFederation:
             tuple(states.trained[index].get(label, {}) for index in members),
             tuple(states.kept[index] for index in members),
             self._batched,
-            self._rounded,
         )
 
     def _note(self, label: str, members: tuple[int, ...], part: Part) -> None:
