@@ -124,7 +124,7 @@ class Policy(Frozen):
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
         max_budget_answers: how often a day an analyst is told whether a population's budget bears a study, by being let in or
             refused; answers to studies that paid all that they declared do not count
-            (:mod:`veilsum_participant.protocol.answers`).
+            (:mod:`veilsum_participant.protocol.approval`).
         approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
         share_metrics: which of its own metrics the site reports to the coordinator, by groups; none by default. What is not
             named never leaves. ``false``, which earlier versions wrote, is the same as none.

@@ -31,10 +31,10 @@ _SAME_PAIR = "(found.certificate_pem, found.key_pem) {} (used.certificate_pem, u
 EXCUSED = {
     ("deploy/veilsum/mlflow_run.py", "found[0].data.tags.get(CONTENT) != content"): "the digest of a result that was released",
     (
-        "coordinator/veilsum_coordinator/service/certificates.py",
+        "coordinator/veilsum_coordinator/service/server.py",
         _SAME_PAIR.format("!="),
     ): "the files of the coordinator's own key",
-    ("participant/veilsum_participant/session/renewal.py", _SAME_PAIR.format("==")): "the files of the site's own key",
+    ("participant/veilsum_participant/session/client.py", _SAME_PAIR.format("==")): "the files of the site's own key",
     ("node/veilsum_node/identity/tls.py", "private.public_key() == first.public_key()"): "public keys",
     ("privacy/veilsum_privacy/ledger/export.py", "(entries, receipts) != promised"): "how many lines there are",
     ("privacy/veilsum_privacy/ledger/metrics.py", "kind not in (Kind.RECEIPTS, Kind.CONSENT)"): "kinds of entries",
@@ -52,7 +52,7 @@ EXCUSED = {
 PUBLIC_FILES = {
     "aggregation/": "mathematics",
     "deploy/": "an analyst's and a demonstrator's tools: nobody is let in",
-    "coordinator/veilsum_coordinator/service/certificates.py": "fingerprints of the coordinator's own certificates",
+    "coordinator/veilsum_coordinator/service/server.py": "fingerprints of the coordinator's own certificates",
     "coordinator/veilsum_coordinator/service/hub.py": "fingerprints of the coordinator's own certificates",
     "coordinator/veilsum_coordinator/protocol/machine.py": "nonces that everyone in a cohort is told",
     "coordinator/veilsum_coordinator/results/projections.py": "the digest of an encoder in a signed study",
@@ -162,7 +162,7 @@ def test_what_authenticates_is_compared_in_constant_time() -> None:
         "privacy/veilsum_privacy/securesum/tags.py": 1,
         "node/veilsum_node/telemetry/endpoint.py": 1,
         "privacy/veilsum_privacy/ledger/mirror.py": 2,
-        "privacy/veilsum_privacy/ledger/witnesses.py": 1,
+        "privacy/veilsum_privacy/ledger/verification.py": 1,
         "privacy/veilsum_privacy/results/proof_check.py": 1,
         "participant/veilsum_participant/protocol/recovery.py": 1,
         "participant/veilsum_participant/data/encoders.py": 1,

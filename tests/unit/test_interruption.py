@@ -11,9 +11,9 @@ import pytest
 
 from veilsum.remote import RoundInfo, StudyInfo
 from veilsum_deploy.demo import child
-from veilsum_deploy.demo import interruption as module
-from veilsum_deploy.demo.interruption import Interruption
+from veilsum_deploy.demo import studies as module
 from veilsum_deploy.demo.processes import Processes
+from veilsum_deploy.demo.studies import Interruption
 
 ROUNDS = 20
 
