@@ -34,7 +34,7 @@ from veilsum.quantisation import plan_grid
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.methods.hfedatm import GRAMS, HFedATMParameters
-from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_deploy.collections import Collection, load_collection
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -143,30 +143,18 @@ class RememberedSums:
         return self._sums[key]
 
 
-class SideBySide:
+class SideBySide(Federation):
     """Two studies on the same sites as one federation: Grams come from one with noise, all else from one without."""
 
     def __init__(self, plain: PlainFederation, noised: PlainFederation | None, memory: RememberedSums) -> None:
+        super().__init__(plain.study)
         self._plain, self._noised, self._memory = plain, noised, memory
-
-    @property
-    def study(self) -> Study:
-        """The study without noise."""
-        return self._plain.study
-
-    @property
-    def encoder(self) -> Mapping[str, Floats]:
-        """None."""
-        return {}
 
     def sum(self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Names[str] | None = None) -> Release:
         """Run one round."""
         if label == GRAMS and self._noised is not None:
             return self._noised.sum(label, broadcast, members=members)
         return self._memory.sum(self._plain, label, broadcast or {}, members or ())
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        """Keeps nothing."""
 
 
 def drafted(

@@ -71,7 +71,7 @@ def read_release(plan: RoundPlan, values: Integers, number: int, cohort: tuple[s
     return Release(task.label, number, blocks, task.block_std(std), cohort, digest)
 
 
-class HubFederation:
+class HubFederation(Federation):
     """A federation behind a hub.
 
     Args:
@@ -91,22 +91,11 @@ class HubFederation:
         encoder: Mapping[str, NDArray[np.float64]] | None = None,
         results: Path | None = None,
     ):
-        self._encoder = dict(encoder or {})
         self._results, self._round = results, 0
         self._hub, self._key, self._wait, self._clock = hub, key, wait, clock
         with hub.changed:
             self._agreed = hub.studies[key].machine.agreed
-        self._study = self._agreed.study
-
-    @property
-    def study(self) -> Study:
-        """The study that everyone agreed to."""
-        return self._study
-
-    @property
-    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
-        """Arrays of the study's projection; empty without one."""
-        return self._encoder
+        super().__init__(self._agreed.study, encoder)
 
     def sum(
         self,
@@ -121,9 +110,9 @@ class HubFederation:
             RoundLostError: no cohort could be formed, or the round was lost after consent was asked for.
             ReplayError: after a restart, the journal holds another round in this place.
         """
-        declared = any(task.label == label for task in self._study.tasks)  # another label ends the study, below
+        declared = any(task.label == label for task in self.study.tasks)  # another label ends the study, below
         singles = self._agreed.task(label).single if declared else ()
-        encoded = broadcast_pieces({**self._encoder, **(broadcast or {})}, singles)
+        encoded = broadcast_pieces({**self.encoder, **(broadcast or {})}, singles)
         del broadcast  # a model is large, and the round lets go of it as soon as nobody may fetch it any more
         if (release := self._replayed(label, encoded, members)) is not None:
             return release
@@ -196,16 +185,16 @@ class HubFederation:
         done, epsilon = self._spent()
         LOG.info(
             "study %s: round %d (%s) released, cohort of %d; release %d of %d%s",
-            self._study.name,
+            self.study.name,
             current.number,
             current.label,
             len(cohort),
             done,
-            sum(task.releases for task in self._study.tasks),
+            sum(task.releases for task in self.study.tasks),
             "" if epsilon is None else f", epsilon {epsilon:.3g} so far",
             extra=about(
                 "released",
-                study=self._study.name,
+                study=self.study.name,
                 digest=self._key,
                 round=current.number,
                 attempt=attempt,
@@ -234,7 +223,7 @@ class HubFederation:
         with self._hub.changed:
             if self._hub.studies[self._key].machine.replaying:
                 return
-        study = self._study
+        study = self.study
         described = {
             "name": study.name,
             "digest": self._key.hex(),
@@ -258,7 +247,7 @@ class HubFederation:
         with self._hub.changed:
             entry = self._hub.studies[self._key]
             releases = entry.tally.releases(entry.machine.rounds)
-        return sum(releases.values()), spent_epsilon(self._study, releases)
+        return sum(releases.values()), spent_epsilon(self.study, releases)
 
 
 def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> None:

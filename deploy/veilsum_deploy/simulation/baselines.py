@@ -17,13 +17,12 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from veilsum.request import PrivacyRequest
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_deploy.evaluation import accuracy as head_accuracy
 from veilsum_deploy.evaluation import exact_head, pool
@@ -136,7 +135,7 @@ def _each_alone(draft: SimulationDraft, study: Study, dealt: Deal, names: Sequen
     return Beside(scored(dealt, shares if len(shares) == len(dealt.tests) else {}, found), note=note)
 
 
-class CentralFederation:
+class CentralFederation(Federation):
     """Implements :class:`~veilsum_coordinator.parts.federation.Federation` on records in one place.
 
     A sum over records comes as that of all participants whose records are here. Any other vector, as a trained model's, comes
@@ -166,23 +165,13 @@ class CentralFederation:
     ) -> None:
         if any(task.disclosure != "joint" or task.keep or task.source is not None for task in study.tasks):
             raise Misuse("A study whose sites align or disclose by themselves cannot be run with records in one place.")
-        self._study, self._records, self._encoder = study, records, dict(encoder or {})
-        self._encode, self._random = encode, random
+        super().__init__(study, encoder)
+        self._records, self._encode, self._random = records, encode, random
         self._released: Counter[str] = Counter()
         self._states: dict[str, Mapping[str, Floats]] = {}
         self._key = study_digest(study.to_bytes())
         self._holders = study.sites if holders is None else holders
         self._prepared = {task.label: self._prepare(task) for task in AgreedStudy(study).tasks}
-
-    @property
-    def study(self) -> Study:
-        """The study that is simulated."""
-        return self._study
-
-    @property
-    def encoder(self) -> Mapping[str, Floats]:
-        """Arrays of the study's projection; empty without one."""
-        return self._encoder
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
@@ -199,21 +188,18 @@ class CentralFederation:
         task = plan.task
         if self._released[label] >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
-        arrays = decode_broadcast(encode_broadcast({**self._encoder, **(broadcast or {})}, task.single), task.single)
+        arrays = decode_broadcast(encode_broadcast({**self.encoder, **(broadcast or {})}, task.single), task.single)
         place = SitePlace(0, {}, self._encode, (0,), self._states.get(label, {}), self._random)
         part = compute_sum(plan, self._records, arrays, place)
         if part.state:
             self._states[label] = part.state
         total = plan.noised(part.total, 0, self._random)
         self._released[label] += 1
-        cohort = self._study.participants[: self._holders if adds_up(task.task) else 1]
+        cohort = self.study.participants[: self._holders if adds_up(task.task) else 1]
         number = self._released.total()
         digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())
         std = task.block_std(math.sqrt(plan.spread if plan.noise.drawn else 0))
         return Release(label, number, task.blocks(total), std, tuple(cohort), digest)
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        """Keeps nothing."""
 
     def _prepare(self, task: AgreedTask) -> RoundPlan:
         """The plan of a round with room for all records and the whole noise in one draw."""
