@@ -31,8 +31,7 @@ from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.stream import BATCH, comes_in_batches, record_bytes, stream_records
 from veilsum_participant.observer import SiteObserver
-from veilsum_participant.store.enrolments import load_enrolments
-from veilsum_participant.store.studies import open_studies
+from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.computation.rehearsal import few_records

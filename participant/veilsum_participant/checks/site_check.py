@@ -1,12 +1,17 @@
 """The checks of one site, in order; one that fails stops none of the others.
 
 Checks of what the site has spent: its ledger, budgets, and the cohorts of earlier sums.
+
+A site's ledger and store as the participant's own checks see them, opened to read: for an operator who asks beforehand.
+
+Where the participant has never started there is neither; then its configured first budgets stand in, with nothing spent.
 """
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -15,8 +20,8 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 
 from veilsum_node.config import did_you_mean
-from veilsum_node.database import open_readonly
-from veilsum_node.errors import HostileInput, Refusal, VeilsumError
+from veilsum_node.database import open_database, open_readonly
+from veilsum_node.errors import HostileInput, Refusal, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
@@ -34,7 +39,6 @@ from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
 from veilsum_participant.policy import column_faults, former_tasks, invited_faults, term_faults
-from veilsum_participant.protocol.books import open_books
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
 from veilsum_participant.site import COMPLETE, RESTORED
@@ -42,7 +46,8 @@ from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.accounting.prices import delta_warning
 from veilsum_privacy.backup.restored import read_mark
 from veilsum_privacy.dossier.figures import cost
-from veilsum_privacy.ledger import LedgerReader
+from veilsum_privacy.ledger import Budget, Headroom, LedgerReader, Mechanism
+from veilsum_privacy.ledger.totals import Follower, Sum
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
@@ -371,3 +376,46 @@ def cohorts(config: ParticipantConfig) -> Iterator[Check]:
                 detail = "; ".join(", ".join(names) for names in sorted(known, key=lambda names: (len(names), names)))
                 said = f"studies without noise or of one cohort only are held to: {printable(detail)}"
                 yield Check(f"cohorts {name}", CheckOutcome.OK, said)
+
+
+@contextmanager
+def open_books(config: ParticipantConfig) -> Iterator[tuple[Connection, Books]]:
+    """A connection to the site's store, and its ledger.
+
+    Raises:
+        StateError, Unavailable, Damage: the file cannot be read.
+    """
+    fresh = not config.state.exists()
+    with open_database(":memory:") if fresh else open_readonly(config.state) as database, database.reading() as connection:
+        yield connection, _FirstBudgets(config) if fresh else _ReadBooks(database)
+
+
+class _ReadBooks(LedgerReader):
+    """A ledger opened to read, asked like the site's own."""
+
+    def headroom(self, population: str, mechanisms: Mapping[Mechanism, int], connection: Connection | None = None) -> Headroom:
+        with self._reading(connection) as reader:
+            standing = Follower().standing(reader, population)
+        if standing.budget is None:
+            raise StateError(f"The population {population} has no budget.", "Set one first.")
+        budget = standing.budget
+        return Headroom(budget, standing.held.epsilon(budget), standing.held.epsilon(budget, mechanisms))
+
+
+class _FirstBudgets:
+    """What the ledger will begin with: the configured budgets, and nothing spent."""
+
+    def __init__(self, config: ParticipantConfig) -> None:
+        self._config = config
+
+    def budget(self, population: str, connection: Connection | None = None) -> Budget | None:
+        configured = self._config.budgets.get(population)
+        if configured is None:
+            return None
+        return Budget(None if configured.epsilon == "unlimited" else configured.epsilon, configured.delta, "gaussian")
+
+    def headroom(self, population: str, mechanisms: Mapping[Mechanism, int], connection: Connection | None = None) -> Headroom:
+        budget = self.budget(population)
+        if budget is None:
+            raise StateError(f"The population {population} has no budget.", "Set one first.")
+        return Headroom(budget, 0.0, Sum().epsilon(budget, mechanisms))

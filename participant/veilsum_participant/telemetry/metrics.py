@@ -29,8 +29,7 @@ from veilsum_participant.observer import AttemptOutcome, SiteObserver, SiteStep,
 from veilsum_participant.site import Site
 from veilsum_participant.store.pending import count_waiting
 from veilsum_participant.store.studies import count_enrolled
-from veilsum_participant.telemetry.figures import SiteFigures
-from veilsum_participant.telemetry.shared_metrics import Reporter
+from veilsum_participant.telemetry.shared_metrics import Reporter, SiteFigures
 from veilsum_privacy.ledger import LedgerFault, LedgerReader
 from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
 
