@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from veilsum_node.config import located
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.overrides import Loaded, load_settings
 from veilsum_node.telemetry.endpoint import MetricsSettings
@@ -230,22 +231,4 @@ def load_participant_config(path: Path) -> ParticipantConfig:
     Raises:
         ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
     """
-    config = read_participant_settings(path).config
-    base = path.resolve().parent
-    datasets = {name: dataset.resolved(base) for name, dataset in config.datasets.items()}
-    encoders = {name: EncoderConfig(path=base / encoder.path) for name, encoder in config.encoders.items()}
-    policy = config.policy
-    if policy.directory is not None:
-        policy = policy.model_copy(update={"directory": base / policy.directory})
-    return config.model_copy(
-        update={
-            "identity": base / config.identity,
-            **config.route_paths(base),
-            "state": base / config.state,
-            "log": config.log.resolved(base),
-            "metrics": None if config.metrics is None else config.metrics.resolved(base),
-            "datasets": datasets,
-            "encoders": encoders,
-            "policy": policy,
-        }
-    )
+    return located(read_participant_settings(path).config, path)

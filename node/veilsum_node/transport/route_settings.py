@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 
@@ -47,12 +47,6 @@ class RouteSettings(Frozen):
                 "proxy_user and proxy_password_file must be set together, and only for a proxy named by host:port"
             )
         return self
-
-    def route_paths(self, base: Path) -> dict[str, Any]:
-        """Paths of these keys, taken from a directory; for ``model_copy``."""
-        return {
-            name: base / path for name in ("proxy_password_file", "ca_bundle") if (path := getattr(self, name)) is not None
-        }
 
     def route_to(self, address: str) -> Route:
         """The way to a coordinator; reads the files that it needs.
