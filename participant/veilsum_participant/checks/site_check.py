@@ -12,8 +12,8 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -57,19 +57,22 @@ CLOCK_WARNING, CLOCK_LIMIT = 60, 300
 """Seconds; beyond the limit new studies are refused."""
 
 
-class AskedStudy(Protocol):
-    """A study that nobody has submitted yet, to be held against the site's policy."""
+@dataclass(frozen=True)
+class AskedStudy:
+    """A study that nobody has submitted yet, to be held against the site's policy.
 
-    @property
-    def dataset(self) -> str: ...
-    @property
-    def schema(self) -> DatasetSchema | None: ...
-    @property
-    def participants(self) -> Sequence[str]: ...
-    @property
-    def min_cohort(self) -> int | None: ...
+    Attributes:
+        dataset: its name.
+        schema, min_cohort: None where they are not stated.
+        participants: who is invited; empty where it is not stated.
+        compile: the study as it would come: for a federation, its participants and a clock.
+    """
 
-    def compile(self, federation: str, participants: list[str], clock: Callable[[], int]) -> Study: ...
+    dataset: str
+    schema: DatasetSchema | None
+    participants: Sequence[str]
+    min_cohort: int | None
+    compile: Callable[[str, list[str], Callable[[], int]], Study]
 
 
 class SiteCheck:
