@@ -12,8 +12,7 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Hex32
 from veilsum_node.identity import CertificateExpired, Credentials, load_credentials
 from veilsum_node.identity.tls import CERTIFICATE_FILE
-from veilsum_node.transport.route import Route
-from veilsum_node.transport.route_settings import RouteSettings
+from veilsum_node.transport.route import Route, RouteSettings
 
 SETTINGS = Path("analyst.toml")
 

@@ -24,8 +24,7 @@ from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.overrides import Loaded, load_settings
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
-from veilsum_node.transport.route import Route
-from veilsum_node.transport.route_settings import RouteSettings
+from veilsum_node.transport.route import Route, RouteSettings
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.study import Disclosure, Unit

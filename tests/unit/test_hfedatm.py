@@ -13,10 +13,10 @@ from scipy.linalg import lstsq
 
 from evaluations import hfedatm as evaluation
 from support.federation import make_bed, make_request, schema_of
+from support.networks import permute
 from support.studies import Watched, agreed, complete
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.filters import permute
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import GRAMS
 from veilsum_coordinator.parts.local_rounds import LOCAL

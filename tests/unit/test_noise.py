@@ -18,7 +18,8 @@ from scipy import stats
 from support.neighbours import SETTINGS
 from support.randomness import RARE, RARE_DEVIATIONS, SeededRandom
 from veilsum_node.errors import Misuse
-from veilsum_node.randomness import SYSTEM_RANDOM, Expanded
+from veilsum_node.keystream import Expanded
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism import noise
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, exp_bracket, plan_noise, task_noise
 from veilsum_privacy.study.study import NoiseKind

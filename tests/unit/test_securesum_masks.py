@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from support.securesum import ALPHA, uniform_p_value
-from veilsum_node.randomness import Keystream
+from veilsum_node.keystream import Keystream
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 

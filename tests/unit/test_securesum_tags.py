@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput
-from veilsum_node.randomness import Keystream
+from veilsum_node.keystream import Keystream
 from veilsum_privacy.securesum.masks import MaskStream, Slots, derive
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, BfvParameters
 from veilsum_privacy.securesum.tags import TagKey

@@ -28,7 +28,6 @@ from veilsum_aggregation.masked_transport import Subsets, pair_probabilities, so
 from veilsum_aggregation.participation import design_weights, draw_design, inclusion_probabilities
 from veilsum_coordinator.parts.application import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.class_weights import stated_weights
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.local_rounds import (
     LOCAL,
@@ -59,6 +58,7 @@ from veilsum_coordinator.parts.training_defaults import (
     default_model,
     feature_clip,
     stable_rate,
+    stated_weights,
 )
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError

@@ -21,7 +21,6 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.application import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.checkpoints import checkpoint_due
-from veilsum_coordinator.parts.class_weights import RARITY, resolved_class_weights, weights_of_classes
 from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.long_arrays import LongArrays, cut
@@ -44,12 +43,15 @@ from veilsum_coordinator.parts.recalibration import check_recalibration, recalib
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_coordinator.parts.training_defaults import (
     OUTCOME_TRAVEL,
+    RARITY,
     default_gradient_clip,
     default_model,
     default_rate,
     default_travel,
     feature_clip,
+    resolved_class_weights,
     stable_rate,
+    weights_of_classes,
 )
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from veilsum_deploy.cli.steps import show_progress
+from veilsum_deploy.cli.display import show_progress
 from veilsum_deploy.collections import COLLECTIONS
 from veilsum_deploy.datasets import PACKAGED
 from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines

@@ -18,8 +18,8 @@ from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_node.process.imports import loading
 from veilsum_participant.cli.directory import app as directory_app
-from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations
+from veilsum_participant.cli.places import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.starters import EXAMPLE_ADDRESS
 
 if TYPE_CHECKING:

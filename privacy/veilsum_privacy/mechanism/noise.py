@@ -20,7 +20,7 @@ integers of any length. From that standard deviation on time does not depend on 
 how many proposals were looked at again or rejected.
 
 Bits come from ChaCha20's keystream under a key that the source of randomness gives for each call and nothing keeps
-(:class:`veilsum_node.randomness.Expanded`). The draws are exact where the keystream is uniform, and to whoever cannot tell it
+(:class:`veilsum_node.keystream.Expanded`). The draws are exact where the keystream is uniform, and to whoever cannot tell it
 from that, which masks and ciphertexts rest on too, the guarantee is the same.
 
 This module does not decide how much noise a release needs (accounting) and never adds noise to anything.
@@ -40,7 +40,8 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import Misuse
-from veilsum_node.randomness import Expanded, RandomSource
+from veilsum_node.keystream import Expanded
+from veilsum_node.randomness import RandomSource
 from veilsum_privacy.study.study import NoiseKind, Study, TaskDeclaration
 
 Mask = NDArray[np.bool_]

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from veilsum_node.randomness import Keystream
+from veilsum_node.keystream import Keystream
 
 Slots = NDArray[np.uint64]
 

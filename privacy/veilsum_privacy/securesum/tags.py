@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
-from veilsum_node.randomness import Keystream
+from veilsum_node.keystream import Keystream
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import TAGS
 
