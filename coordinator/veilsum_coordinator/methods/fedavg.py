@@ -48,7 +48,7 @@ from veilsum_coordinator.parts.moment_alignment import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.parts.moment_plans import Missing, need_label, typical_norm
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, typical_norm
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.outcomes import refuse_for_outcomes, resolved_outcome
 from veilsum_coordinator.parts.recalibration import check_recalibration, recalibrated, with_recalibration
@@ -217,13 +217,11 @@ class Participation:
         return found
 
 
-class FedAvgParameters(TrainingParameters):
+class FedAvgParameters(TrainingParameters, FeatureRules):
     """Parameters, all public; those of training stand beside these.
 
     Attributes:
         model: what is trained; by default a perceptron with one hidden layer, of an outcome a linear model.
-        clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         moments: alignment of the sites' features by their moments in front (FedAlign); None for none.
         participation: who takes part, with which weight; None for all, alike.
         outcome: a number, count or time to predict in place of classes, by a model linear or mlp of the schema's own columns,
@@ -237,8 +235,6 @@ class FedAvgParameters(TrainingParameters):
     """
 
     model: ModelSpec = ModelSpec(name="mlp")
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
     moments: MomentAlignment | None = None
     participation: ParticipationParameters | None = None
     outcome: Outcome | None = Field(default=None, exclude_if=lambda stated: stated is None)

@@ -47,6 +47,7 @@ from veilsum_coordinator.parts.iteration import ROOM
 from veilsum_coordinator.parts.moment_plans import (
     DEFAULT_SPLIT,
     TWO_CLASSES_SPLIT,
+    FeatureRules,
     Split,
     centred_clip,
     class_moments,
@@ -85,7 +86,7 @@ MOMENTS, ALIGNED = "class-moments", "aligned-moments"
 """Labels: of the release without an alignment, and of the sum after each site's own map."""
 
 
-class FedCGSParameters(Frozen):
+class FedCGSParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
@@ -98,7 +99,6 @@ class FedCGSParameters(Frozen):
         centre_share: part of the budget that this release takes.
         describe: whether this release is of every column by class, so that the result has class means, standard deviations and
             shares in the columns' own units. Its mean has more noise, which costs some accuracy where epsilon is small.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         priors: class probabilities of the discriminant, ``released`` (from the noised counts) or ``equal``.
         disclosure: ``joint`` releases the sum over all sites, ``per-site`` each site's own moments. An alignment's mode says
             it in its place.
@@ -112,11 +112,9 @@ class FedCGSParameters(Frozen):
         generation: of features from class geometries; the discriminant is that of infinitely many of them.
     """
 
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
     centre: bool | None = None
     centre_share: Real = Field(default=0.2, gt=0, lt=1)
     describe: bool = False
-    missing: Literal["skip", "centre"] = "skip"
     priors: Literal["released", "equal"] = "released"
     disclosure: Disclosure = "joint"
     split: Split | None = None

@@ -46,7 +46,7 @@ from veilsum_coordinator.parts.generation import (
     generation_plans,
     run_generation,
 )
-from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved_clip
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
@@ -63,12 +63,10 @@ START, MIXTURES = "mixtures-start", "mixtures"
 """Labels of the releases: of one component a class, to begin several with, and of the components."""
 
 
-class FedPFTParameters(Frozen):
+class FedPFTParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
-        clip: L2 norm that a record's features are scaled down to, after any alignment; by default as in the method fedcgs.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         disclosure: ``per-site`` releases each site's mixtures, as FedPFT does; ``joint`` those of all sites together.
         components: G of each class, at each site or of all.
         rounds: releases after the first that find several components; each takes its part of the budget.
@@ -81,8 +79,6 @@ class FedPFTParameters(Frozen):
         generation: samples around prototypes with the geometry of the class over all sites, in place of mixtures.
     """
 
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
     disclosure: Disclosure = "per-site"
     components: int = Field(default=1, ge=1, le=64)
     rounds: int = Field(default=3, ge=1, le=100)

@@ -36,7 +36,7 @@ from veilsum_coordinator.parts.moment_alignment import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.parts.moment_plans import Missing, need_label
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.outcomes import Beginning, beginning, refuse_for_outcomes, resolved_outcome, score_summary
 from veilsum_coordinator.parts.recalibration import check_recalibration, recalibrated, with_recalibration
@@ -70,14 +70,13 @@ GRADIENT = "gradient"
 """Label of the releases."""
 
 
-class FedSGDParameters(Frozen):
+class FedSGDParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
         model: what is trained; by default a linear softmax classifier.
         clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds, since gradients
             are clipped themselves.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         centre: whether a noised mean is released first and taken off the features, for models whose first layer is linear.
             With ``moments`` it is the mean that these give, which costs nothing more.
         centre_share: part of the budget that this release takes.
@@ -105,8 +104,6 @@ class FedSGDParameters(Frozen):
     """
 
     model: ModelSpec | None = None
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
     centre: bool | None = None
     centre_share: Real = Field(default=0.1, gt=0, lt=1)
     moments: MomentAlignment | None = None

@@ -31,7 +31,7 @@ from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.local_rounds import LOCAL, LocalRounds, TrainingParameters, resolved_training, training_plan
-from veilsum_coordinator.parts.moment_plans import Missing, need_label
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.training_defaults import feature_clip
 from veilsum_node.config import did_you_mean
@@ -75,13 +75,11 @@ class MergeParameters(Frozen):
     every: int = Field(default=1, ge=1, le=100_000)
 
 
-class HFedATMParameters(TrainingParameters):
+class HFedATMParameters(TrainingParameters, FeatureRules):
     """Parameters, all public; those of training stand beside these, ``rounds`` counting rounds of the whole.
 
     Attributes:
         model: what is trained.
-        clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         stations: members of each station, by its name.
         station_rounds: releases of training at each station in a round.
         start: ``shared``: all stations begin with the same values; ``independent``: each with its own, and they are merged
@@ -95,8 +93,6 @@ class HFedATMParameters(TrainingParameters):
     """
 
     model: ModelSpec
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
     stations: dict[Name, Annotated[tuple[Name, ...], Field(max_length=1024)]]
     station_rounds: int = Field(default=1, ge=1, le=1000)
     start: Literal["shared", "independent"] = "shared"
