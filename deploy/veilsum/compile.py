@@ -32,8 +32,8 @@ from veilsum_privacy.accounting.accountant import (
     calibrate_noise_multiplier,
     epsilon_of,
 )
+from veilsum_privacy.accounting.gaussian import SMOOTHING
 from veilsum_privacy.accounting.prices import declared_event
-from veilsum_privacy.accounting.smoothing import SMOOTHING
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema

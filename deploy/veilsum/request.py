@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from veilsum.typical import Guess
-from veilsum_coordinator.results.projections import result_projection
-from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor
+from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor, result_projection
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, VeilsumError
 from veilsum_node.fields import Frozen, Name

@@ -252,17 +252,6 @@ class DatasetConfig(Frozen):
         text = (self.query or "") if self.query_file is None else _query_text(self.query_file, name)
         return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout, self.dialect)
 
-    def resolved(self, base: Path) -> Self:
-        """The same with paths taken from a directory."""
-        named = {name: getattr(self, name) for name in ("path", "dsn_file", "query_file", "misses_file", "schema_file")}
-        paths: dict[str, object] = {name: base / path for name, path in named.items() if path is not None}
-        if self.s3 is not None:
-            given = {name: base / path for name in ("key_file", "ca_file") if (path := getattr(self.s3, name)) is not None}
-            paths["s3"] = self.s3.model_copy(update=given)
-        if self.images is not None:
-            paths["images"] = self.images.model_copy(update={"folder": base / self.images.folder})
-        return self.model_copy(update=paths | {"files": {name: base / path for name, path in self.files.items()}})
-
 
 def _query_text(path: Path, name: str) -> str:
     try:

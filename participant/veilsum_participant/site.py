@@ -2,13 +2,15 @@
 
 :class:`Site` performs no network I/O; :mod:`veilsum_participant.session.client` does, and in-process simulation calls the same
 code.
+
+What a site's process has tried without records, so that it does not try all of it again each round.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from typing import NamedTuple
 import pyarrow
 from sqlalchemy import Connection
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.database import Database
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, key_fingerprint
@@ -29,19 +32,58 @@ from veilsum_participant.data.quality import most_unmatched
 from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.stream import BATCH, comes_in_batches, record_bytes, stream_records
 from veilsum_participant.observer import SiteObserver
-from veilsum_participant.store.enrolments import load_enrolments
-from veilsum_participant.store.studies import open_studies
+from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
-from veilsum_participant.tried import Tried
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
+from veilsum_privacy.computation.rehearsal import few_records
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import NONCE_BYTES
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
+
+MOST_TRIED = 1024
+
+MOST_KEPT = 64
+"""Tasks whose few made-up records are kept."""
+
+
+class Tried:
+    """Tasks that were computed without records, each with the names and shapes of the arrays that it took beside them."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[object, ...]] = set()
+        self._few: dict[tuple[object, ...], Records] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def knows(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> bool:
+        """Whether such arrays were tried."""
+        return self._key(task, arrays) in self._seen
+
+    def add(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
+        """Remember that they were; whoever chooses their shapes fills no memory."""
+        if len(self._seen) >= MOST_TRIED:
+            self._seen.clear()
+        self._seen.add(self._key(task, arrays))
+
+    def few(self, task: AgreedTask) -> Records:
+        """The made-up records that a task is tried on again, made once."""
+        key = (task.agreed.digest, task.label)
+        if key not in self._few:
+            if len(self._few) >= MOST_KEPT:
+                self._few.clear()
+            self._few[key] = few_records(task)
+        return self._few[key]
+
+    @staticmethod
+    def _key(task: AgreedTask, arrays: Mapping[str, Floats]) -> tuple[object, ...]:
+        return (task.agreed.digest, task.label, *sorted((name, array.shape) for name, array in arrays.items()))
+
 
 LOG = logging.getLogger("veilsum.participant")
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from veilsum_deploy.cli.steps import show_progress
+from veilsum_deploy.cli.display import show_progress
 from veilsum_deploy.collections import COLLECTIONS
 from veilsum_deploy.datasets import PACKAGED
 from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
 from veilsum_deploy.simulation.deal import Setting
-from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, cores, running
+from veilsum_deploy.simulation.engines import Engine, ProcessEngine, RayEngine, SerialEngine, cores, running
 from veilsum_deploy.simulation.jobs import load_source
 from veilsum_deploy.simulation.report import save, summarise
 from veilsum_deploy.simulation.run_store import RunStore
@@ -206,8 +206,6 @@ def make_engine(name: str, workers: int, address: str | None = None, on: str = d
         StateError: the Ray cluster cannot be reached.
     """
     if name == "ray":
-        from veilsum_deploy.simulation.cluster import RayEngine  # an extra, which loads its own world
-
         return RayEngine(address, workers or None)
     if name != "local":
         raise Misuse(f"There is no engine {name!r}.", "Use local or ray.")

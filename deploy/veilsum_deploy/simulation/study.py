@@ -12,8 +12,7 @@ import numpy as np
 from veilsum.compile import StudyRequest, compile_study
 from veilsum.request import EVALUATION, ReleasedProjection, with_data, with_model, with_projection
 from veilsum_aggregation.arrays import Floats
-from veilsum_coordinator.results.projections import result_projection
-from veilsum_coordinator.results.released_models import released_arrays
+from veilsum_coordinator.results.released_models import released_arrays, result_projection
 from veilsum_deploy.collections import Collection
 from veilsum_deploy.simulation.deal import Setting, sites_by_domain
 from veilsum_deploy.simulation.scores import Encode, Scores
