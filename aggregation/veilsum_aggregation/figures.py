@@ -211,18 +211,6 @@ def ratio_figure(
     return Figure(value, math.sqrt(variance(noise)), math.sqrt(variance(sampling)), *ends)
 
 
-def bounded_mean(total: float, number: float, total_std: float, number_std: float, low: float, high: float) -> Answer:
-    """The mean of values in [low, high] of which the sum and the number alone were released, by Fieller's rule.
-
-    Its sampling error is the largest that the mean m leaves: values have a variance of (m - low) (high - m) at most (Bhatia
-    and Davis 2000).
-    """
-    m = min(max(total / number, low), high) if number > 0.0 else low
-    spread = max(number, 0.0) * (m - low) * (high - m)
-    found = ratio_figure(total, number, (total_std**2, 0.0, number_std**2), (spread, 0.0, 0.0))
-    return found.within(low, high)
-
-
 def project(table: Floats) -> Floats:
     """The nearest table without negative cells of the same sum: for display and synthetic records, never for intervals.
 

@@ -120,31 +120,6 @@ def places(permutation: Permutation, repeat: int) -> Permutation:
     return result
 
 
-def permute(
-    arrays: Mapping[str, Floats], groups: Sequence[ChannelGroup], permutations: Mapping[str, Permutation]
-) -> dict[str, Floats]:
-    """A network that computes the same with its channels in another order: channel c is what was ``permutation[c]``.
-
-    Args:
-        arrays: by name; those of no group are handed through.
-        groups: symmetries of the network.
-        permutations: by group (size,); groups without one stay as they are. With several blocks, a permutation must map blocks
-            onto blocks.
-
-    Raises:
-        ValueError: groups and arrays do not fit, or a permutation is none, or tears a block apart.
-    """
-    check_groups(arrays, groups)
-    unknown = permutations.keys() - {group.name for group in groups}
-    if unknown:
-        raise ValueError(f"permutations of unknown groups: {sorted(unknown)}")
-    result = dict(arrays)
-    for group in groups:
-        if group.name in permutations:
-            _renumber(result, group, permutations[group.name])
-    return result
-
-
 def permute_gram(gram: Floats, member: GroupMember, permutation: Permutation) -> Floats:
     """The Gram (m, m) of a layer's inputs after these were renumbered, of the axis that ``member`` describes.
 
@@ -215,7 +190,7 @@ def align_filters(
         ready = [member for member in filters if member.array not in readers] or filters
         cost = np.mean([_distances(reference, result, member, group.size) for member in ready], axis=0)
         permutations[group.name] = _assign(cost, group.blocks, solver, regularisation)
-        _renumber(result, group, permutations[group.name])
+        renumber(result, group, permutations[group.name])
     moved = sum(int(np.sum(order != np.arange(len(order)))) for order in permutations.values())
     return AlignedGroups(result, permutations, moved / max(sum(group.size for group in groups), 1))
 
@@ -231,7 +206,12 @@ def _settled(arrays: Mapping[str, Floats], group: ChannelGroup, readers: Collect
     return int(any(ready)) + int(all(ready))
 
 
-def _renumber(arrays: dict[str, Floats], group: ChannelGroup, permutation: Permutation) -> None:
+def renumber(arrays: dict[str, Floats], group: ChannelGroup, permutation: Permutation) -> None:
+    """Move a group's channels to other places, in place: channel c becomes what was ``permutation[c]``.
+
+    Raises:
+        ValueError: the permutation does not fit the group, or tears a block apart.
+    """
     if len(permutation) != group.size:
         raise ValueError(f'a permutation of {len(permutation)} does not fit the {group.size} channels of "{group.name}"')
     moves = [(member, places(permutation, member.repeat)) for member in (*group.produced, *group.consumed)]

@@ -4,20 +4,161 @@ Sums come as the blocks of the task "power-moments", in their own units, with th
 clear moments must not be given instead: a map from clear local moments would break the sensitivity of all that follows. A map
 works on one value at a time, so a feature of a record depends on that record alone, to the last bit. This module reads no
 record and knows no images: moments of a channel are those of one column, repeated for its features.
+
+Cubics of a normal variable with a given skewness and kurtosis, and their inverses (the power method).
+
+P(w) = -c + b w + c w^2 + d w^3 of a standard normal w has mean 0; its variance is 1, and its skewness and excess kurtosis
+what is asked, where (b, c, d) solve three equations (Fleishman, Psychometrika 43, 1978). Only cubics that rise everywhere are
+taken, for a map between distributions must keep the order of values. Everything here is elementwise: no result depends on
+what stands beside a value in its array, to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_aggregation.arrays import Bools, Floats, Integers
 from veilsum_aggregation.feature_moments import FeatureMoments, moments_of_sums, read_reference
-from veilsum_aggregation.power_polynomials import Cubics, fit_cubics
+
+STAGES = 14
+"""Steps of the continuation from the normal distribution to the target; each is solved before the next begins."""
+
+_NEWTON_IN_STAGE = 4
+_NEWTON_AT_END = 8
+_RESIDUAL = 1e-9
+_STRAIGHT = 1e-9
+"""A cubic whose d is smaller is w itself, to 1e-7 within 10 standard deviations: its c is below sqrt(3 b d)."""
+
+INVERSE_STEPS = 10
+"""Newton steps of the inverse. It starts at most 65% above the solution, from where 7 reach the last bits."""
+
+
+@dataclass(frozen=True)
+class Cubics:
+    """P_i(w) = -c_i + b_i w + c_i w^2 + d_i w^3, one for each column i of an array.
+
+    Attributes:
+        b, c, d: (m,).
+        monotone: (m,) whether a rising cubic has these moments. Where it is False the others are those of P(w) = w.
+    """
+
+    b: Floats
+    c: Floats
+    d: Floats
+    monotone: Bools
+
+    def take(self, columns: NDArray[np.intp]) -> Cubics:
+        """The cubics of these columns."""
+        return Cubics(self.b[columns], self.c[columns], self.d[columns], self.monotone[columns])
+
+    def value(self, w: Floats) -> Floats:
+        """P_i(w) for w (..., m)."""
+        result: Floats = ((self.d * w + self.c) * w + self.b) * w - self.c
+        return result
+
+    def inverse(self, z: Floats) -> Floats:
+        """The w with P_i(w) = z, for z (..., m); infinite or NaN where z is, or where it overflows.
+
+        With u = w + c / 3d and r = z + c - 2 c^3 / 27 d^2 + b c / 3d the equation is d u^3 + e u = r, e = b - c^2 / 3d >= 0.
+        By symmetry let r >= 0. The left side rises and is convex for u >= 0, so the solution is at most
+        h = min((r / d)^(1/3), r / e), and at least 0.68 h, for at t h the left side is at most (t^3 + t) r. Newton's steps
+        from h fall to it and never pass it; each is kept between 0 and h all the same. A last step on P itself takes back
+        what the shift by c / 3d cancelled.
+        """
+        straight = self.d < _STRAIGHT
+        b, d = np.where(straight, 1.0, self.b), np.where(straight, 1.0, self.d)
+        c = np.where(straight, 0.0, self.c)
+        shift = c / (3.0 * d)
+        e = np.maximum(b - c * shift, 0.0)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            r = z + c + shift * (b - 2.0 * c * shift / 3.0)
+            size = np.abs(r)
+            high = _cube_root_above(size / d)
+            high = np.where(size < e * high, size / np.where(e > 0.0, e, 1.0), high)
+            u = high
+            for _ in range(INVERSE_STEPS):
+                slope = 3.0 * d * u * u + e
+                step = ((d * u * u + e) * u - size) / np.where(slope > 0.0, slope, 1.0)
+                u = np.minimum(np.maximum(u - step, 0.0), high)
+            w = np.copysign(u, r) - shift
+            slope = (3.0 * d * w + 2.0 * c) * w + b
+            # Where P is nearly flat, the shifted equation knows the solution better.
+            polish = (((d * w + c) * w + b) * w - c - z) / np.where(slope > 0.1, slope, np.inf)
+            result: Floats = np.where(straight, z, w - polish)
+        return result
+
+
+def fit_cubics(skewness: Floats, excess: Floats) -> Cubics:
+    """The cubics with these skewnesses and excess kurtoses, both (m,), where a rising one has them.
+
+    By Newton's method with continuation: the targets are t times those asked, for t from 1/14 to 1, and (b, c, d) begins at
+    (1, 0, 0), which solves t = 0 exactly. The pairs that rising cubics have are star-shaped about (0, 0): roughly
+    1.53 s^2 + 0.008 s^4 <= excess <= 43 and |s| < 4.3. A pair that is not finite has none.
+    """
+    known = np.isfinite(skewness) & np.isfinite(excess)
+    target = np.stack([np.zeros(skewness.shape), np.where(known, skewness, 0.0), np.where(known, excess, 0.0)], axis=-1)
+    # What no rising cubic has is not worth an overflow.
+    far = (np.abs(target[:, 1]) > 5.0) | (np.abs(target[:, 2]) > 60.0)
+    target[far] = 0.0
+    x = np.tile(np.array([1.0, 0.0, 0.0]), (len(target), 1))
+    moved = np.flatnonzero(target.any(axis=-1))
+    for stage in range(1, STAGES + 1 if len(moved) else 1):
+        for _ in range(_NEWTON_AT_END if stage == STAGES else _NEWTON_IN_STAGE):
+            x[moved] = _newton(x[moved], target[moved] * (stage / STAGES))
+    with np.errstate(over="ignore", invalid="ignore"):
+        residual = np.abs(_equations(x) - target).max(axis=-1, initial=0.0)
+    b, c, d = x.T
+    rises = (b > 0.0) & (d >= -_STRAIGHT) & (c * c <= 3.0 * b * np.maximum(d, 0.0) + 1e-12)
+    rising: Bools = known & ~far & (residual <= _RESIDUAL) & rises
+    return Cubics(np.where(rising, b, 1.0), np.where(rising, c, 0.0), np.where(rising, np.maximum(d, 0.0), 0.0), rising)
+
+
+def _equations(x: Floats) -> Floats:
+    """Variance less 1, skewness and excess kurtosis (m, 3) of the cubics x (m, 3)."""
+    b, c, d = x.T
+    variance = b * b + 6.0 * b * d + 2.0 * c * c + 15.0 * d * d - 1.0
+    skewness = 2.0 * c * (b * b + 24.0 * b * d + 105.0 * d * d + 2.0)
+    inner = 12.0 + 48.0 * b * d + 141.0 * c * c + 225.0 * d * d
+    excess = 24.0 * (b * d + c * c * (1.0 + b * b + 28.0 * b * d) + d * d * inner)
+    return np.stack([variance, skewness, excess], axis=-1)
+
+
+def _newton(x: Floats, target: Floats) -> Floats:
+    """One step for every row; a row that leaves the neighbourhood of all rising cubics (all are within 2) is started over."""
+    b, c, d = x.T
+    jacobian = np.empty((len(x), 3, 3))
+    jacobian[:, 0] = np.stack([2.0 * b + 6.0 * d, 4.0 * c, 6.0 * b + 30.0 * d], axis=-1)
+    second = b * b + 24.0 * b * d + 105.0 * d * d + 2.0
+    jacobian[:, 1] = np.stack([2.0 * c * (2.0 * b + 24.0 * d), 2.0 * second, 2.0 * c * (24.0 * b + 210.0 * d)], axis=-1)
+    by_b = d + c * c * (2.0 * b + 28.0 * d) + 48.0 * d**3
+    by_c = 2.0 * c * (1.0 + b * b + 28.0 * b * d) + 282.0 * c * d * d
+    by_d = b + 28.0 * b * c * c + 24.0 * d + 144.0 * b * d * d + 282.0 * c * c * d + 900.0 * d**3
+    jacobian[:, 2] = 24.0 * np.stack([by_b, by_c, by_d], axis=-1)
+    determinant = np.abs(np.linalg.det(jacobian))
+    singular = ~(determinant > 1e-12)
+    jacobian[singular] = np.eye(3)
+    step = np.linalg.solve(jacobian, (_equations(x) - target)[..., None])[..., 0]
+    moved = np.where(singular[:, None], x, x - step)
+    lost = ~(np.abs(moved).max(axis=-1, initial=0.0) <= 2.0)
+    return cast(Floats, np.where(lost[:, None], np.array([1.0, 0.0, 0.0]), moved))
+
+
+def _cube_root_above(t: Floats) -> Floats:
+    """An upper bound of the cube root of t >= 0, at most 13% above it.
+
+    From the exponent and a tangent, for these are correctly rounded wherever a value stands in an array.
+    """
+    mantissa, exponent = np.frexp(t)
+    thirds = np.floor_divide(exponent, 3)
+    rest = np.ldexp(mantissa, exponent - 3 * thirds)  # in [0.5, 4)
+    tangent = 1.14471424256 + (rest - 1.5) * 0.25438094278962935  # of the cube root at 1.5, rounded up
+    return cast(Floats, np.where(t > 0.0, np.ldexp(tangent, thirds), 0.0))
+
 
 Adjust = Literal["mean", "variance", "both"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_deploy.datasets import take_records
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -64,13 +64,13 @@ def dealt_sites(records: Records, seed: int) -> dict[str, PlainSite]:
     return {name: PlainSite(take_records(records, np.flatnonzero(dealt == k))) for k, name in enumerate(SITES)}
 
 
-class Sums:
+class Sums(Federation):
     """A federation of one site's worth of records, with the noise of four."""
 
     def __init__(self, study: Study, records: Records, rng: np.random.Generator) -> None:
-        self.study, self._records, self._rng, self._rounds = study, [records], rng, 0
+        super().__init__(study)
+        self._records, self._rng, self._rounds = [records], rng, 0
         self._sites: Sequence[str] = SITES
-        self.encoder: Mapping[str, Floats] = {}
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
@@ -88,9 +88,6 @@ class Sums:
         values = {name: np.stack([each[name] for each in noised]) for name in noised[0]} if agreed.per_site else noised[0]
         self._rounds += 1
         return Release(label, self._rounds, values, agreed.block_std(std), tuple(self._sites), bytes(32))
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        """Nothing is kept."""
 
 
 class SiteSums(Sums):

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from veilsum_node.config import load_toml
+from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Hex32
 from veilsum_node.identity import CertificateExpired, Credentials, load_credentials
 from veilsum_node.identity.tls import CERTIFICATE_FILE
-from veilsum_node.transport.route import Route
-from veilsum_node.transport.route_settings import RouteSettings
+from veilsum_node.transport.route import Route, RouteSettings
 
 SETTINGS = Path("analyst.toml")
 
@@ -85,6 +84,15 @@ class Access:
         return self.way.route_to(self.address)
 
 
+def load_analyst(settings: Path) -> AnalystConfig:
+    """Load the settings file; its paths are taken from its directory.
+
+    Raises:
+        ConfigurationError: it is missing or wrong.
+    """
+    return located(load_toml(settings, AnalystConfig), settings)
+
+
 def resolve_access(address: str | None, identity: Path | None, settings: Path = SETTINGS) -> Access:
     """Fill in what is not given from the settings file, if there is one; its paths are taken from its directory.
 
@@ -94,13 +102,13 @@ def resolve_access(address: str | None, identity: Path | None, settings: Path = 
         ConfigurationError: the settings file is wrong.
         Misuse: address or identity is named nowhere.
     """
-    way, by_login = RouteSettings(), False
+    way: RouteSettings = RouteSettings()
+    by_login = False
     if settings.is_file():
-        config, base = load_toml(settings, AnalystConfig), settings.resolve().parent
+        way = config = load_analyst(settings)
         address = address or config.coordinator
         by_login = identity is None and config.login is not None
-        identity = identity or base / config.identity
-        way = config.model_copy(update=config.route_paths(base))
+        identity = identity or config.identity
     if not address:
         raise Misuse("No coordinator is named.", f"Give --coordinator, set VEILSUM_COORDINATOR, or name it in {SETTINGS}.")
     if identity is None:
@@ -119,7 +127,7 @@ def resolve_identity(identity: Path | None, settings: Path = SETTINGS) -> Path:
         return identity
     if not settings.is_file():
         raise Misuse("No authority is named.", f"Give --authority or --identity, or name your identity in {SETTINGS}.")
-    return settings.resolve().parent / load_toml(settings, AnalystConfig).identity
+    return load_analyst(settings).identity
 
 
 def resolve_login(settings: Path = SETTINGS) -> tuple[LoginSettings, Path]:
@@ -129,10 +137,7 @@ def resolve_login(settings: Path = SETTINGS) -> tuple[LoginSettings, Path]:
         ConfigurationError: the settings file is missing or wrong.
         Misuse: it has no table ``[login]``.
     """
-    config, base = load_toml(settings, AnalystConfig), settings.resolve().parent
+    config = load_analyst(settings)
     if config.login is None:
         raise Misuse(f"{settings} says nowhere to log in.", "Give it a table [login] with the url of the authority's service.")
-    login = config.login
-    if login.ca_bundle is not None:
-        login = login.model_copy(update={"ca_bundle": base / login.ca_bundle})
-    return login, base / config.identity
+    return config.login, config.identity

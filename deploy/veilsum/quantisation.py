@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from veilsum_node.errors import ConfigurationError
-from veilsum_privacy.accounting.smoothing import SMOOTHING
+from veilsum_privacy.accounting.gaussian import SMOOTHING
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
@@ -79,7 +79,7 @@ def plan_grid(
     rounded, which takes sqrt(d) units of c: there c is at least 100 sqrt(d), so that noise grows by 1% at most. One that is
     not rounded takes 2^-20 sqrt(d): there c is the smallest that leaves a noise share 40 units, for the narrowest lanes.
 
-    S^2 is (z c)^2 and what the rule ``gaussian`` takes off (:mod:`veilsum_privacy.accounting.smoothing`).
+    S^2 is (z c)^2 and what the rule ``gaussian`` takes off (:mod:`veilsum_privacy.accounting.gaussian`).
 
     Args:
         max_records: M.

@@ -20,7 +20,7 @@ from scipy.sparse import csr_array, vstack
 from veilsum.typical import POOL, Guess, typical_records
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_coordinator.parts.base import Method
-from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_node.errors import Misuse
 from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.mechanism.clipping import row_norms
@@ -143,8 +143,8 @@ def _of_features(schema: DatasetSchema, width: int) -> DatasetSchema:
     return schema.model_copy(update={"columns": tuple(NumberColumn(name=name, low=-1, high=1) for name in names)})
 
 
-class _Rehearsed:
-    """Implements :class:`~veilsum_coordinator.parts.federation.Federation` for one run.
+class _Rehearsed(Federation):
+    """One run.
 
     Args:
         agreed: the study, compiled.
@@ -157,28 +157,16 @@ class _Rehearsed:
     def __init__(
         self, agreed: AgreedStudy, pool: Records, counts: Floats, rng: np.random.Generator | None, rows: dict[str, csr_array]
     ) -> None:
-        self._study, self._pool, self._counts, self._rng, self._rows = agreed.study, pool, counts, rng, rows
+        super().__init__(agreed.study)  # features are made already
+        self._pool, self._counts, self._rng, self._rows = pool, counts, rng, rows
         self._agreed, self._round = agreed, 0
         self._kept: dict[str, dict[int, Floats]] = {}
-
-    @property
-    def study(self) -> Study:
-        """The study."""
-        return self._study
-
-    @property
-    def encoder(self) -> Mapping[str, Floats]:
-        """Nothing: features are made already."""
-        return {}
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        """Keeps nothing."""
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
         """One round; every member takes part."""
-        agreed, names = self._agreed.task(label), self._study.participants
+        agreed, names = self._agreed.task(label), self.study.participants
         places = [place for place, name in enumerate(names) if members is None or name in members]
         arrays, task, keep = agreed.as_broadcast(broadcast or {}), agreed.task, agreed.declaration.keep
         apart = agreed.per_site or keep
@@ -279,7 +267,7 @@ class _Rehearsed:
     def _source(self, agreed: AgreedTask, place: int) -> tuple[dict[str, Floats], dict[str, float]]:
         """Blocks of what the site kept, and its noise in them."""
         source = cast(AgreedTask, agreed.source)
-        std = 0.0 if self._rng is None else source.noise(self._study.sites).share_std
+        std = 0.0 if self._rng is None else source.noise(self.study.sites).share_std
         return source.task.layout().split(self._kept[source.label][place]), source.block_std(std)
 
 

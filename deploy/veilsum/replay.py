@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.service.runner import read_release
 from veilsum_privacy.results.proof_check import CheckedRelease, ProofFault
 from veilsum_privacy.results.proof_files import round_file
@@ -28,7 +28,7 @@ LARGEST_TOLERANCE = 1e-6
 """Relative difference up to which two numbers may be one, rounded otherwise."""
 
 
-class Replayed:
+class Replayed(Federation):
     """Implements :class:`~veilsum_coordinator.parts.federation.Federation` on releases that were proven.
 
     Args:
@@ -45,19 +45,10 @@ class Replayed:
     def __init__(
         self, study: Study, releases: Iterator[CheckedRelease], encoder: Mapping[str, Floats], *, exact: bool
     ) -> None:
-        self._study, self._left, self._encoder, self._exact = study, releases, dict(encoder), exact
+        super().__init__(study, encoder)
+        self._left, self._exact = releases, exact
         self.differing: list[int] = []
         self.releases = 0
-
-    @property
-    def study(self) -> Study:
-        """The study that everyone agreed to."""
-        return self._study
-
-    @property
-    def encoder(self) -> Mapping[str, Floats]:
-        """Arrays of the study's projection; empty without one."""
-        return self._encoder
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
@@ -76,7 +67,7 @@ class Replayed:
             raise ProofFault(where, f"It is a release of {assignment.label}, where the method asks for one of {label}.")
         if members is not None and not set(assignment.names) <= set(members):
             raise ProofFault(where, "Its cohort has members whom the method does not ask for.")
-        encoded = encode_broadcast({**self._encoder, **(broadcast or {})}, found.plan.task.single)
+        encoded = encode_broadcast({**self.encoder, **(broadcast or {})}, found.plan.task.single)
         if broadcast_digest(encoded) != assignment.broadcast:
             if self._exact:
                 raise ProofFault(
@@ -84,9 +75,6 @@ class Replayed:
                 )
             self.differing.append(assignment.round)
         return read_release(found.plan, found.values, assignment.round, assignment.names, found.digest)
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        """Keeps nothing."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from cryptography import x509
 from veilsum.replay import Comparison, Replayed, compare
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.results.projections import result_projection
-from veilsum_coordinator.results.released_models import find_released
+from veilsum_coordinator.results.released_models import find_released, result_projection
 from veilsum_coordinator.results.reproduction import one_thread
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.phrases import counted

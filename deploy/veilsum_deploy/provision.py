@@ -2,10 +2,15 @@
 
 Into a directory for each party: identity, metrics certificate and token, and for a participant its demo records and the pins
 of its peers; for the database and Grafana a password each. Every private key is made in one place: for trying out only.
+
+Certificates of the metrics endpoints of a federation for trying: an authority of their own, and one for each service.
+
+Beside the federation's authority, not under it: who may scrape is another question than who is a member.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import secrets
@@ -18,14 +23,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from veilsum_deploy.demo.hospitals import Hospitals, packaged_hospitals
-from veilsum_deploy.endpoint_certificates import EndpointAuthority
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import load_credentials
+from veilsum_node.identity.authority import certificate_builder
 from veilsum_node.identity.provision import TRIAL_HOSTS, Kit, make_kit
 from veilsum_node.process.commands import run
 from veilsum_node.process.console import print_line
+
+DAYS = 825
 
 DONE = "provisioned"
 """File in ``authority`` that is written last."""
@@ -180,3 +191,53 @@ def main(
 
 if __name__ == "__main__":
     run(app)
+
+
+class EndpointAuthority:
+    """Signs the certificates of endpoints; its key lives as long as this object.
+
+    Args:
+        now: Unix seconds.
+    """
+
+    def __init__(self, now: int) -> None:
+        self._valid = now - 300, now - 300 + DAYS * 86400
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "veilsum trial metrics")])
+        usage = x509.KeyUsage(
+            False, False, False, False, False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False
+        )
+        self._certificate = (
+            certificate_builder(self._name, self._name, self._key.public_key(), *self._valid)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The authority's own certificate."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, hosts: Sequence[str]) -> tuple[bytes, bytes]:
+        """Key and certificate, both PEM, of an endpoint that is asked by these names and addresses."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names: list[x509.GeneralName] = []
+        for host in hosts:
+            try:
+                names.append(x509.IPAddress(ipaddress.ip_address(host)))
+            except ValueError:
+                names.append(x509.DNSName(host))
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+        certificate = (
+            certificate_builder(subject, self._name, key.public_key(), *self._valid)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return pem, certificate.public_bytes(serialization.Encoding.PEM)

@@ -85,6 +85,24 @@ def load_toml(path: Path, model: type[ModelT]) -> ModelT:
     return validate(read_toml(path), model, source=str(path))
 
 
+def located(config: ModelT, file: Path) -> ModelT:
+    """A configuration with each of its paths, however deep, taken from the directory of the file that it was read from."""
+    base = file.resolve().parent
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Path):
+            return base / value
+        if isinstance(value, dict):
+            return {key: moved(item) for key, item in value.items()}
+        if isinstance(value, BaseModel):
+            fields = ((name, getattr(value, name)) for name in type(value).model_fields)
+            return value.model_copy(update={name: new for name, old in fields if (new := moved(old)) is not old})
+        return value
+
+    found: ModelT = moved(config)
+    return found
+
+
 def validate(
     value: Mapping[str, Any],
     model: type[ModelT],

@@ -19,12 +19,12 @@ from pydantic import (
     model_validator,
 )
 
+from veilsum_node.config import located
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.overrides import Loaded, load_settings
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.logs import LogSettings
-from veilsum_node.transport.route import Route
-from veilsum_node.transport.route_settings import RouteSettings
+from veilsum_node.transport.route import Route, RouteSettings
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.study.study import Disclosure, Unit
@@ -124,7 +124,7 @@ class Policy(Frozen):
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
         max_budget_answers: how often a day an analyst is told whether a population's budget bears a study, by being let in or
             refused; answers to studies that paid all that they declared do not count
-            (:mod:`veilsum_participant.protocol.answers`).
+            (:mod:`veilsum_participant.protocol.approval`).
         approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
         share_metrics: which of its own metrics the site reports to the coordinator, by groups; none by default. What is not
             named never leaves. ``false``, which earlier versions wrote, is the same as none.
@@ -230,22 +230,4 @@ def load_participant_config(path: Path) -> ParticipantConfig:
     Raises:
         ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
     """
-    config = read_participant_settings(path).config
-    base = path.resolve().parent
-    datasets = {name: dataset.resolved(base) for name, dataset in config.datasets.items()}
-    encoders = {name: EncoderConfig(path=base / encoder.path) for name, encoder in config.encoders.items()}
-    policy = config.policy
-    if policy.directory is not None:
-        policy = policy.model_copy(update={"directory": base / policy.directory})
-    return config.model_copy(
-        update={
-            "identity": base / config.identity,
-            **config.route_paths(base),
-            "state": base / config.state,
-            "log": config.log.resolved(base),
-            "metrics": None if config.metrics is None else config.metrics.resolved(base),
-            "datasets": datasets,
-            "encoders": encoders,
-            "policy": policy,
-        }
-    )
+    return located(read_participant_settings(path).config, path)

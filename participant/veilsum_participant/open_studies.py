@@ -14,8 +14,7 @@ from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.site import Site
-from veilsum_participant.store.enrolments import load_enrolments
-from veilsum_participant.store.studies import TAKING_PART, StudyRow, find_study
+from veilsum_participant.store.studies import TAKING_PART, StudyRow, find_study, load_enrolments
 from veilsum_participant.store.tables import promised
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.bfv import SecretKey

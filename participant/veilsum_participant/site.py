@@ -2,13 +2,15 @@
 
 :class:`Site` performs no network I/O; :mod:`veilsum_participant.session.client` does, and in-process simulation calls the same
 code.
+
+What a site's process has tried without records, so that it does not try all of it again each round.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,6 +18,7 @@ from typing import NamedTuple
 import pyarrow
 from sqlalchemy import Connection
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_node.database import Database
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Credentials, key_fingerprint
@@ -25,21 +28,62 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
+from veilsum_participant.data.quality import most_unmatched
 from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.stream import BATCH, comes_in_batches, record_bytes, stream_records
 from veilsum_participant.observer import SiteObserver
-from veilsum_participant.store.enrolments import load_enrolments
-from veilsum_participant.store.studies import open_studies
+from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
-from veilsum_participant.tried import Tried
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
+from veilsum_privacy.computation.rehearsal import few_records
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import NONCE_BYTES
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
+
+MOST_TRIED = 1024
+
+MOST_KEPT = 64
+"""Tasks whose few made-up records are kept."""
+
+
+class Tried:
+    """Tasks that were computed without records, each with the names and shapes of the arrays that it took beside them."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[object, ...]] = set()
+        self._few: dict[tuple[object, ...], Records] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def knows(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> bool:
+        """Whether such arrays were tried."""
+        return self._key(task, arrays) in self._seen
+
+    def add(self, task: AgreedTask, arrays: Mapping[str, Floats]) -> None:
+        """Remember that they were; whoever chooses their shapes fills no memory."""
+        if len(self._seen) >= MOST_TRIED:
+            self._seen.clear()
+        self._seen.add(self._key(task, arrays))
+
+    def few(self, task: AgreedTask) -> Records:
+        """The made-up records that a task is tried on again, made once."""
+        key = (task.agreed.digest, task.label)
+        if key not in self._few:
+            if len(self._few) >= MOST_KEPT:
+                self._few.clear()
+            self._few[key] = few_records(task)
+        return self._few[key]
+
+    @staticmethod
+    def _key(task: AgreedTask, arrays: Mapping[str, Floats]) -> tuple[object, ...]:
+        return (task.agreed.digest, task.label, *sorted((name, array.shape) for name, array in arrays.items()))
+
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -98,6 +142,8 @@ class Site:
         mirror_read: set once the coordinator's mirror was read and settled by this process.
         elapsed: seconds that pass whatever becomes of the clock, from the time of day at the start; None stands for the clock.
         patience: how long a payload that is drawn waits, in seconds, for a disk that takes nothing.
+        unmatched: of datasets that were held against the site's own schema at the start, the largest share of a column's cells
+            that match nothing in it.
         directory: what the pins of ``config`` come from, if it is a confirmed directory.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
         agreed: the study of signed bytes; remembered, for every message of a study needs it.
@@ -118,6 +164,7 @@ class Site:
     patience: float = 0.0
     elapsed: Callable[[], int] | None = None
     directory: Directory | None = None
+    unmatched: dict[str, float] = field(default_factory=dict)
     nonce: bytes = field(init=False)
     agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
     tried: Tried = field(init=False, default_factory=Tried, repr=False)
@@ -243,6 +290,24 @@ class Site:
         latest = self._latest
         same = latest is not None and latest[0] == dataset and latest[1] is schema  # the very same schema needs no comparison
         return latest[2] if latest is not None and same else None
+
+    def hold_against_schemas(self) -> None:
+        """Find what share of which dataset's cells matches nothing in the site's own schema of it, where it states one.
+
+        Raises:
+            DataError, Unavailable, ConfigurationError: a schema, or the dataset, cannot be read.
+        """
+        for name, offered in self.config.datasets.items():
+            if offered.schema_file is not None:
+                schema = load_schema(offered.schema_file)
+                share = most_unmatched(offered.origin(name), schema, subject=offered.subject, header=offered.header)
+                self.unmatched[name] = share
+
+    def withheld(self, dataset: str) -> bool:
+        """Whether more of a dataset's cells match nothing than the site wants to take part with."""
+        offered = self.config.datasets.get(dataset)
+        most = None if offered is None else offered.most_unmatched
+        return most is not None and self.unmatched.get(dataset, 0.0) > most
 
     def structure_faults(self, dataset: str, schema: DatasetSchema) -> Iterator[Refusal]:
         """Whether an offered dataset can be read under a schema, told without reading a record of it.

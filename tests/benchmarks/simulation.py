@@ -23,7 +23,6 @@ from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.features import CENTRE
 
 WIDTH, RECORDS, CLASSES = 30, 20, ("p", "q")
 PRIVACY = {"epsilon": 8.0, "cohort_difference": "allowed", "min_cohort": 2}
@@ -59,16 +58,10 @@ def sites_of(number: int) -> dict[str, PlainSite]:
 
 
 def broadcast_of(study: Study, label: str) -> dict[str, Floats]:
-    """Any broadcast that the task takes: a random model, no centre, seeds."""
+    """Any broadcast that the task takes, with a random model where it takes one."""
     rng = np.random.default_rng(1)
-    task = AgreedStudy(study).task(label).task
-    arrays = {
-        block.name: rng.normal(0.0, 0.1, block.shape) for block in task.layout().blocks if block.name.startswith("model.")
-    }
-    if not arrays:
-        return {}
-    seeds = np.arange(2.0 * study.sites).reshape(study.sites, 2)
-    return {**arrays, **({CENTRE: np.zeros(WIDTH)} if label == "gradient" else {"training.seeds": seeds})}
+    example = AgreedStudy(study).task(label).task.example_broadcast(study.sites)
+    return {name: rng.normal(0.0, 0.1, array.shape) if name.startswith("model.") else array for name, array in example.items()}
 
 
 def rate(federation: PlainFederation, label: str, broadcast: Mapping[str, Floats]) -> float:
@@ -93,7 +86,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
                 study = compiled(method, parameters, schema=SCHEMA, sites=tuple(sites), **privacy)
                 study = study.model_copy(update={"tasks": tuple(_endless(task) for task in study.tasks)})
                 broadcast = broadcast_of(study, label)
-                _check(study, sites, label, broadcast)
+                _check(method, parameters, sites, label)
                 federation = PlainFederation(study, sites)
                 figures[f"{number} sites, rounds/s"] = rate(federation, label, broadcast)
                 figures[f"{number} sites one by one, rounds/s"] = rate(
@@ -122,20 +115,18 @@ def _endless(task: Any) -> Any:
     return task if task.keep else task.model_copy(update={"releases": 100_000})
 
 
-def _check(study: Study, sites: dict[str, PlainSite], label: str, broadcast: Mapping[str, Floats]) -> None:
-    """Without noise, and so without samples, the sites' sum is the same in both ways; of sites that train, up to rounding.
+def _check(method: str, parameters: Mapping[str, Any], sites: dict[str, PlainSite], label: str) -> None:
+    """Without noise, and so without samples, the sites' sum is the same in both ways, up to rounding.
 
     Raises:
         AssertionError: it is not.
     """
-    quiet = study.privacy.model_copy(update={"noise": "none", "epsilon": None})
-    changes = {"variance": 0, "sampling_rate": 1.0, "local_steps": 0}
-    tasks = tuple(task.model_copy(update=changes) for task in study.tasks)
-    clear = study.model_copy(update={"privacy": quiet, "tasks": tasks})
+    all_records = {name: value for name, value in parameters.items() if name not in ("sampling_rate", "local_steps")}
+    clear = compiled(method, all_records, schema=SCHEMA, sites=tuple(sites), noise="none")
     sums = []
     for batched in (True, False):
         federation = PlainFederation(clear, sites, batched=batched)
-        federation.sum(label, broadcast)
+        federation.sum(label, broadcast_of(clear, label))
         sums.append(federation.sums[0])
-    rounding = len(sites) * (1.0 + 1e-12 * clear.task(label).resolution) if label == "local-training" else 0.0
+    rounding = len(sites) * (1.0 + 1e-12 * clear.task(label).resolution)
     np.testing.assert_allclose(sums[0], sums[1], rtol=0, atol=rounding)

@@ -16,7 +16,7 @@ from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum.local.federation import LocalFederation, results_directory
 from veilsum.local.sites import make_local
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.results.projections import result_projection
+from veilsum_coordinator.results.released_models import result_projection
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import Kit
 from veilsum_participant.applying.model import Model

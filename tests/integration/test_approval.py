@@ -22,7 +22,7 @@ from veilsum_node.errors import Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.cli.waiting import waiting_fields, waiting_row
+from veilsum_participant.cli.participant import waiting_fields, waiting_row
 from veilsum_participant.protocol import approval, budgets
 from veilsum_participant.protocol.approval import approve, decline, waiting_studies
 from veilsum_participant.protocol.core import ParticipantCore

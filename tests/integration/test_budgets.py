@@ -19,7 +19,7 @@ from support.federation import DATASET, TestBed, make_bed, make_data, make_reque
 from support.hostile import Adversary, altered, make_adversary
 from support.network import submit, wait_for, wired
 from veilsum_coordinator.protocol.members import StudyPhase
-from veilsum_deploy.cli.additions import RequestedStudy
+from veilsum_deploy.cli.additions import asked_study
 from veilsum_node.errors import Refusal, RefusalCode, StateError
 from veilsum_node.identity import Label
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -263,12 +263,10 @@ def test_the_operators_check_sees_what_enrolment_sees(tight: TestBed, tmp_path: 
     before = SiteCheck(site.config, tight.clock).run()
     request = make_request(schema_of(2)).model_copy(update={"participants": ("a", "b", "c")})
     assert [
-        item.status
-        for item in SiteCheck(site.config, tight.clock, study=RequestedStudy(request)).run()
-        if item.check == "study"
+        item.status for item in SiteCheck(site.config, tight.clock, study=asked_study(request)).run() if item.check == "study"
     ] == ["ok"]
     enrol(tight, "a", tight.compile(make_request(schema_of(2))))
-    found = {item.check: item for item in SiteCheck(site.config, tight.clock, study=RequestedStudy(request)).run()}
+    found = {item.check: item for item in SiteCheck(site.config, tight.clock, study=asked_study(request)).run()}
     with pytest.raises(Refusal) as caught:
         enrol(tight, "a", tight.compile(make_request(schema_of(2))))
     assert found["study"].detail == f"budget-exceeded: {caught.value.message}"

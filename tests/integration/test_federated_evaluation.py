@@ -130,7 +130,7 @@ def test_sites_refuse_another_model_than_the_studys(bed: TestBed, tmp_path: Path
     study = bed.compile(evaluation(trained, 4.0))
     key = bed.local.submit(study, bed.analyst)
     federation = bed.local.prepare(key, results)
-    federation._encoder = {name: array + 1e-9 for name, array in find_released(results, study).items()}
+    federation.encoder = {name: array + 1e-9 for name, array in find_released(results, study).items()}
     run_study(bed.hub, key, federation, results)
     assert bed.hub.status(key).phase == "failed"
     for site in bed.sites.values():

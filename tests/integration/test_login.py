@@ -30,8 +30,7 @@ from veilsum_deploy.login.provider import ALGORITHMS, discover
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Authority, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.authority import login_request
-from veilsum_node.identity.directory import parse_directory
-from veilsum_node.identity.directory_releases import sign_directory
+from veilsum_node.identity.directory import parse_directory, sign_directory
 from veilsum_node.identity.files import write_new
 from veilsum_node.identity.provision import install
 

@@ -27,9 +27,8 @@ from veilsum_node.errors import Unavailable
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.session.channel import GrpcChannel
-from veilsum_participant.telemetry.metrics import SiteMetrics
+from veilsum_participant.telemetry.metrics import SiteMetrics, monitored
 from veilsum_participant.telemetry.shared_metrics import samples as shared_samples
-from veilsum_participant.telemetry.watch import monitored
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 from veilsum_proto import SOFTWARE

@@ -28,8 +28,7 @@ from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.openings import Openings
-from veilsum_participant.telemetry.metrics import SiteMetrics
-from veilsum_participant.telemetry.watch import Verifier, monitored
+from veilsum_participant.telemetry.metrics import SiteMetrics, Verifier, monitored
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.metrics import LedgerWatch, read_mirror
 

@@ -16,8 +16,7 @@ from support.commands import shown
 from support.studies import SITES, compiled, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
-from veilsum_deploy.simulation.cluster import RayEngine
-from veilsum_deploy.simulation.engines import Engine, running
+from veilsum_deploy.simulation.engines import Engine, RayEngine, running
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import HostileInput, StateError
 

@@ -17,18 +17,17 @@ from support.hostile import LABEL, NAMES, Adversary, Said, altered, context_of, 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_participant import tried as remembered
+from veilsum_participant import site as remembered
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.contributions import Contributions, Payload
 from veilsum_participant.protocol.openings import OpenedSum
-from veilsum_participant.site import Site
+from veilsum_participant.site import Site, Tried
 from veilsum_participant.store.attempts import ATTEMPTS, AttemptState, add_attempt, change_attempt
 from veilsum_participant.store.kept import STATES, find_kept
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.populations import COHORTS
 from veilsum_participant.store.studies import STUDIES, StudyState, change_study
-from veilsum_participant.tried import Tried
 from veilsum_privacy.computation.contribution import SitePart, SitePlace
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt

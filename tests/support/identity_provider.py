@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from veilsum_deploy.endpoint_certificates import EndpointAuthority
+from veilsum_deploy.provision import EndpointAuthority
 
 CLIENT = "veilsum-trial"
 

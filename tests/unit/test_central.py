@@ -17,8 +17,7 @@ from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import pool
 from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
-from veilsum_deploy.simulation.baselines import MOST_ALONE, beside
-from veilsum_deploy.simulation.central import CentralFederation
+from veilsum_deploy.simulation.baselines import MOST_ALONE, CentralFederation, beside
 from veilsum_deploy.simulation.deal import Deal, Setting, deal
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.study import SimulationDraft, draft_of

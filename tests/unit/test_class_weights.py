@@ -10,8 +10,8 @@ import pytest
 from support.studies import SCHEMA, Watched, compiled, shifted_sites
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
-from veilsum_coordinator.parts.class_weights import RARITY, rarity_weights, stated_weights
 from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.training_defaults import RARITY, rarity_weights, stated_weights
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.tasks.features import CLASS_WEIGHTS, class_weights
 

@@ -192,8 +192,6 @@ def test_format_and_level_as_the_settings_say(tmp_path: Path) -> None:
 
 def test_the_settings_take_a_text_for_the_file() -> None:
     assert LogSettings.model_validate("x.log") == LogSettings(file=Path("x.log"))
-    assert LogSettings().resolved(Path("/etc")).file is None
-    assert LogSettings(file=Path("x")).resolved(Path("/var")).file == Path("/var/x")
 
 
 def test_every_event_that_is_logged_is_in_the_list() -> None:

@@ -17,9 +17,8 @@ from scipy.stats import norm
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting import estimate, inversion
-from veilsum_privacy.accounting.estimate import composed_epsilon
+from veilsum_privacy.accounting.estimate import GRID_ERROR, composed_epsilon, epsilon_by_grid
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
-from veilsum_privacy.accounting.grid import GRID_ERROR, epsilon_by_grid
 from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
 from veilsum_privacy.accounting.losses import Direction, LossSteps
 from veilsum_privacy.accounting.renyi import (

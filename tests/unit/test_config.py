@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from veilsum_coordinator.protocol.settings import load_coordinator_config
-from veilsum_node.config import did_you_mean, load_toml, nearest, validate
+from veilsum_node.config import did_you_mean, load_toml, located, nearest, validate
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_participant.config import ParticipantConfig, Policy, load_participant_config
@@ -242,3 +242,28 @@ def test_how_often_a_ledger_is_verified(tmp_path: Path, hours: str, good: bool) 
     else:
         with pytest.raises(ConfigurationError, match="verify_hours"):
             load_participant_config(write(tmp_path, text))
+
+
+class Place(Frozen):
+    file: Path | None = None
+    name: str = "file"
+
+
+class Places(Frozen):
+    root: Path = Path("root")
+    one: Place | None = None
+    several: dict[str, Place] = Field(default_factory=dict)
+    files: dict[str, Path] = Field(default_factory=dict)
+
+
+def test_every_path_is_taken_from_the_files_directory_and_nothing_else_changes(tmp_path: Path) -> None:
+    written = Places(one=Place(file=Path("a/b")), several={"x": Place(file=Path("/c")), "y": Place()}, files={"z": Path("d")})
+    found = located(written, tmp_path / "settings.toml")
+    assert found == Places(
+        root=tmp_path / "root",
+        one=Place(file=tmp_path / "a/b"),
+        several={"x": Place(file=Path("/c")), "y": Place()},
+        files={"z": tmp_path / "d"},
+    )
+    assert written.root == Path("root")
+    assert located(Places(root=tmp_path), tmp_path / "settings.toml") == Places(root=tmp_path)

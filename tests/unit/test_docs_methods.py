@@ -16,13 +16,13 @@ import pytest
 from support.studies import SITES, agreed, federation, split_records
 from support.studies import compiled as compiled_study
 from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.methods.fedavg import ParticipationParameters
 from veilsum_coordinator.methods.hfedatm import MergeParameters
 from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_coordinator.parts.alignment import AlignmentParameters
 from veilsum_coordinator.parts.generation import GenerationParameters
 from veilsum_coordinator.parts.local_rounds import TrainingParameters
 from veilsum_coordinator.parts.moment_alignment import MomentAlignment
-from veilsum_coordinator.parts.participation import ParticipationParameters
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset

@@ -29,10 +29,8 @@ from veilsum_node.errors import Refusal, RefusalCode
 from veilsum_node.phrases import counted
 from veilsum_participant.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
-from veilsum_privacy.dossier.axes import ticks
-from veilsum_privacy.dossier.charts import MOST_BARS
-from veilsum_privacy.dossier.groups import MOST_ROWS, refusal_rows, release_rows
-from veilsum_privacy.dossier.render import CODES
+from veilsum_privacy.dossier.charts import MOST_BARS, ticks
+from veilsum_privacy.dossier.render import CODES, MOST_ROWS, refusal_rows, release_rows
 from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation
 from veilsum_privacy.mechanism.noise import plan_noise
 

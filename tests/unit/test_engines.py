@@ -24,7 +24,6 @@ from veilsum_deploy.cli.simulate import make_engine
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation.chunks import _noise
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, running
-from veilsum_deploy.simulation.gradients import perceptron_vectors
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_deploy.simulation.plots import require_matplotlib
 from veilsum_deploy.simulation.progress import RoundProgress, WatchedFederation
@@ -32,12 +31,13 @@ from veilsum_deploy.simulation.record import ROUNDS, RunRecorder
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.accounting.prices import study_epsilon
+from veilsum_privacy.computation import contribution
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
+from veilsum_privacy.tasks.features import CLASS_WEIGHTS
 
 SITES = tuple("abcdefg")
 
@@ -97,10 +97,40 @@ def assert_same(one: tuple[Result, list[Any]], other: tuple[Result, list[Any]]) 
         np.testing.assert_array_equal(array, other[0].arrays[name])
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", [name for name in STUDIES if name != "gradients of a perceptron"])
 def test_sites_together_are_sites_one_by_one_to_the_bit(name: str) -> None:
     study = study_of(name)
     assert_same(run(study), run(study, batched=False))
+
+
+@pytest.mark.parametrize("parameters", [{"steps": 1}, MLP])
+def test_gradients_of_many_sites_are_theirs_one_by_one(parameters: dict[str, Any]) -> None:
+    """Each site rounds to the grid by itself, or all of them do together: half a unit a site and half a unit."""
+    study = compiled("fedsgd", parameters, sites=SITES)
+    rng = np.random.default_rng(1)
+    example = AgreedStudy(study).task("gradient").task.example_broadcast(len(SITES))
+    broadcast = {name: rng.normal(size=array.shape) for name, array in example.items() if name != CLASS_WEIGHTS}
+    broadcast[CLASS_WEIGHTS] = rng.uniform(0.1, 1.0, len(SCHEMA.classes))
+    found = []
+    for batched in (True, False):
+        federation = PlainFederation(study, sites_of(uneven(3)), batched=batched)
+        federation.sum("gradient", broadcast)
+        found.append(federation.sums[0])
+    np.testing.assert_allclose(*found, rtol=0, atol=(len(SITES) + 1) / 2)
+    assert np.abs(found[1]).max() > 100 * len(SITES)
+
+
+@pytest.mark.parametrize(("seeded", "calls"), [(False, [1]), (True, [len(SITES)])])
+def test_samples_of_many_sites_are_one_sample(seeded: bool, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the system's source; a seeded one draws for its own site only."""
+    drawn: list[int] = []
+    plain = contribution.poisson_sample
+    monkeypatch.setattr(contribution, "poisson_sample", lambda rate, n, *rest: drawn.append(n) or plain(rate, n, *rest))  # type: ignore[func-returns-value]
+    sites, study = uneven(), study_of("gradients")
+    broadcast = AgreedStudy(study).task("gradient").task.example_broadcast(len(SITES))
+    PlainFederation(study, sites_of(sites, seeded)).sum("gradient", broadcast)
+    assert [len(drawn)] == calls
+    assert sum(drawn) == sum(map(len, sites.values()))
 
 
 @pytest.fixture(scope="module")
@@ -154,30 +184,6 @@ def test_packages_of_the_extra_are_asked_for(monkeypatch: pytest.MonkeyPatch) ->
             need()
         assert "pip install 'veilsum[simulation]'" in caught.value.advice
     assert packaged_dataset("breast-cancer").table.num_rows == 569
-
-
-def test_gradients_of_many_sites_are_the_tasks_own_vectors() -> None:
-    for parameters in ({"steps": 1}, MLP):
-        study = compiled("fedsgd", parameters, sites=SITES)
-        task = AgreedStudy(study).task("gradient").task
-        vectors = perceptron_vectors(task)
-        assert vectors is not None
-        records = list(uneven(3).values())
-        labels = [part.labels for part in records if part.labels is not None]
-        whole = Records(
-            np.concatenate([part.features for part in records]),
-            np.concatenate([part.present for part in records]),
-            np.concatenate(labels),
-        )
-        offsets = np.cumsum([0, *map(len, records)])
-        rng = np.random.default_rng(1)
-        broadcast = {block.name: rng.normal(size=block.shape) for block in task.layout().blocks}
-        broadcast[CENTRE] = rng.normal(0.0, 0.1, SCHEMA.width)
-        broadcast[CLASS_WEIGHTS] = rng.uniform(0.1, 1.0, len(SCHEMA.classes))
-        found = vectors(whole, offsets, broadcast)
-        each = np.stack([task.vector(part, broadcast) for part in records])  # type: ignore[attr-defined]
-        np.testing.assert_array_equal(found, each)
-        assert np.abs(each).max() > 0.1
 
 
 def test_projected_features_are_remembered_and_the_same() -> None:

@@ -15,8 +15,8 @@ from support.federation import schema_of
 from support.studies import Watched, agreed, complete, pooled, skewed_sites
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.methods.fedavg import Participation, ParticipationParameters
 from veilsum_coordinator.parts.local_rounds import LocalRounds
-from veilsum_coordinator.parts.participation import Participation, ParticipationParameters
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon_of

@@ -15,9 +15,8 @@ from support.federation import schema_of
 from support.studies import agreed, complete, demand, federation
 from veilsum.compile import StudyRequest
 from veilsum_coordinator.methods import METHODS
-from veilsum_coordinator.methods.fedpft import MIXTURES, START
+from veilsum_coordinator.methods.fedpft import MIXTURES, START, Components
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.mixtures import Components
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_node.errors import ConfigurationError

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from support.networks import permute
 from veilsum_aggregation.filters import (
     ChannelGroup,
     GroupMember,
     align_filters,
     check_groups,
     convolutions,
-    permute,
     permute_gram,
     places,
     weighted_mean,

@@ -28,8 +28,7 @@ from veilsum_privacy.accounting.accountant import (
     rdp_epsilon,
 )
 from veilsum_privacy.accounting.domination import dominating_ratio
-from veilsum_privacy.accounting.gaussian import gaussian_profile, gaussian_ratio
-from veilsum_privacy.accounting.smoothing import SMOOTHING
+from veilsum_privacy.accounting.gaussian import SMOOTHING, gaussian_profile, gaussian_ratio
 from veilsum_privacy.ledger import verify_ledger
 from veilsum_privacy.ledger.entries import Budget, Mechanism
 from veilsum_privacy.ledger.totals import total_epsilon

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from veilsum_deploy import cli
-from veilsum_deploy.endpoint_certificates import EndpointAuthority
+from veilsum_deploy.provision import EndpointAuthority
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.telemetry.endpoint import MetricsServer, MetricsSettings
 from veilsum_node.telemetry.health import ask_ready

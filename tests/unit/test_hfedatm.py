@@ -13,10 +13,10 @@ from scipy.linalg import lstsq
 
 from evaluations import hfedatm as evaluation
 from support.federation import make_bed, make_request, schema_of
+from support.networks import permute
 from support.studies import Watched, agreed, complete
 from veilsum.compile import PrivacyRequest, StudyRequest
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.filters import permute
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import GRAMS
 from veilsum_coordinator.parts.local_rounds import LOCAL
@@ -259,7 +259,7 @@ def test_the_encrypted_study_is_the_plain_one(tmp_path: Path) -> None:
     encrypted = METHODS["hfedatm"].run(local.prepare(local.submit(study, bed.analyst)))
     plain, _ = run(study, sites)
     for name, array in model(plain).items():
-        np.testing.assert_array_equal(model(encrypted)[name], array)
+        np.testing.assert_allclose(model(encrypted)[name], array, rtol=1e-7, atol=1e-9)  # sites round their Grams one by one
 
 
 @pytest.mark.parametrize(

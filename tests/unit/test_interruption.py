@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from veilsum.remote import RoundInfo, StudyInfo
-from veilsum_deploy.demo import child
-from veilsum_deploy.demo import interruption as module
-from veilsum_deploy.demo.interruption import Interruption
+from veilsum_deploy.demo import processes as child
+from veilsum_deploy.demo import studies as module
 from veilsum_deploy.demo.processes import Processes
+from veilsum_deploy.demo.studies import Interruption
 
 ROUNDS = 20
 
@@ -43,7 +43,7 @@ def wait(arguments: Sequence[str], log: Path) -> None:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
     # a process that only waits stands for a hospital: what is tested is who is killed and started again
-    monkeypatch.setattr(child, "run", wait)
+    monkeypatch.setattr(child, "run_forked", wait)
     monkeypatch.setattr(module, "AWAY_SECONDS", 1000.0)
     with Processes() as made:
         yield made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -592,3 +594,29 @@ def test_the_booked_bound_covers_rounding() -> None:
     task = training()
     assert task.step_clip() >= 0.5 * (1 + summation_slack(task.architecture, 2**24))
     assert task.step_clip() < 0.5 * (1 + 3e-4)
+
+
+TRAINS = """
+import sys
+import numpy as np
+from support.studies import compiled, shifted_sites
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+private = {"epsilon": 4.0, "cohort_difference": "allowed", "min_cohort": 2}
+for method, label, parameters in (("fedsgd", "gradient", {"steps": 2}), ("fedavg", "local-training", {"rounds": 2})):
+    for privacy in (private, {}):
+        study = compiled(method, parameters, **privacy)
+        task = AgreedStudy(study).task(label)
+        plan, blocks = task.plan(4, 4), task.task.layout().blocks
+        arrays = {block.name: np.zeros(block.shape) for block in blocks}
+        arrays |= {"training.seeds": np.zeros((4, 2)), "features.centre": np.zeros(6), "class.weights": np.ones(3)}
+        compute_sum(plan, shifted_sites(20)["a"], arrays, SitePlace(0))
+print(*(name for name in ("torch", "opacus") if name in sys.modules))
+"""
+
+
+def test_sites_that_train_perceptrons_import_neither_torch_nor_opacus(pytestconfig: pytest.Config) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINS], cwd=pytestconfig.rootpath / "tests", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.accounting import grid, inversion
-from veilsum_privacy.accounting.grid import GRID_ERROR, epsilon_by_grid
+from veilsum_privacy.accounting import estimate, inversion
+from veilsum_privacy.accounting.domination import normal_mass, power
+from veilsum_privacy.accounting.estimate import GRID_ERROR, epsilon_by_grid
 from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
 from veilsum_privacy.accounting.losses import Direction, LossSteps, plan_quadrature, window
 from veilsum_privacy.accounting.renyi import ORDERS
@@ -272,7 +273,7 @@ def test_points_are_doubled_until_work_is_too_much(direction: Direction, monkeyp
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_untilted_losses_have_their_mean_and_variance(direction: Direction) -> None:
     groups = [(rate, shift) for rate, shift, _ in CASES]
-    untilted = grid._untilted(steps_of(*((rate, shift, 1) for rate, shift in groups)), direction)
+    untilted = estimate._untilted(steps_of(*((rate, shift, 1) for rate, shift in groups)), direction)
     assert untilted is not None
     loss, weights = untilted
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
@@ -280,17 +281,17 @@ def test_untilted_losses_have_their_mean_and_variance(direction: Direction) -> N
         x = np.linspace(-40, 40, 60_001)
         exponent, exact = tilted(rate, shift, direction, 0.0, x)
         density = np.exp(exponent) / np.exp(exponent).sum()
-        for power in (1, 2):
-            assert (weight * mine**power).sum() == pytest.approx((density * exact**power).sum(), rel=1e-10)
+        for degree in (1, 2):
+            assert (weight * mine**degree).sum() == pytest.approx((density * exact**degree).sum(), rel=1e-10)
 
 
 def test_too_many_points_of_quadrature_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = steps_of(*((0.1, 0.5 + index / 10, 1) for index in range(4)))
     points = 4 * int(plan_quadrature(steps, 1, 0.0, 0.0).nodes.max())
-    monkeypatch.setattr(grid, "_LARGEST_GRID", points)
-    assert grid._untilted(steps, 1) is not None
-    monkeypatch.setattr(grid, "_LARGEST_GRID", points - 1)
-    assert grid._untilted(steps, 1) is None
+    monkeypatch.setattr(estimate, "_LARGEST_GRID", points)
+    assert estimate._untilted(steps, 1) is not None
+    monkeypatch.setattr(estimate, "_LARGEST_GRID", points - 1)
+    assert estimate._untilted(steps, 1) is None
     assert epsilon_by_grid(steps, 1, Line(3.0, 10.0), 1e-5, 1e-8, 5.0) is None
 
 
@@ -303,7 +304,7 @@ def test_too_many_points_of_quadrature_are_left_alone(monkeypatch: pytest.Monkey
 )
 def test_grids_are_as_wide_as_a_tail_bound_allows(losses: list[tuple[float, float]], log_chance: float) -> None:
     loss, weights = np.array(losses).T[:, np.newaxis]
-    width = grid._grid_width(loss, weights, log_chance)
+    width = estimate._grid_width(loss, weights, log_chance)
     hoeffding = GRID_ERROR / math.sqrt(weights.sum() * log_chance / 2)
     halvings = 2 * math.log2(width / hoeffding)
     assert halvings == pytest.approx(round(halvings), abs=1e-6)
@@ -322,7 +323,7 @@ def test_grids_are_as_wide_as_a_tail_bound_allows(losses: list[tuple[float, floa
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_grids_reach_as_far_as_both_windows(direction: Direction) -> None:
     steps, width = steps_of(*((rate, shift, 1) for rate, shift, _ in CASES)), 0.01
-    lowest, highest = grid._reach(steps, direction, 2.5, width)
+    lowest, highest = estimate._reach(steps, direction, 2.5, width)
     ends = np.stack([*window(steps, direction, 0.0), *window(steps, direction, 2.5)], axis=1)
     for index, (rate, shift, _) in enumerate(CASES):
         places = [tilted(rate, shift, direction, 0.0, x)[1] / width for x in ends[index]]
@@ -335,7 +336,7 @@ def test_grids_reach_as_far_as_both_windows(direction: Direction) -> None:
 def test_masses_are_those_between_edges(rate: float, shift: float, direction: Direction) -> None:
     width, places = 0.05, np.arange(-60, 140)
     with np.errstate(all="raise", under="ignore"):
-        found = grid._masses(rate, shift, direction, width, places)
+        found = estimate._masses(rate, shift, direction, width, places)
     with mpmath.workdps(40):
         q, s = mpmath.mpf(rate), mpmath.mpf(shift)
 
@@ -359,15 +360,13 @@ def test_normal_masses_keep_their_digits_in_both_tails() -> None:
     with mpmath.workdps(40):
         edges = [mpmath.ncdf(each) for each in x]
         exact = [float(high - low) for low, high in itertools.pairwise(edges)]
-    np.testing.assert_allclose(grid._normal_masses(x), exact, rtol=1e-12)
+    np.testing.assert_allclose(normal_mass(x[:-1], x[1:]), exact, rtol=1e-12)
 
 
 def test_powers_are_products() -> None:
     base = np.array([2 + 0j, 1j, -1.0])
     for exponent in range(1, 20):
-        np.testing.assert_array_equal(grid._power(base, exponent), np.prod([base] * exponent, axis=0))
-    with pytest.raises(AssertionError, match="positive"):
-        grid._power(base, 0)
+        np.testing.assert_array_equal(power(base, exponent), np.prod([base] * exponent, axis=0))
 
 
 @given(
@@ -381,24 +380,24 @@ def test_delta_is_met_between_places(masses: list[float], first: float, delta: f
     def left(epsilon: float) -> float:
         return float(np.sum(chances * np.maximum(0, 1 - np.exp(epsilon - losses)))) - delta
 
-    found = grid._solve(chances, losses, delta, 9.0)
+    found = estimate._solve(chances, losses, delta, 9.0)
     if left(losses[0]) <= 0:  # between 0 and the first place, which are less than a width apart
         assert found == 0.0
         return
     epsilon = float(brentq(left, 0.0, losses[-1]))
     assert found == pytest.approx(epsilon, abs=1e-9)
     above = losses[losses >= epsilon].min()
-    assert grid._solve(chances, losses, delta, above - GRID_ERROR + 1e-9) == found
-    assert grid._solve(chances, losses, delta, above - GRID_ERROR - 1e-9) is None
+    assert estimate._solve(chances, losses, delta, above - GRID_ERROR + 1e-9) == found
+    assert estimate._solve(chances, losses, delta, above - GRID_ERROR - 1e-9) is None
 
 
 def test_where_masses_are_lost_delta_is_met() -> None:
     losses = np.array([0.0, 300.0, 600.0, 800.0])
     with np.errstate(all="raise", under="ignore"):
-        assert grid._solve(np.array([0.0, 0.5, 0.0, 0.0]), losses, 0.25, 9e9) == pytest.approx(300 + math.log(0.5))
-        assert grid._solve(np.array([0.0, 0.0, 0.0, -1.0]), losses, 1e-3, 9e9) == 0.0
+        assert estimate._solve(np.array([0.0, 0.5, 0.0, 0.0]), losses, 0.25, 9e9) == pytest.approx(300 + math.log(0.5))
+        assert estimate._solve(np.array([0.0, 0.0, 0.0, -1.0]), losses, 1e-3, 9e9) == 0.0
     last = next(each for each in np.arange(1.0, 99.0) if math.exp(each) * math.exp(-each) < 1)
-    assert grid._solve(np.array([0.0, 1.0]), np.array([0.0, last]), 1e-300, 9e9) is None  # the last place exceeds it
+    assert estimate._solve(np.array([0.0, 1.0]), np.array([0.0, last]), 1e-300, 9e9) is None  # the last place exceeds it
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -412,15 +411,15 @@ def test_masses_of_all_steps_are_convolved(
     steps, line, guarantee = steps_of(*groups, unsampled=unsampled), Line(c, 11.0), 7.0
     chances: list[float] = []
     handed: list[Any] = []
-    real = grid._grid_width
+    real = estimate._grid_width
 
     def width_of(loss: Floats, weights: Floats, log_chance: float) -> float:
         chances.append(log_chance)
         assert weights.sum() == pytest.approx(sum(n for _, _, n in groups) + (unsampled > 0))
         return real(loss, weights, log_chance) * 4.0
 
-    monkeypatch.setattr(grid, "_grid_width", width_of)
-    monkeypatch.setattr(grid, "_solve", lambda *arguments: handed.append(arguments) or 1.25)
+    monkeypatch.setattr(estimate, "_grid_width", width_of)
+    monkeypatch.setattr(estimate, "_solve", lambda *arguments: handed.append(arguments) or 1.25)
     assert epsilon_by_grid(steps, direction, line, 1e-5, 1e-9, guarantee) == 1.25
     [(masses, losses, delta, limit)] = handed
     assert chances == [pytest.approx(math.log(12e9))]
@@ -434,7 +433,7 @@ def test_masses_of_all_steps_are_convolved(
     for rate, shift, count in every:
         ends = [tilted(rate, shift, direction, 0.0, np.float64(x))[1] for x in (-c * shift - 12, (1 + c) * shift + 12)]
         places = np.arange(math.floor(min(ends) / width), math.ceil(max(ends) / width) + 1)
-        own = grid._masses(rate, shift, direction, width, places)
+        own = estimate._masses(rate, shift, direction, width, places)
         x = np.linspace(-40, 40, 60_001)
         exponent, loss = tilted(rate, shift, direction, 0.0, x)
         density = np.exp(exponent) / np.exp(exponent).sum()
@@ -453,12 +452,12 @@ def test_masses_of_all_steps_are_convolved(
 def test_grids_of_too_many_points_are_left_alone(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, line = steps_of((0.2, 0.9, 3.0), (0.01, 1.3, 2.0)), Line(6.0, 11.0)
     handed: list[Any] = []
-    monkeypatch.setattr(grid, "_solve", lambda *arguments: handed.append(arguments) or 1.25)
+    monkeypatch.setattr(estimate, "_solve", lambda *arguments: handed.append(arguments) or 1.25)
     assert epsilon_by_grid(steps, direction, line, 1e-5, 1e-9, 7.0) == 1.25
     losses = handed[0][1]
-    lowest, highest = grid._reach(steps, direction, 6.0, losses[1] - losses[0])
+    lowest, highest = estimate._reach(steps, direction, 6.0, losses[1] - losses[0])
     points = 2 * len(losses) + int(np.sum(highest - lowest))
-    monkeypatch.setattr(grid, "_LARGEST_GRID", points)
+    monkeypatch.setattr(estimate, "_LARGEST_GRID", points)
     assert epsilon_by_grid(steps, direction, line, 1e-5, 1e-9, 7.0) == 1.25
-    monkeypatch.setattr(grid, "_LARGEST_GRID", points - 1)
+    monkeypatch.setattr(estimate, "_LARGEST_GRID", points - 1)
     assert epsilon_by_grid(steps, direction, line, 1e-5, 1e-9, 7.0) is None

@@ -17,8 +17,8 @@ from support.studies import SCHEMA, SITES, WIDTH, Floats, compiled, draft, feder
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.two_way import ClassStatistics, fit_two_way, two_way_map
 from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.methods.fedcgs import joined
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.joint_moments import joined
 from veilsum_deploy.simulation.plain import PlainFederation
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model

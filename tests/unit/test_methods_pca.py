@@ -13,7 +13,7 @@ from sklearn.decomposition import PCA
 from support.studies import SCHEMA, WIDTH, compiled, complete, draft, federation, run, shifted_sites
 from veilsum.plan import Outlook, Verdict, plan_study
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.results.projections import result_projection
+from veilsum_coordinator.results.released_models import result_projection
 from veilsum_node.errors import ConfigurationError
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.results.result import load_result, save_result

@@ -22,8 +22,7 @@ from veilsum_aggregation.feature_moments import (
     read_reference,
     reference_arrays,
 )
-from veilsum_aggregation.moment_alignment import LARGEST_RATIO, local_map, moment_map
-from veilsum_aggregation.power_polynomials import Cubics, fit_cubics
+from veilsum_aggregation.moment_alignment import LARGEST_RATIO, Cubics, fit_cubics, local_map, moment_map
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -10,10 +10,18 @@ from hypothesis.extra.numpy import arrays
 from sklearn.covariance import oas
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.figures import Answer, Figure, NotEstimable, bounded_mean
+from veilsum_aggregation.figures import Answer, Figure, NotEstimable, ratio_figure
 from veilsum_aggregation.tables import count
 
 RNG = np.random.default_rng(5)
+
+
+def bounded_mean(total: float, number: float, total_std: float, number_std: float, low: float, high: float) -> Answer:
+    """Fieller's rule, with the largest variance that a mean m leaves values in [low, high]: (m - low) (high - m)."""
+    m = min(max(total / number, low), high) if number > 0.0 else low
+    spread = max(number, 0.0) * (m - low) * (high - m)
+    found = ratio_figure(total, number, (total_std**2, 0.0, number_std**2), (spread, 0.0, 0.0))
+    return found.within(low, high)
 
 
 def value(answer: Answer) -> float:

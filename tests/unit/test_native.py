@@ -18,8 +18,7 @@ from cryptography import x509
 from local.deployment import samples
 from local.processes import Command, LocalProcesses, StoppedError, run
 from support.network import wait_for
-from veilsum_deploy.endpoint_certificates import DAYS, EndpointAuthority
-from veilsum_deploy.provision import DONE, OTHERS, provision
+from veilsum_deploy.provision import DAYS, DONE, OTHERS, EndpointAuthority, provision
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role, load_credentials
 

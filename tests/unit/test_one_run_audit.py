@@ -20,9 +20,11 @@ from support.randomness import SeededRandom
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
-from veilsum_privacy.audit.audit import Finding, NoCanary, audit
-from veilsum_privacy.audit.bounds import (
+from veilsum_privacy.audit.audit import (
+    Finding,
+    NoCanary,
     above_t,
+    audit,
     best_threshold,
     gaussian_epsilon,
     guessing_bound,

@@ -10,7 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.linalg import lstsq
 
-from veilsum_aggregation.filters import ChannelGroup, GroupMember, permute, weighted_mean
+from support.networks import permute
+from veilsum_aggregation.filters import ChannelGroup, GroupMember, weighted_mean
 from veilsum_aggregation.regmean import RIDGE, merge_stations, noise_ridge, regmean, shrink_gram
 from veilsum_aggregation.shrinkage import project_psd
 

@@ -12,8 +12,17 @@ from support.neighbours import SETTINGS, TASK_LABEL, Setting, schema
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.computation import rehearsal
 from veilsum_privacy.computation.contribution import compute_sum
-from veilsum_privacy.computation.made_up import LEAST, MOST, MOST_CELLS, MOST_VALUES, how_many, made_up_records
-from veilsum_privacy.computation.rehearsal import SMALL, few_records, rehearse
+from veilsum_privacy.computation.rehearsal import (
+    LEAST,
+    MOST,
+    MOST_CELLS,
+    MOST_VALUES,
+    SMALL,
+    few_records,
+    how_many,
+    made_up_records,
+    rehearse,
+)
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.tasks.base import Records, RowTask

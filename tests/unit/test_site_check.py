@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.federation import make_request, schema_of
-from veilsum_deploy.cli.additions import RequestedStudy
+from veilsum_deploy.cli.additions import asked_study
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
 from veilsum_participant.config import load_participant_config
@@ -44,7 +44,7 @@ c = "{"1" * 64}"
     )
     if metrics:
         config = config.model_copy(update={"metrics": MetricsSettings.model_validate(metrics)})
-    return SiteCheck(config, lambda: 1_800_000_000, study=RequestedStudy(request)).run()
+    return SiteCheck(config, lambda: 1_800_000_000, study=asked_study(request)).run()
 
 
 def test_the_schema_that_an_analyst_sends_must_fit_the_files_first_line(tmp_path: Path) -> None:

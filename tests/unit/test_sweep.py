@@ -24,7 +24,7 @@ from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import accuracy, exact_head, pool
 from veilsum_deploy.simulation.baselines import alone, pooled
 from veilsum_deploy.simulation.deal import Deal, Setting, deal
-from veilsum_deploy.simulation.folder import HELD_OUT, Folder, Results
+from veilsum_deploy.simulation.evaluate import HELD_OUT, Folder, Results
 from veilsum_deploy.simulation.jobs import RunRecord, plan_jobs
 from veilsum_deploy.simulation.scores import Scores, overall, score, spread
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, SweptKey, parse_axis, parse_baseline, shown

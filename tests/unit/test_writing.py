@@ -14,9 +14,8 @@ from support.network import PATIENCE, wait_for
 from veilsum_coordinator.storage import journal as journal_module
 from veilsum_coordinator.storage import outage as module
 from veilsum_coordinator.storage.journal import NotStoredError
-from veilsum_coordinator.storage.outage import Outage
+from veilsum_coordinator.storage.outage import Outage, Writer
 from veilsum_coordinator.storage.records import boxes_data
-from veilsum_coordinator.storage.writer import Writer
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.errors import StateError
 from veilsum_privacy.securesum.boxes import Box, Purpose

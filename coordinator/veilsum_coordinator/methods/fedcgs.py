@@ -3,10 +3,18 @@
 After FedCGS (Guan et al. 2025), with the within-class covariance in place of the total one, and with block weights and
 shrinkage that follow from the noise. No training rounds: one release is the whole cost, with an alignment before it as well,
 for affine maps turn released moments into moments. Generation in front replaces the moments by those of generated features.
+
+Columns by class, released first: a discriminant's features are taken about their means, and its result shows them.
+
+From class moments of each site to those of all, after each site's affine map: what a second release would give, free.
+
+An affine map turns moments into moments, so what is learnt from class moments after an alignment needs no release but the
+alignment's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +22,9 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation import moments
+from veilsum_aggregation.alignment import mapped_moments
 from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
 from veilsum_aggregation.shrinkage import noise_ridge, shrink_ridge
 from veilsum_aggregation.tables import count
@@ -29,16 +39,15 @@ from veilsum_coordinator.parts.alignment import (
 )
 from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.class_tables import COLUMNS, class_tables, columns_plan, released_means
 from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generated import NO_CLASS, NO_HEAD
 from veilsum_coordinator.parts.generation import FeatureUse, GenerationParameters, generation_plans, run_generation
 from veilsum_coordinator.parts.iteration import ROOM
-from veilsum_coordinator.parts.joint_moments import joined, mapped_at_sites
 from veilsum_coordinator.parts.moment_plans import (
     DEFAULT_SPLIT,
     TWO_CLASSES_SPLIT,
+    FeatureRules,
     Split,
     centred_clip,
     class_moments,
@@ -46,18 +55,38 @@ from veilsum_coordinator.parts.moment_plans import (
     resolved_clip,
     task_parameters,
 )
+from veilsum_coordinator.parts.query_requests import QueryRequest, expand
+from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.references import site_blocks
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study
 from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.queries.base import ReleasedPart
+from veilsum_privacy.tasks.queries.kinds.means import Means
+from veilsum_privacy.tasks.queries.language import Columns
+from veilsum_privacy.tasks.tables import questions_of
+
+COLUMNS = "columns"
+"""Label of the release."""
+
+NUMBERS = "numbers-by-class"
+"""Name of the query about numbers, and of its table; those about categories follow it."""
+
+TESTS = f"{NUMBERS} tests"
+"""Name of the table of its tests."""
+
+SHARES = "categories-by-class"
+"""Name of the table of all categories."""
 
 MOMENTS, ALIGNED = "class-moments", "aligned-moments"
 """Labels: of the release without an alignment, and of the sum after each site's own map."""
 
 
-class FedCGSParameters(Frozen):
+class FedCGSParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
@@ -70,7 +99,6 @@ class FedCGSParameters(Frozen):
         centre_share: part of the budget that this release takes.
         describe: whether this release is of every column by class, so that the result has class means, standard deviations and
             shares in the columns' own units. Its mean has more noise, which costs some accuracy where epsilon is small.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         priors: class probabilities of the discriminant, ``released`` (from the noised counts) or ``equal``.
         disclosure: ``joint`` releases the sum over all sites, ``per-site`` each site's own moments. An alignment's mode says
             it in its place.
@@ -84,11 +112,9 @@ class FedCGSParameters(Frozen):
         generation: of features from class geometries; the discriminant is that of infinitely many of them.
     """
 
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
     centre: bool | None = None
     centre_share: Real = Field(default=0.2, gt=0, lt=1)
     describe: bool = False
-    missing: Literal["skip", "centre"] = "skip"
     priors: Literal["released", "equal"] = "released"
     disclosure: Disclosure = "joint"
     split: Split | None = None
@@ -289,3 +315,95 @@ def discriminant(
 def _regular(covariance: Floats) -> Floats:
     """The covariance with eigenvalues that a discriminant can divide by: a feature without spread leaves a singular one."""
     return moments.project_psd(covariance, floor=max(1e-9 * float(np.trace(covariance)) / len(covariance), 1e-12))
+
+
+def columns_plan(inputs: Inputs, share: float) -> TaskPlan:
+    """Every number's count, sum and square by class, and how many of each class have each category.
+
+    Args:
+        share: of the budget.
+    """
+    schema, label = inputs.schema, "" if inputs.schema.label is None else inputs.schema.label.column
+    numbers = tuple(column.name for column in schema.columns if not isinstance(column, CategoryColumn))
+    asked = [QueryRequest(kind="compare", name=NUMBERS, over=numbers, by=(label,))] if numbers else []
+    for place, column in enumerate(schema.columns):
+        if isinstance(column, CategoryColumn):
+            asked.append(QueryRequest(kind="count", name=f"category-{place}", over=(column.name,), by=(label,)))
+    columns = Columns(schema)
+    tables = weigh(expand(asked, columns), (), columns, largest=inputs.sites * schema.max_records)
+    return TaskPlan(COLUMNS, "tables", tables, share=share)
+
+
+def released_means(release: Release, study: Study) -> Floats:
+    """The noised means (d,) of the features of all classes together, within their bounds."""
+    found: dict[str, Floats] = {}
+    for question in questions_of(AgreedStudy(study).task(COLUMNS).task):
+        name = question.query.name
+        if isinstance(question, Means):
+            count, absent = release.values[f"{name}/records"].sum(), release.values.get(f"{name}/absent")
+            std = release.noise_std[f"{name}/records"]
+            for place, column in enumerate(question.query.over):
+                own = float(count)
+                if absent is not None and column in question.open:
+                    own -= float(absent[:, question.open.index(column)].sum())
+                total = float(release.values[f"{name}/sum"][:, place].sum())
+                found[column] = np.array([np.clip(total / max(own, std, 1e-9), -1.0, 1.0)])
+        else:
+            table = release.values[f"{name}/table"].sum(axis=0)
+            whole = max(float(table.sum()), release.noise_std[f"{name}/table"], 1e-9)
+            found[question.query.over[0]] = np.clip(table / whole, 0.0, 1.0)
+    return np.concatenate([found[column.name] for column in study.data.columns])
+
+
+def class_tables(release: Release, study: Study) -> dict[str, list[dict[str, Any]]]:
+    """Each number's count, mean and deviation by class with a test of equal means, and counts and shares of categories."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for question in questions_of(AgreedStudy(study).task(COLUMNS).task):
+        part = ReleasedPart(question.query, release.values, release.noise_std)
+        if isinstance(question, Means):
+            found[NUMBERS] = list(question.answer(part))
+            found[TESTS] = list(question.tests(part))
+        else:
+            (column,), (label,) = question.query.over, question.query.by
+            # One table of all columns: the level of each row under one heading.
+            for row in question.answer(part):
+                about = {label: row[label], "column": column, "level": row[column]}
+                found.setdefault(SHARES, []).append(about | {name: row[name] for name in ("count", "share") if name in row})
+    return found
+
+
+def joined(release: Release, maps: Sequence[AffineMap] | None = None) -> Release:
+    """The joint release that a per-site one of class moments adds up to, with second moments pooled over the classes.
+
+    A site's are mapped by :func:`veilsum_aggregation.alignment.mapped_moments`. The noise of a mean or a central moment is
+    turned by A alone: stated are root mean squares over the entries, sqrt(sum_k g_k) for sums and sqrt(sum_k g_k^2) for
+    second moments, with the gains g_k = tr(A_k A_k^T) / m.
+
+    Args:
+        release: of class moments per site, with pooled second moments.
+        maps: one a site, in the cohort's order; None for none.
+    """
+    sites = site_blocks(release)
+    width = release.values["sums"].shape[-1]
+    own = [AffineMap.identity(width)] * len(sites) if maps is None else maps
+    moved = [mapped_moments(blocks, mapped) for blocks, mapped in zip(sites, own, strict=True)]
+    gains = np.array([float(blocks.pop("gain")[0]) for blocks in moved])
+    values: dict[str, Floats] = {name: np.asarray(sum(blocks[name] for blocks in moved)) for name in moved[0]}
+    factors = {"counts": len(own) ** 0.5, "sums": float(gains.sum()) ** 0.5}
+    both = float(np.sum(gains**2)) ** 0.5
+    noise = {name: std * factors.get(name, both) for name, std in release.noise_std.items()}
+    return replace(release, values=values, noise_std=noise)
+
+
+def mapped_at_sites(kept: Release, aligned: Release) -> Release:
+    """A release of the task "aligned-moments", with the noise that it holds: that of what the sites kept, as turned by maps.
+
+    Args:
+        kept: the sum of what the sites kept, whose noise is known.
+        aligned: the sum after each site's map; its block ``gain`` is the sum of g_k as in :func:`joined`.
+    """
+    values = {name: array for name, array in aligned.values.items() if name != "gain"}
+    gain = float(aligned.values["gain"][0]) / len(aligned.cohort)
+    factors = {"counts": 1.0, "sums": max(gain, 0.0) ** 0.5}
+    noise = {name: std * factors.get(name, gain) for name, std in kept.noise_std.items() if name in values}
+    return replace(aligned, values=values, noise_std=noise)

@@ -8,19 +8,27 @@ An alignment comes first, and mixtures are released of mapped records. One per-s
 serve both instead, mapped at the coordinator. But that takes K d (d - 1) / 2 more values under the same noise, and the
 covariances that the alignment needs would be sums over K classes of them; and it works for one component a class only, and
 not where sites keep their maps to themselves.
+
+Class mixtures from releases of the task "class-mixtures": of each site or of all, one component a class or several.
+
+A record belongs to the nearest of its class's public centres, so several components take several releases: the first tells
+each class's mean and spread, from which centres are laid out; each further one moves them to the means of their records.
+Everything here is post-processing of releases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.mixtures import Mixture, sample
+from veilsum_aggregation.mixtures import Mixture, mixture_from_moments, sample
+from veilsum_aggregation.moments import NOISE_FLOOR
 from veilsum_coordinator.parts.alignment import (
     NOTHING_ALIGNED,
     AlignmentParameters,
@@ -30,7 +38,7 @@ from veilsum_coordinator.parts.alignment import (
 )
 from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.generated import NO_CLASS
 from veilsum_coordinator.parts.generation import (
     FeatureUse,
@@ -38,8 +46,7 @@ from veilsum_coordinator.parts.generation import (
     generation_plans,
     run_generation,
 )
-from veilsum_coordinator.parts.mixtures import Components, Sampling
-from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved_clip
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
@@ -47,16 +54,19 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Disclosure
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 
+Sampling = Literal["equal", "counts"]
+
+SPREAD_OF_CENTRES = 0.5
+"""Distance of the first centres from the class mean along each feature, as a share of the class's standard deviation."""
+
 START, MIXTURES = "mixtures-start", "mixtures"
 """Labels of the releases: of one component a class, to begin several with, and of the components."""
 
 
-class FedPFTParameters(Frozen):
+class FedPFTParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
-        clip: L2 norm that a record's features are scaled down to, after any alignment; by default as in the method fedcgs.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         disclosure: ``per-site`` releases each site's mixtures, as FedPFT does; ``joint`` those of all sites together.
         components: G of each class, at each site or of all.
         rounds: releases after the first that find several components; each takes its part of the budget.
@@ -69,8 +79,6 @@ class FedPFTParameters(Frozen):
         generation: samples around prototypes with the geometry of the class over all sites, in place of mixtures.
     """
 
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
     disclosure: Disclosure = "per-site"
     components: int = Field(default=1, ge=1, le=64)
     rounds: int = Field(default=3, ge=1, le=100)
@@ -171,3 +179,93 @@ def _mixture_plans(parameters: FedPFTParameters, use: FeatureUse, share: float) 
     several = use.parameters("class-mixtures", g, components=g, centres=centres)
     start = TaskPlan(START, "class-mixtures", one, **common)
     return start, TaskPlan(MIXTURES, "class-mixtures", several, releases=parameters.rounds, **common)
+
+
+@dataclass(frozen=True)
+class Components:
+    """Moments of the components of each class in one release.
+
+    Attributes:
+        counts: (R, K, G): R is the participants of the study in their order where it is per site, else 1.
+        sums, squares: (R, K, G, d).
+        counts_std, sums_std, squares_std: noise of one entry of each.
+    """
+
+    counts: Floats
+    sums: Floats
+    squares: Floats
+    counts_std: float
+    sums_std: float
+    squares_std: float
+
+    @classmethod
+    def of(cls, release: Release, participants: Sequence[str], *, per_site: bool) -> Components:
+        """The components of a release; zeros for participants that are not in it."""
+        values, noise = release.values, release.noise_std
+        if per_site:
+            rows = [participants.index(name) for name in release.cohort]
+            placed = {}
+            for name, found in values.items():
+                placed[name] = np.zeros((len(participants), *found.shape[1:]))
+                placed[name][rows] = found
+        else:
+            placed = {name: found[None] for name, found in values.items()}
+        return cls(placed["counts"], placed["sums"], placed["squares"], noise["counts"], noise["sums"], noise["squares"])
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        """Components (R, K, G) whose count is beyond its noise."""
+        found: NDArray[np.bool_] = self.counts > max(NOISE_FLOOR * self.counts_std, 0.0)
+        return found
+
+    def mixtures(self, sampling: Sampling) -> list[Mixture | None]:
+        """The mixture of each class over all rows; None where even all of it together is within the noise.
+
+        A component's variances are shrunk towards the class's pooled ones (:func:`mixture_from_moments`). Weights are the
+        released counts, or with ``equal`` sampling the same for each row that has the class, and by counts within it.
+        """
+        result: list[Mixture | None] = []
+        d = self.sums.shape[-1]
+        for c in range(self.counts.shape[1]):
+            counts, usable = self.counts[:, c], self.usable[:, c]
+            mixture = mixture_from_moments(
+                counts.ravel(),
+                self.sums[:, c].reshape(-1, d),
+                self.squares[:, c].reshape(-1, d),
+                counts_std=self.counts_std,
+                sums_std=self.sums_std,
+                squares_std=self.squares_std,
+            )
+            if mixture is not None and sampling == "equal" and usable.any():
+                known: Floats = np.where(usable, counts, 0.0)
+                rows = known.sum(axis=1, keepdims=True)
+                share = (known / np.where(rows > 0.0, rows, 1.0))[usable]
+                mixture = Mixture(share / share.sum(), mixture.means, mixture.variances)
+            result.append(mixture)
+        return result
+
+    def first_centres(self, components: int, seed: int) -> Floats:
+        """Centres (R, K, components, d) around the mean of each row's class, from a release of one component a class.
+
+        They lie at :data:`SPREAD_OF_CENTRES` standard deviations in random directions, the same for all rows and classes.
+        Where a row's class is within its noise, the class's mean over all rows stands in; where that is too, zeros.
+        """
+        rows, k, _, d = self.sums.shape
+        directions = SPREAD_OF_CENTRES * np.random.default_rng(seed).standard_normal((components, d))
+        result = np.zeros((rows, k, components, d))
+        for c, mixture in enumerate(self.mixtures("counts")):
+            if mixture is None or mixture.variances is None:
+                continue
+            mean, variance = mixture.weights @ mixture.means, mixture.weights @ mixture.variances
+            usable = self.usable[:, c, 0]
+            own, spread = np.tile(mean, (rows, 1)), np.tile(variance, (rows, 1))
+            if usable.any():
+                own[usable], spread[usable] = mixture.means, mixture.variances
+            result[:, c] = own[:, None] + np.sqrt(spread)[:, None] * directions
+        return result
+
+    def moved_centres(self, centres: Floats) -> Floats:
+        """The means (R, K, G, d) of the components; a component within its noise stays where it was."""
+        usable = self.usable[..., None]
+        counts = np.where(usable, self.counts[..., None], 1.0)
+        return np.where(usable, self.sums / counts, centres)

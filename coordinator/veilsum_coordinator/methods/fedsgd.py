@@ -21,7 +21,6 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.application import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.checkpoints import checkpoint_due
-from veilsum_coordinator.parts.class_weights import RARITY, resolved_class_weights, weights_of_classes
 from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.long_arrays import LongArrays, cut
@@ -37,19 +36,22 @@ from veilsum_coordinator.parts.moment_alignment import (
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.parts.moment_plans import Missing, need_label
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.outcomes import Beginning, beginning, refuse_for_outcomes, resolved_outcome, score_summary
 from veilsum_coordinator.parts.recalibration import check_recalibration, recalibrated, with_recalibration
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_coordinator.parts.training_defaults import (
     OUTCOME_TRAVEL,
+    RARITY,
     default_gradient_clip,
     default_model,
     default_rate,
     default_travel,
     feature_clip,
+    resolved_class_weights,
     stable_rate,
+    weights_of_classes,
 )
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
@@ -68,14 +70,13 @@ GRADIENT = "gradient"
 """Label of the releases."""
 
 
-class FedSGDParameters(Frozen):
+class FedSGDParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
         model: what is trained; by default a linear softmax classifier.
         clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds, since gradients
             are clipped themselves.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         centre: whether a noised mean is released first and taken off the features, for models whose first layer is linear.
             With ``moments`` it is the mean that these give, which costs nothing more.
         centre_share: part of the budget that this release takes.
@@ -103,8 +104,6 @@ class FedSGDParameters(Frozen):
     """
 
     model: ModelSpec | None = None
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
     centre: bool | None = None
     centre_share: Real = Field(default=0.1, gt=0, lt=1)
     moments: MomentAlignment | None = None

@@ -36,7 +36,7 @@ from veilsum_coordinator.parts.generation import (
     run_generation,
 )
 from veilsum_coordinator.parts.local_rounds import LocalRounds, TrainingParameters, resolved_training, training_plan
-from veilsum_coordinator.parts.moment_plans import Missing, need_label, resolved_clip
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.server_heads import mlp_arrays, mlp_head
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters
@@ -49,12 +49,10 @@ from veilsum_privacy.training.models import ModelSpec
 from veilsum_privacy.training.objectives import ObjectiveSpec
 
 
-class GGEURParameters(GenerationParameters):
+class GGEURParameters(GenerationParameters, FeatureRules):
     """Parameters, all public; those of the generation stand beside these.
 
     Attributes:
-        clip: L2 norm that a record's features are scaled down to; by default as in the method fedcgs.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         train: where the head is trained: at the ``sites``, by default in a study without noise, or at the ``coordinator``.
         control: ``geometry`` is the method. ``oversample`` repeats records and prototypes, at the coordinator class means or
             prototypes, to the same counts without deviations, and asks for no second moments. ``none`` generates nothing, for
@@ -70,8 +68,6 @@ class GGEURParameters(GenerationParameters):
         normalised: updates by how many steps they took (FedNova).
     """
 
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
     train: Literal["sites", "coordinator"] | None = None
     control: Literal["geometry", "oversample", "none"] = "geometry"
     extra: int = Field(default=500, ge=0, le=100_000)

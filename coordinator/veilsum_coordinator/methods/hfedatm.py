@@ -5,14 +5,21 @@ server makes one model of the stations' models: filters are renumbered to lie on
 Linear layers are fused by second moments of their inputs, which each station sums over its members (RegMean). What a station
 releases is seen by the server, and by all, as that station's: disclosure is per station. Renumbering and fusing are
 post-processing and cost nothing.
+
+Stations: groups of a study's participants that train a model of their own, each by sums over its own members.
+
+A sum of a station is one of its members alone: the smallest cohort and the shares of noise hold within the station. Every
+participant is in one station, so its records take part in that station's releases and in no other's, and what a study costs it
+is what one station's releases cost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
@@ -23,11 +30,11 @@ from veilsum_coordinator.parts.application import study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.local_rounds import LOCAL, TrainingParameters, resolved_training, training_plan
-from veilsum_coordinator.parts.moment_plans import Missing, need_label
+from veilsum_coordinator.parts.local_rounds import LOCAL, LocalRounds, TrainingParameters, resolved_training, training_plan
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
-from veilsum_coordinator.parts.stations import Station, adopt, begin, check_study, check_table, moved
 from veilsum_coordinator.parts.training_defaults import feature_clip
+from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.accounting.prices import study_epsilon
@@ -38,6 +45,8 @@ from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, GramsParameters, che
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES
+
+Table = Mapping[str, Sequence[str]]
 
 GRAMS = "grams"
 """Label of the releases of Grams."""
@@ -66,13 +75,11 @@ class MergeParameters(Frozen):
     every: int = Field(default=1, ge=1, le=100_000)
 
 
-class HFedATMParameters(TrainingParameters):
+class HFedATMParameters(TrainingParameters, FeatureRules):
     """Parameters, all public; those of training stand beside these, ``rounds`` counting rounds of the whole.
 
     Attributes:
         model: what is trained.
-        clip: L2 norm that a record's features are scaled down to; by default one that hardly a record exceeds.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         stations: members of each station, by its name.
         station_rounds: releases of training at each station in a round.
         start: ``shared``: all stations begin with the same values; ``independent``: each with its own, and they are merged
@@ -86,8 +93,6 @@ class HFedATMParameters(TrainingParameters):
     """
 
     model: ModelSpec
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Missing = "skip"
     stations: dict[Name, Annotated[tuple[Name, ...], Field(max_length=1024)]]
     station_rounds: int = Field(default=1, ge=1, le=1000)
     start: Literal["shared", "independent"] = "shared"
@@ -241,3 +246,85 @@ def _noise(study: Study, release: Release, layer: str) -> float:
     agreed = AgreedStudy(study).task(GRAMS)
     unit = 0.0 if agreed.declaration.unrounded else agreed.block_std(1.0)[DIAGONAL + layer]
     return math.hypot(release.noise_std[DIAGONAL + layer], unit * math.sqrt(len(release.cohort) / 12.0))
+
+
+class Station(NamedTuple):
+    """A station: its name, its members, and its model on its way."""
+
+    name: str
+    members: tuple[str, ...]
+    rounds: LocalRounds
+
+
+def check_table(stations: Table, sites: int) -> None:
+    """Insist on two stations or more, of two members or more each, that name ``sites`` participants once each.
+
+    Raises:
+        ConfigurationError: the message says what is wrong.
+    """
+    where, seen = "parameters.stations", dict[str, str]()
+    if len(stations) < 2:
+        raise ConfigurationError(f"{where}: there must be two stations or more.", "One station alone is the method fedavg.")
+    for station, members in stations.items():
+        if len(members) < 2:
+            raise ConfigurationError(f"{where}.{station}: a sum needs two members or more.", "Join it with another station.")
+        for name in members:
+            if name in seen:
+                raise ConfigurationError(f"{where}: {name!r} stands in {seen[name]!r} and in {station!r}.", "Name it once.")
+            seen[name] = station
+    if len(seen) != sites:
+        raise ConfigurationError(
+            f"{where}: {len(seen)} participants are named, the study has {sites}.", "Put every participant into one station."
+        )
+
+
+def check_study(stations: Table, study: Study) -> None:
+    """Insist that the stations hold exactly the study's participants, and that each may form a cohort.
+
+    Raises:
+        ConfigurationError: the message says what is wrong.
+    """
+    check_table(stations, study.sites)
+    for station, members in stations.items():
+        for name in members:
+            if name not in study.participants:
+                advice = did_you_mean(name, study.participants)
+                raise ConfigurationError(f"parameters.stations.{station}: {name!r} is no participant of the study.", advice)
+        if len(members) < study.privacy.min_cohort:
+            raise ConfigurationError(
+                f"parameters.stations.{station}: its sums are of {len(members)} members; the study's min_cohort is"
+                f" {study.privacy.min_cohort}.",
+                f"Set min_cohort = {min(len(own) for own in stations.values())} in [privacy], or join stations.",
+            )
+
+
+def begin(federation: Federation, stations: Table, parameters: TrainingParameters, *, shared: bool) -> tuple[Station, ...]:
+    """The stations with their first models, one for all or one each, from public seeds.
+
+    Args:
+        federation: of a study with local training.
+        stations: checked; they come in the order of their names.
+        parameters: of the training, resolved.
+        shared: whether all begin with the same values.
+    """
+    own = parameters.model_copy(update={"checkpoint_every": 0})  # no station's model is one that a study is to keep
+    found = []
+    for number, (name, members) in enumerate(sorted(stations.items())):
+        rounds = LocalRounds(federation, own, LOCAL)
+        if not shared and number:
+            seed = int(np.random.default_rng((parameters.seed, 0x73746174, number)).integers(2**31))
+            rounds.model = rounds.task.architecture.initial(seed)
+        found.append(Station(name, tuple(members), rounds))
+    return tuple(found)
+
+
+def adopt(stations: Sequence[Station], arrays: Mapping[str, Floats]) -> None:
+    """Give every station the same model."""
+    for station in stations:
+        station.rounds.model = dict(arrays)
+
+
+def moved(stations: Sequence[Station]) -> Iterator[tuple[str, float, float]]:
+    """Name of each station, and how far its model moved in its first and its last round."""
+    for station in stations:
+        yield station.name, station.rounds.changes[0], station.rounds.changes[-1]

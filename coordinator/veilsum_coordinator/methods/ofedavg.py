@@ -32,7 +32,7 @@ from veilsum_coordinator.parts.generation import (
     generation_plans,
     run_generation,
 )
-from veilsum_coordinator.parts.moment_plans import need_label, resolved_clip, task_parameters, typical_norm
+from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip, task_parameters, typical_norm
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
@@ -62,12 +62,10 @@ CLEAR = 4.0
 """Difference of two scores at which a head is sure: odds of more than 50 to 1. Larger ones tell no more."""
 
 
-class OFedAvgParameters(Frozen):
+class OFedAvgParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
-        clip: L2 norm that a record's features are scaled down to, after any alignment; by default as in the method fedcgs.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         ridge: Lambda of each site's objective sum CE + Lambda / 2 |V|^2, of each record or each site as ``ridge_per`` says.
             By default 0.01 for each record, or under noise 12 / epsilon for each site, from 2 to 16; times the squared root
             mean square norm that features are expected to have.
@@ -81,8 +79,6 @@ class OFedAvgParameters(Frozen):
             train on the same ones.
     """
 
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Literal["skip", "centre"] = "skip"
     ridge: Real | None = Field(default=None, gt=0, le=1e9)
     ridge_per: Literal["record", "site"] | None = None
     bias: Real | None = Field(default=None, gt=0, le=1e6)

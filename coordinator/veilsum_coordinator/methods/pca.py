@@ -19,9 +19,9 @@ from veilsum_aggregation.tables import count
 from veilsum_coordinator.parts.application import application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_plans import gaussian_moments, resolved_clip
+from veilsum_coordinator.parts.moment_plans import FeatureRules, gaussian_moments, resolved_clip
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import projection_digest
 from veilsum_privacy.tasks.feature_maps import ENCODER_MATRIX, ENCODER_OFFSET
@@ -33,7 +33,7 @@ DEFAULT_WIDTH = 40
 """Components, where the schema has more features than that."""
 
 
-class PCAParameters(Frozen):
+class PCAParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
@@ -42,13 +42,10 @@ class PCAParameters(Frozen):
             typical record has norm 1 and directions keep their relative sizes. ``whiten`` gives every component the same
             variance, as if all told as much. ``none`` leaves them in scaled units.
         clip: L2 norm that a record's scaled columns are scaled down to; by default as in the method fedcgs.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
     """
 
     width: int | None = Field(default=None, ge=1, le=4096)
     scale: Literal["norm", "whiten", "none"] = "norm"
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Literal["skip", "centre"] = "skip"
 
 
 class PCA(Method[PCAParameters]):

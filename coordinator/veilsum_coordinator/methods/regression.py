@@ -3,6 +3,8 @@
 A first release gives the second moments of terms and outcome, which is a linear regression already; odds, rates and hazards
 take three more, each a Newton step in coordinates that the first one whitened (:mod:`veilsum_aggregation.newton`,
 :mod:`veilsum_aggregation.hazards`). Errors clustered by site take one more (:mod:`veilsum_aggregation.clustered`).
+
+Robust errors of a regression: one more release, of the products of records' scores at the estimate, over all sites.
 """
 
 from __future__ import annotations
@@ -17,15 +19,24 @@ import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from veilsum_aggregation import newton
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable, test_row
 from veilsum_aggregation.hazards import HazardFit
+from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
-from veilsum_aggregation.regression import Fit, UntoldFit
+from veilsum_aggregation.regression import Fit, LinearFit, UntoldFit
 from veilsum_aggregation.robust import RobustFit, spread_of
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.clustered_errors import SCORES, cluster, linear_scores, score_release
+from veilsum_coordinator.parts.clustered_errors import (
+    SCORES,
+    cluster,
+    linear_asked,
+    linear_scores,
+    newton_asked,
+    score_release,
+)
 from veilsum_coordinator.parts.estimable import told_rows, told_tables
-from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.first_moments import FirstMoments
 from veilsum_coordinator.parts.newton_rounds import fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
@@ -37,9 +48,8 @@ from veilsum_coordinator.parts.proportional_hazards import (
 )
 from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, check_persons, expand
 from veilsum_coordinator.parts.query_scales import weigh
-from veilsum_coordinator.parts.robust_errors import PRODUCTS, product_release, robust
 from veilsum_node.config import explain
-from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.persons import Reduction
 from veilsum_privacy.results.result import Result
@@ -57,8 +67,17 @@ from veilsum_privacy.tasks.queries.coefficients import (
 )
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn, Query, Text
-from veilsum_privacy.tasks.site_scores import SiteScoresParameters
+from veilsum_privacy.tasks.site_scores import SCALE, ScoreProducts, SiteScoresParameters
 from veilsum_privacy.tasks.tables import questions_of
+
+PRODUCTS = "score-products"
+"""Label of the release."""
+
+SHARE = 0.2
+"""Of the budget."""
+
+PRODUCT_NOISE = 0.1
+"""The bound of a score is so large that the noise of a variance is this share of it; it leaves most tails alone at least."""
 
 Row = dict[str, Any]
 
@@ -342,3 +361,52 @@ def _rows(
 def _radius(question: LinearRegression, term: str) -> float:
     domain = question.columns.domains.get(term)
     return float(getattr(domain, "high", 2.0) / 2.0 - getattr(domain, "low", 0.0) / 2.0)
+
+
+def product_release(step: NewtonStepParameters | HazardStepParameters | SiteScoresParameters, others: float) -> TaskPlan:
+    """The release.
+
+    Args:
+        step: what the fit's last step computes, or of a linear model the scores' own parameters.
+        others: sum of the shares of the fit's releases.
+
+    Raises:
+        ConfigurationError: it is a model of hazards.
+    """
+    if isinstance(step, HazardStepParameters):
+        raise ConfigurationError("A Cox regression has no robust errors.", 'Leave out errors = "robust".')
+    parameters = step
+    if isinstance(step, NewtonStepParameters):
+        parameters = SiteScoresParameters.model_validate(step.model_dump(exclude={"information_share"}))
+    return TaskPlan(PRODUCTS, "score-products", parameters, share=others * SHARE / (1.0 - SHARE))
+
+
+def robust(federation: Federation, first: Release, fit: Fit, records: float, spread: float = 0.0) -> RobustFit:
+    """Run the release at a fit's estimate.
+
+    Args:
+        federation: of the study.
+        first: its first release, whose cohort takes part.
+        fit: a linear or Newton fit.
+        records: how many took part in it.
+        spread: of counts, their standard deviation.
+    """
+    std = released_noise(federation.study, PRODUCTS, len(first.cohort))["diagonal"]
+    least, broadcast, influence, expected = _scores_asked(federation.study, fit, math.inf, spread)
+    most = _scores_asked(federation.study, fit, 0.0, spread)[0]
+    bound = most if std == 0.0 else min(max(math.sqrt(PRODUCT_NOISE * expected / std), least), most)
+    release = federation.sum(PRODUCTS, {**broadcast, SCALE: np.array([1.0 / bound])}, members=first.cohort)
+    cross = release.values.get("cross", np.zeros(0))
+    told = influence.shape[1]  # the others are zeros and noise
+    products = symmetric(release.values["diagonal"], cross)[:told, :told] * bound**2
+    return RobustFit(fit, products, release.noise_std["diagonal"] * bound**2, influence, records)
+
+
+def _scores_asked(study: Study, fit: Fit, std: float, spread: float) -> tuple[float, dict[str, Floats], Floats, float]:
+    """B, what is broadcast, U, and what a value on the diagonal of the sum is expected to be."""
+    task = AgreedStudy(study).task(PRODUCTS).task
+    if isinstance(fit, LinearFit):
+        return *linear_asked(fit, std, 1), fit.residual_variance * max(float(fit.moments[0, 0]), 1.0)
+    if isinstance(fit, NewtonFit) and isinstance(task, ScoreProducts):
+        return *newton_asked(fit, task, std, 1, spread**2), float(np.mean(np.diag(fit.floored)))
+    raise Misuse("The study declares the scores of another family.")

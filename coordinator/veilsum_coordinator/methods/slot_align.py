@@ -6,31 +6,25 @@ training. Other methods put the same in front with ``[parameters.alignment]``.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from veilsum_coordinator.parts.alignment import AlignmentParameters, align, alignment_plans, resolve_alignment
 from veilsum_coordinator.parts.application import study_application, study_arrays
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.moment_plans import resolved_clip
+from veilsum_coordinator.parts.moment_plans import FeatureRules, resolved_clip
 from veilsum_node.errors import ConfigurationError
-from veilsum_node.fields import Frozen, Real
+from veilsum_node.fields import Frozen
 from veilsum_privacy.results.result import Result
 
 
-class SlotAlignParameters(Frozen):
+class SlotAlignParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
-        clip: L2 norm that a record's features are scaled down to; by default as in the method fedcgs.
-        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
         alignment: what is aligned to what; its ``share`` is of no meaning here.
     """
 
-    clip: Real | None = Field(default=None, gt=0, le=1e6)
-    missing: Literal["skip", "centre"] = "skip"
     alignment: AlignmentParameters = AlignmentParameters()
 
 

@@ -19,7 +19,6 @@ from veilsum_aggregation.figures import NotEstimable, Row
 from veilsum_coordinator.parts.federation import Federation, NoFurtherRoundError, Release
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import in_range
-from veilsum_privacy.study.study import Study
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -68,21 +67,14 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Kept:
+class Kept(Federation):
     """A federation that remembers the last release of each task, and asks for nothing that sites would refuse."""
 
     def __init__(self, federation: Federation) -> None:
+        super().__init__(federation.study, federation.encoder)
         self._federation = federation
         self.releases: dict[str, Release] = {}
         self.asking = False
-
-    @property
-    def study(self) -> Study:
-        return self._federation.study
-
-    @property
-    def encoder(self) -> Mapping[str, Floats]:
-        return self._federation.encoder
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None

@@ -6,9 +6,10 @@ Over gRPC and in one process the behaviour is the same; methods, tasks and the m
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,25 +88,20 @@ class Release:
         return self.values.part(name, part) if isinstance(self.values, StoredBlocks) else self.values[name].reshape(-1)[part]
 
 
-class Federation(Protocol):
-    """Runs rounds of one study."""
+class Federation(ABC):
+    """Runs rounds of one study.
 
-    @property
-    def study(self) -> Study:
-        """The study that everyone agreed to."""
-        ...
+    Attributes:
+        study: that everyone agreed to.
+        encoder: arrays of the study's projection, which every sum broadcasts and a result repeats; empty without one.
+    """
 
-    @property
-    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
-        """Arrays of the study's projection, which every sum broadcasts and a result repeats; empty without one."""
-        ...
+    def __init__(self, study: Study, encoder: Mapping[str, Floats] | None = None) -> None:
+        self.study, self.encoder = study, dict(encoder or {})
 
+    @abstractmethod
     def sum(
-        self,
-        label: str,
-        broadcast: Mapping[str, NDArray[np.float64]] | None = None,
-        *,
-        members: Collection[str] | None = None,
+        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
         """Run one round of the declared task ``label`` and return its sum.
 
@@ -117,11 +113,9 @@ class Federation(Protocol):
         Raises:
             VeilsumError: the round could not be completed; what it cost is in the ledgers.
         """
-        ...
 
-    def checkpoint(self, arrays: Mapping[str, NDArray[np.float64]], summary: Mapping[str, Any]) -> None:
-        """Keep a model as it stands, with the epsilon that the rounds so far cost; a simulation may pass it over."""
-        ...
+    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:  # noqa: B027
+        """Keep a model as it stands, with the epsilon that the rounds so far cost; a simulation passes it over."""
 
 
 def released_noise(study: Study, label: str, cohort: int) -> dict[str, float]:

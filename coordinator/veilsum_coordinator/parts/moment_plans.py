@@ -30,6 +30,19 @@ the budget and, shrunk by their noise, give little back. Fixed constants, the sa
 """
 
 
+class FeatureRules(Frozen):
+    """How a method takes a record's features.
+
+    Attributes:
+        clip: L2 norm that they are scaled down to, after any alignment; by default one that hardly a record exceeds where
+            models are trained on gradients, else as in the method fedcgs.
+        missing: ``skip`` leaves a record with an absent feature out, ``centre`` takes the middle of the bounds.
+    """
+
+    clip: Real | None = Field(default=None, gt=0, le=1e6)
+    missing: Missing = "skip"
+
+
 class Split(Frozen):
     """The ``[parameters.split]`` table: how the cost of one release is shared out; public, and only in proportion.
 

@@ -21,7 +21,7 @@ from veilsum_coordinator.protocol.observer import AttemptReason, StudyObserver
 from veilsum_coordinator.protocol.restoration import Replay, dump_seats, load_seats, released_rounds, summed_round
 from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_coordinator.storage.journal import Journal
+from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.records import KeptRelease, KeptStudy, KeptSum, RoundStart
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
@@ -72,7 +72,7 @@ class StudyMachine:
         authority: x509.Certificate,
         waits: Waits,
         clock: Callable[[], int],
-        journal: Journal,
+        journal: SqlJournal,
         observer: StudyObserver | None = None,
         steady: Callable[[], int] | None = None,
     ) -> None:

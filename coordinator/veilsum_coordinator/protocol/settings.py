@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from veilsum_node.config import located
 from veilsum_node.fields import Frozen
 from veilsum_node.overrides import Loaded, load_settings
 from veilsum_node.telemetry.endpoint import MetricsSettings
@@ -99,15 +100,4 @@ def load_coordinator_config(path: Path) -> CoordinatorConfig:
     Raises:
         ConfigurationError: missing, malformed, or a key or variable is unknown or out of range.
     """
-    config = read_coordinator_settings(path).config
-    base = path.resolve().parent
-    return config.model_copy(
-        update={
-            "identity": base / config.identity,
-            "state": base / config.state,
-            "ready_file": base / config.ready_file if config.ready_file is not None else None,
-            "log": config.log.resolved(base),
-            "tls": TlsConfig(certificate=base / config.tls.certificate, key=base / config.tls.key) if config.tls else None,
-            "metrics": None if config.metrics is None else config.metrics.resolved(base),
-        }
-    )
+    return located(read_coordinator_settings(path).config, path)

@@ -52,7 +52,7 @@ class ReleasedFederation(HubFederation):
         row = self._left.pop(0)
         assignment, cohort = parse_assignment(row["assignment"]), tuple(json.loads(row["cohort"]))
         singles = self._agreed.task(label).single if assignment.label == label else ()
-        asked = broadcast_digest(broadcast_pieces({**self._encoder, **(broadcast or {})}, singles))
+        asked = broadcast_digest(broadcast_pieces({**self.encoder, **(broadcast or {})}, singles))
         strangers = members is not None and not set(cohort) <= set(members)
         if assignment.label != label or asked != assignment.broadcast or strangers:
             raise ReplayError(f"round {row['round']} is not the one that the method asks for now", "Submit the study again.")

@@ -2,16 +2,23 @@
 
 :class:`HubFederation` is what a method sees. It waits for the hub to change; in simulation the wait drives the participants
 of the same process instead, so that both run the same code.
+
+Memory that was freed goes back to the system.
+
+The C library keeps it: every thread has an arena of its own, and what lies between two things still in use is kept for what
+the same thread asks for next. After a large round that was a quarter of all that the process held.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +39,6 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import spent_epsilon
 from veilsum_coordinator.storage.long_values import LONG
 from veilsum_node.errors import HostileInput, Unavailable, VeilsumError
-from veilsum_node.process.freed import give_back_freed
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
 from veilsum_privacy.securesum.agreed import RoundPlan
@@ -71,7 +77,7 @@ def read_release(plan: RoundPlan, values: Integers, number: int, cohort: tuple[s
     return Release(task.label, number, blocks, task.block_std(std), cohort, digest)
 
 
-class HubFederation:
+class HubFederation(Federation):
     """A federation behind a hub.
 
     Args:
@@ -91,22 +97,11 @@ class HubFederation:
         encoder: Mapping[str, NDArray[np.float64]] | None = None,
         results: Path | None = None,
     ):
-        self._encoder = dict(encoder or {})
         self._results, self._round = results, 0
         self._hub, self._key, self._wait, self._clock = hub, key, wait, clock
         with hub.changed:
             self._agreed = hub.studies[key].machine.agreed
-        self._study = self._agreed.study
-
-    @property
-    def study(self) -> Study:
-        """The study that everyone agreed to."""
-        return self._study
-
-    @property
-    def encoder(self) -> Mapping[str, NDArray[np.float64]]:
-        """Arrays of the study's projection; empty without one."""
-        return self._encoder
+        super().__init__(self._agreed.study, encoder)
 
     def sum(
         self,
@@ -121,9 +116,9 @@ class HubFederation:
             RoundLostError: no cohort could be formed, or the round was lost after consent was asked for.
             ReplayError: after a restart, the journal holds another round in this place.
         """
-        declared = any(task.label == label for task in self._study.tasks)  # another label ends the study, below
+        declared = any(task.label == label for task in self.study.tasks)  # another label ends the study, below
         singles = self._agreed.task(label).single if declared else ()
-        encoded = broadcast_pieces({**self._encoder, **(broadcast or {})}, singles)
+        encoded = broadcast_pieces({**self.encoder, **(broadcast or {})}, singles)
         del broadcast  # a model is large, and the round lets go of it as soon as nobody may fetch it any more
         if (release := self._replayed(label, encoded, members)) is not None:
             return release
@@ -196,16 +191,16 @@ class HubFederation:
         done, epsilon = self._spent()
         LOG.info(
             "study %s: round %d (%s) released, cohort of %d; release %d of %d%s",
-            self._study.name,
+            self.study.name,
             current.number,
             current.label,
             len(cohort),
             done,
-            sum(task.releases for task in self._study.tasks),
+            sum(task.releases for task in self.study.tasks),
             "" if epsilon is None else f", epsilon {epsilon:.3g} so far",
             extra=about(
                 "released",
-                study=self._study.name,
+                study=self.study.name,
                 digest=self._key,
                 round=current.number,
                 attempt=attempt,
@@ -234,7 +229,7 @@ class HubFederation:
         with self._hub.changed:
             if self._hub.studies[self._key].machine.replaying:
                 return
-        study = self._study
+        study = self.study
         described = {
             "name": study.name,
             "digest": self._key.hex(),
@@ -258,7 +253,7 @@ class HubFederation:
         with self._hub.changed:
             entry = self._hub.studies[self._key]
             releases = entry.tally.releases(entry.machine.rounds)
-        return sum(releases.values()), spent_epsilon(self._study, releases)
+        return sum(releases.values()), spent_epsilon(self.study, releases)
 
 
 def run_study(hub: Hub, key: bytes, federation: Federation, results: Path) -> None:
@@ -392,3 +387,9 @@ class Supervisor:
                 seen = self._hub.changes
 
         return wait
+
+
+def give_back_freed() -> None:
+    """Return whole pages that were freed, of all arenas (malloc_trim(3)); does nothing where the C library is not glibc."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

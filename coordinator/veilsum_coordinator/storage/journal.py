@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -84,58 +84,6 @@ STUDIES = Table(
 
 class NotStoredError(Unavailable):
     """What a participant sent could not be made durable, and was not taken: it should send it again."""
-
-
-class Journal(Protocol):
-    """Where a study's machine makes things durable."""
-
-    def keep_enrolment(self, study: bytes, name: str, enrolment: Enrolment) -> None:
-        """Make a member's enrolment durable.
-
-        Raises:
-            NotStoredError: the database is locked, full or out of reach; the member is to send it again.
-        """
-        ...
-
-    def keep_boxes(self, study: bytes, name: str, boxes: Sequence[Box]) -> None:
-        """Make what a member sealed durable.
-
-        Raises:
-            NotStoredError: the database is locked, full or out of reach; the member is to send it again.
-        """
-        ...
-
-    def keep_progress(self, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool) -> None:
-        """Make a study's decisions durable, with the attempt that they begin; ``sealed``: no box is needed any more.
-
-        Raises:
-            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
-        """
-        ...
-
-    def keep_sum(
-        self,
-        study: bytes,
-        number: int,
-        assignment: Assignment,
-        ciphertexts: Sequence[bytes | memoryview],
-        receipts: Sequence[SignedReceipt],
-        certificates: Mapping[str, bytes],
-    ) -> SignedReceipt:
-        """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature.
-
-        Raises:
-            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
-        """
-        ...
-
-    def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
-        """Make a member's consent durable.
-
-        Raises:
-            NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
-        """
-        ...
 
 
 class SqlJournal:
@@ -266,11 +214,19 @@ class SqlJournal:
         self._take("consent", lambda: self._transact(work))
 
     def keep_enrolment(self, study: bytes, name: str, enrolment: Enrolment) -> None:
-        """See :meth:`Journal.keep_enrolment`."""
+        """Make a member's enrolment durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member is to send it again.
+        """
         self._take("enrolment", lambda: self._transact(lambda connection: write_enrolment(connection, study, name, enrolment)))
 
     def keep_boxes(self, study: bytes, name: str, boxes: Sequence[Box]) -> None:
-        """See :meth:`Journal.keep_boxes`."""
+        """Make what a member sealed durable.
+
+        Raises:
+            NotStoredError: the database is locked, full or out of reach; the member is to send it again.
+        """
         data = boxes_data(boxes)
         digest = hashlib.sha256(data).digest()
         if self._sealed.get((study, name)) == digest:  # a dealer's are megabytes: a try whose caller had gone stored them
@@ -283,7 +239,11 @@ class SqlJournal:
         self._take("sealed boxes", store)
 
     def keep_progress(self, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool) -> None:
-        """See :meth:`Journal.keep_progress`."""
+        """Make a study's decisions durable, with the attempt that they begin; ``sealed``: no box is needed any more.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
         self._write(lambda connection: write_progress(connection, study, state, begun, sealed=sealed))
 
     def end_study(self, key: bytes, state: dict[str, Any], **values: Any) -> None:

@@ -3,18 +3,26 @@
 Who may wait waits, in growing pauses and for a bounded time; who holds a lock that others need is answered at once, and comes
 again with the next tick or the participant's next try. Nothing here repeats a transaction that does not first read what is
 there: a commit whose answer was lost may have been done.
+
+Transactions of callers that hold a lock which others need: done in a thread beside them, and waited for a bounded time.
+
+A server that is silent answers nothing for as long as the network lets it: 5 s for a connection, 30 s for one that was open.
+A caller that waited it out would hold up the coordinator's lock, and with it the loop that serves every session. What takes
+longer than its caller may wait goes on; the caller is told that nothing is known, and comes again. Until it has ended nothing
+else is begun, so that no later decision is overtaken by an earlier one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from veilsum_coordinator.storage.writer import Writer
 from veilsum_node.driver_faults import DatabaseAwayError
 from veilsum_node.telemetry.logs import about
 
@@ -152,3 +160,64 @@ class Outage:
             since, self._since = self._since, None
         if since is not None:
             LOG.info("the database is reachable again after %.1f s", time.monotonic() - since, extra=about("database"))
+
+
+@dataclass
+class _Job:
+    work: Callable[[], Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    left: bool = False
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Writer:
+    """One thread that does what it is given, in order.
+
+    Args:
+        late: called, from the thread, when something that its caller no longer waits for was done after all.
+    """
+
+    def __init__(self, late: Callable[[], object]) -> None:
+        self._late = late
+        self._lock = threading.Lock()
+        self._busy, self._thread = False, threading.Thread(target=self._loop, name="journal", daemon=True)
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+
+    def run(self, work: Callable[[], Result], seconds: float) -> Result:
+        """Do ``work`` and return what it returns, or raises.
+
+        Raises:
+            DatabaseAwayError: it has not ended within ``seconds``, or an earlier one has not; nothing is known to be done.
+        """
+        with self._lock:
+            if self._busy:
+                raise DatabaseAwayError("The database has not answered yet.", "Try again.")
+            self._busy = True
+            if not self._thread.is_alive():
+                self._thread.start()
+        job = _Job(work)
+        self._jobs.put(job)
+        job.done.wait(seconds)
+        with self._lock:
+            if not job.done.is_set():
+                job.left = True
+                raise DatabaseAwayError(f"The database has not answered for {seconds:.1f} s.", "Try again.")
+        if job.error is not None:
+            raise job.error
+        result: Result = job.value
+        return result
+
+    def _loop(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                job.value = job.work()
+            except BaseException as error:  # noqa: BLE001 - raised again at the caller
+                job.error = error
+            with self._lock:
+                self._busy = False
+                job.done.set()
+                left = job.left
+            if left and job.error is None:
+                self._late()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,42 +11,18 @@ from veilsum_participant.cli.additions import Additions
 
 if TYPE_CHECKING:
     from veilsum.compile import StudyRequest
-    from veilsum_privacy.study.schema import DatasetSchema
+    from veilsum_participant.checks import AskedStudy
     from veilsum_privacy.study.study import Study
 
 
-@dataclass(frozen=True)
-class RequestedStudy:
-    """A study as its analyst wrote it; what a site's check asks of it."""
+def asked_study(request: StudyRequest) -> AskedStudy:
+    """A study as its analyst wrote it, for a site's check."""
+    from veilsum.compile import compile_study
+    from veilsum_participant.checks import AskedStudy
 
-    request: StudyRequest
-
-    @property
-    def dataset(self) -> str:
-        """The dataset's name."""
-        return self.request.dataset
-
-    @property
-    def schema(self) -> DatasetSchema | None:
-        """The dataset's schema, if it is stated."""
-        return self.request.data
-
-    @property
-    def participants(self) -> tuple[str, ...]:
-        """Who is invited, if it is stated."""
-        return tuple(self.request.participants)
-
-    @property
-    def min_cohort(self) -> int | None:
-        """The smallest cohort, if it is stated."""
-        return self.request.privacy.min_cohort
-
-    def compile(self, federation: str, participants: list[str], clock: Callable[[], int]) -> Study:
-        """The study as it would come."""
-        from veilsum.compile import compile_study
-
+    def compiled(federation: str, participants: list[str], clock: Callable[[], int]) -> Study:
         return compile_study(
-            self.request,
+            request,
             federation_id=federation,
             coordinator="coordinator",
             participants=participants,
@@ -55,8 +30,10 @@ class RequestedStudy:
             random=SYSTEM_RANDOM,
         )
 
+    return AskedStudy(request.dataset, request.data, tuple(request.participants), request.privacy.min_cohort, compiled)
 
-def load_requested(path: Path) -> RequestedStudy:
+
+def load_requested(path: Path) -> AskedStudy:
     """Read a ``study.toml``.
 
     Raises:
@@ -64,7 +41,7 @@ def load_requested(path: Path) -> RequestedStudy:
     """
     from veilsum.compile import load_study_request  # loads torch, which most commands do without
 
-    return RequestedStudy(load_study_request(path))
+    return asked_study(load_study_request(path))
 
 
 def coordinator_ledger(path: Path) -> tuple[str, Path]:

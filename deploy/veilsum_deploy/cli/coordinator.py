@@ -10,8 +10,8 @@ import typer
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption
 from veilsum_node.process.imports import loading
-from veilsum_participant.cli.identity import DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file
+from veilsum_participant.cli.places import DirectoryArgument, NameOption, init_party
 
 if TYPE_CHECKING:
     from veilsum_coordinator.protocol.settings import CoordinatorConfig

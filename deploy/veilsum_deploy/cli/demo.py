@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from veilsum_deploy.demo import child
+from veilsum_deploy.demo.processes import load
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_json
 from veilsum_node.process.imports import loading
@@ -46,9 +46,9 @@ def demo(
     if interrupt is not None and not study:
         raise Misuse("--interrupt is for your own studies.", "State --study as well.")
     started = time.monotonic()
-    child.load()
+    load()
     with loading():  # beside what the server loads
-        from veilsum_deploy.cli.steps import show_progress
+        from veilsum_deploy.cli.display import show_progress
         from veilsum_deploy.demo.directory import claim
         from veilsum_deploy.demo.findings import findings
         from veilsum_deploy.demo.hospitals import folder_hospitals, packaged_hospitals

@@ -1,4 +1,7 @@
-"""How studies are shown: who takes part, what was done, what came out."""
+"""How studies are shown: who takes part, what was done, what came out.
+
+Progress of a long command on standard error: a bar on a terminal, a plain line for each step elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,12 @@ if TYPE_CHECKING:
     from veilsum.verification import Look, Verified
     from veilsum_privacy.results.proof_check import ProofFault
     from veilsum_privacy.results.result import Result
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 _REMEDIES: Mapping[str, str] = {
     RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",
@@ -236,3 +245,23 @@ def _is_table(value: Any) -> bool:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return False
     return all(isinstance(item, Mapping) and item.keys() == value[0].keys() for item in value)
+
+
+@contextmanager
+def show_progress() -> Iterator[Callable[[str, float], None]]:
+    """Yield a function of (what is being done, how far it is from 0 to 1)."""
+    if not sys.stderr.isatty():
+        last = ""
+
+        def line(step: str, fraction: float) -> None:
+            nonlocal last
+            if step != last:
+                print(step, file=sys.stderr, flush=True)
+                last = step
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Starting", total=1.0)
+        yield lambda step, fraction: bar.update(task, description=step, completed=fraction)

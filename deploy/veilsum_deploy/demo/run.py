@@ -2,10 +2,21 @@
 
 Everything that is reported comes from where it belongs: epsilon from the hospitals' ledgers, sums from the coordinator's
 journal, results from its ``Studies`` service.
+
+What the demo hands to a third party: every hospital's dossier and export, the mirror's export, the authority's certificate.
+
+The verification is then repeated from these files alone, as somebody would who has nothing else.
+
+Kill one hospital's process in the middle of a study, at a moment that is certain: with its keys, before its contribution.
+
+The process is paused right after it has its keys. If its database shows that it had begun to contribute by then, the moment
+was missed: it goes on, the study ends as any other, and the next study is tried.
 """
 
 from __future__ import annotations
 
+import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,20 +28,112 @@ from veilsum.compile import PrivacyRequest, StudyRequest, compile_study
 from veilsum.remote import Remote, StudyInfo, connect
 from veilsum.verification import Look, look_at
 from veilsum_deploy.demo.directory import DELTA, DEMO_TERMS, LARGEST_EPSILON, Terms, configure_participants, furnish
-from veilsum_deploy.demo.dossiers import write_dossiers
-from veilsum_deploy.demo.dropout import Kill, kill_before_contribution
 from veilsum_deploy.demo.hospitals import Hospitals
 from veilsum_deploy.demo.processes import POLL_SECONDS, Process, Processes, wait_for_file
 from veilsum_node.database import Database, open_database
-from veilsum_node.errors import StateError
+from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Credentials, load_credentials
-from veilsum_node.identity.provision import Kit
+from veilsum_node.identity.files import read_file, write_new
+from veilsum_node.identity.provision import Kit, Party
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.connection import UnreachableError
-from veilsum_participant.ledgers import load_authority, open_source, spending_fields
+from veilsum_participant.ledgers import check, load_authority, open_source, readable_entries, spending_fields, study_labels
+from veilsum_participant.new_files import new_file
+from veilsum_participant.store.attempts import AttemptState, attempts_in, find_attempt
+from veilsum_participant.store.studies import StudyState, find_study
+from veilsum_privacy.dossier import describe, render
+from veilsum_privacy.ledger import write_jsonl
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study
+
+WAIT_SECONDS = 30.0
+AFTER_KEYS_SECONDS = 0.02
+"""Between a participant's keys being stored and the pause: time for it to say that it is ready."""
+
+ROUND_SECONDS = 3.0
+SAMPLE_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A killed process.
+
+    Attributes:
+        phase: of the round, or of the study before its first round, when the process was killed.
+        sender: another hospital whose contribution had arrived by then, or "" for none.
+        contribution: bytes from the middle of that contribution, as the coordinator received it.
+    """
+
+    phase: str
+    sender: str
+    contribution: bytes
+
+
+def kill_before_contribution(
+    remote: Remote, study: bytes, victim: Process, database: Database, others: Sequence[tuple[str, Database]]
+) -> Kill | None:
+    """Kill ``victim`` in a running study; None if it was too quick and goes on.
+
+    Args:
+        remote: the coordinator.
+        study: the digest of a study just submitted.
+        victim: the process.
+        database: its own.
+        others: the other hospitals' names and databases.
+    """
+    _wait_for_keys(study, victim, database)
+    time.sleep(AFTER_KEYS_SECONDS)
+    victim.signal(signal.SIGSTOP)
+    if _attempts(database, study):
+        victim.signal(signal.SIGCONT)
+        return None
+    deadline = time.monotonic() + ROUND_SECONDS
+    sender, contribution = "", b""
+    while not contribution and time.monotonic() < deadline:
+        sender, contribution = _contribution(study, others)
+        time.sleep(POLL_SECONDS)
+    info = remote.show(study)
+    victim.kill()
+    return Kill(_phase(info), sender, contribution)
+
+
+def _wait_for_keys(study: bytes, victim: Process, database: Database) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        with database.engine.connect() as connection:
+            row = find_study(connection, study)
+        if row is not None and row.status is not StudyState.ENROLLED:
+            return
+        victim.check()
+        time.sleep(POLL_SECONDS / 10)
+    raise StateError(f"{victim.name} got no keys for its study within {WAIT_SECONDS:g} s.", f"See {victim.log}.")
+
+
+def _attempts(database: Database, study: bytes) -> int:
+    with database.engine.connect() as connection:
+        return len(attempts_in(connection, tuple(AttemptState), study))
+
+
+def _contribution(study: bytes, others: Sequence[tuple[str, Database]]) -> tuple[str, bytes]:
+    """Some bytes of the first payload found in another hospital's database: exactly what it uploads."""
+    for name, database in others:
+        with database.engine.connect() as connection:
+            for attempt in attempts_in(connection, (AttemptState.PAYLOAD,), study):
+                row = find_attempt(connection, study, attempt.attempt)
+                payload = (row.payload or b"") if row is not None else b""
+                if payload:
+                    middle = len(payload) // 2
+                    return name, payload[middle : middle + SAMPLE_BYTES]
+    return "", b""
+
+
+def _phase(info: StudyInfo) -> str:
+    return info.rounds[-1].phase if info.rounds else info.phase
+
+
+FOLDER = "dossiers"
+MIRROR = "coordinator.jsonl"
 
 START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
@@ -280,3 +383,45 @@ def spending(kit: Kit, hospitals: Hospitals) -> dict[str, dict[str, Any]]:
             fields = spending_fields(ledger, hospitals.sites[party.name].name)
         found[party.name] = {**fields, "entries": verified.entries}
     return found
+
+
+def write_dossiers(kit: Kit, clock: Callable[[], int]) -> dict[str, dict[str, Any]]:
+    """Write everything into a new folder, verify it there, and say for each hospital where its files lie.
+
+    Raises:
+        HostileInput: a ledger does not verify.
+        StateError: a file cannot be written.
+    """
+    folder = kit.directory / FOLDER
+    folder.mkdir()
+    coordinator = kit.coordinator
+    write_new(folder / AUTHORITY_FILE, read_file(coordinator.identity / AUTHORITY_FILE, "authority's certificate"))
+    with open_source(coordinator.directory / "state" / "coordinator.db") as mirror, new_file(folder / MIRROR) as file:
+        write_jsonl(mirror, file)
+    return {party.name: _write_dossier(party, folder, clock()) for party in kit.participants}
+
+
+def _write_dossier(party: Party, folder: Path, now: int) -> dict[str, Any]:
+    state = party.directory / "participant.db"
+    page, twin, export = (folder / f"{party.name}.{ending}" for ending in ("html", "json", "jsonl"))
+    with open_source(state) as ledger, new_file(export) as file:
+        write_jsonl(ledger, file)
+    with open_source(export) as ledger:
+        checked = check(ledger, authority=load_authority(folder / AUTHORITY_FILE), against=[folder / MIRROR])
+        if checked.verification is None:
+            raise checked.fault or HostileInput(f"The ledger of {party.name} does not verify.")
+        proof = checked.proof(ledger, now)
+        entries = readable_entries(ledger, proof.entries)
+    dossier = describe(entries, proof, site=party.name, made=now, studies=study_labels(state))
+    with new_file(twin) as file:
+        json.dump(dossier, file, ensure_ascii=False, allow_nan=False, indent=1)
+    with new_file(page) as file:
+        file.write(render(dossier))
+    return {
+        "dossier": str(page),
+        "twin": str(twin),
+        "export": str(export),
+        "head": proof.head,
+        "entries": proof.entries,
+        "receipts": proof.receipts,
+    }

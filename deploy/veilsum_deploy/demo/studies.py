@@ -2,25 +2,30 @@
 
 What is found comes from where it belongs: results from the coordinator's service, epsilon from the hospitals' ledgers, each
 verified entry by entry, and releases from the coordinator's journal.
+
+A hospital whose process is killed in the middle of a study and comes back: training goes on without it, then with it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from veilsum.compile import StudyRequest
+from veilsum.remote import StudyInfo
 from veilsum.request import with_projection
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import METHODS
 from veilsum_deploy.demo.directory import DELTA, Terms
 from veilsum_deploy.demo.findings import accuracies_in_the_clear, released
 from veilsum_deploy.demo.hospitals import Hospitals
-from veilsum_deploy.demo.interruption import Interruption
 from veilsum_deploy.demo.processes import Process
 from veilsum_deploy.demo.run import Analyst, Finished, running, spending, wait_for_ledgers
 from veilsum_node.config import did_you_mean, read_toml, validate
@@ -32,6 +37,19 @@ from veilsum_participant.store.kept import kept_vector
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
+
+KILL_AT, RETURN_AT = 0.3, 0.6
+"""Parts of a study's rounds after which the hospital is killed, and started again."""
+
+FEWEST_ROUNDS = 10
+"""A study with fewer rounds is left alone: nothing of it would be left to come back to."""
+
+AWAY_SECONDS, MOST_AWAY_SECONDS = 6.0, 12.0
+"""After which it is started again if rounds went on without it, and in any case: a round that asked it for consent waits 20 s
+for it."""
+
+MOST_KILLS = 3
+"""How often it is killed until a round misses it: one that was killed as it was asked for consent is waited for."""
 
 Progress = Callable[[str, float], None]
 
@@ -179,3 +197,104 @@ def _test_records(hospitals: Hospitals, directory: Path) -> dict[str, Records]:
         site: load_records(dataset.write(directory / "held-out", site), dataset.schema)[0]
         for site, dataset in hospitals.tests.items()
     }
+
+
+class _State(StrEnum):
+    BEFORE = "before"
+    AWAY = "away"
+    BACK = "back"
+
+
+@dataclass
+class Interruption:
+    """Watches one study and interrupts one hospital in it.
+
+    Attributes:
+        hospital: its name.
+        process: its present process.
+        start: starts another in the place of one that was killed, with the same files.
+        rounds: that the study may release at most.
+    """
+
+    hospital: str
+    process: Process
+    start: Callable[[Process], Process]
+    rounds: int
+
+    def __post_init__(self) -> None:
+        self._state = _State.BEFORE
+        self._victims: list[Process] = []
+        self._killed = self._returned = self._seen = 0
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def watch(self, info: StudyInfo) -> None:
+        """Take notice of the study's state, and act if it is time."""
+        self._seen = sum(item.phase == "released" for item in info.rounds)
+        if self.rounds < FEWEST_ROUNDS:
+            return
+        if (
+            self._state is _State.BACK
+            and self._seen > self._returned
+            and len(self._victims) < MOST_KILLS
+            and not self._missed(info)
+        ):
+            self._state = _State.BEFORE
+        if self._state is _State.BEFORE and self._seen >= KILL_AT * self.rounds:
+            with self._lock:
+                self._victims.append(self.process)  # first: who looks after the processes must not miss it
+                self.process.kill()
+                self._state, self._killed = _State.AWAY, self._seen
+            self._wait(AWAY_SECONDS)
+        elif self._state is _State.AWAY and self._seen >= max(RETURN_AT * self.rounds, self._killed + 1):
+            self.come_back()
+
+    def killed(self, process: Process) -> bool:
+        """Whether it was killed here, so that its end is no fault."""
+        return process in self._victims
+
+    def _missed(self, info: StudyInfo) -> bool:
+        """Whether a round was released without the hospital."""
+        return any(self.hospital not in item.cohort for item in info.rounds if item.phase == "released")
+
+    def _wait(self, seconds: float, left: float = MOST_AWAY_SECONDS) -> None:
+        """Come back in ``seconds``, if a round was released meanwhile; later if not, for then nothing was missed yet."""
+
+        def due() -> None:
+            if self._seen > self._killed or left <= seconds:
+                self.come_back()
+            elif self._state is _State.AWAY:
+                self._wait(1.0, left - seconds)
+
+        self._timer = threading.Timer(seconds, due)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def come_back(self) -> None:
+        """Start the hospital again if it is away."""
+        with self._lock:
+            if self._state is _State.AWAY:
+                self.process = self.start(self.process)
+                self._state, self._returned = _State.BACK, self._seen
+
+    def end(self) -> None:
+        """The study is over: nothing is left to wait for, and the hospital runs."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.come_back()
+
+    def found(self, info: StudyInfo) -> dict[str, Any] | None:
+        """What happened: after how many releases the hospital was killed and was back, and how many it was part of; None
+        where it was left alone."""
+        if not self._victims:
+            return None
+        cohorts = [item.cohort for item in info.rounds if item.phase == "released"]
+        took_part = [self.hospital in cohort for cohort in cohorts]
+        return {
+            "hospital": self.hospital,
+            "killed_after": self._killed,
+            "back_after": self._returned,
+            "part_of": sum(took_part),
+            "of": len(took_part),
+            "part_of_last": bool(took_part and took_part[-1]),
+        }

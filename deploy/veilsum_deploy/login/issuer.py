@@ -19,14 +19,14 @@ import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
 
 from veilsum_deploy.login.fetcher import Fetch, Fetcher, check_url
 from veilsum_deploy.login.provider import TokenVerifier
 from veilsum_deploy.login.served import Served
-from veilsum_node.config import load_toml
+from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.fields import Frozen
 from veilsum_node.identity import Authority, Role, key_fingerprint
@@ -110,17 +110,6 @@ class LoginServiceConfig(Frozen):
     roles: RoleSettings
     log: LogSettings = LogSettings()
 
-    def resolved(self, base: Path) -> Self:
-        """The same with paths taken from the directory ``base``."""
-        names = ("authority", "passphrase_file", "certificate", "key", "ready_file")
-        paths: dict[str, Any] = {name: base / path for name in names if (path := getattr(self, name)) is not None}
-        provider, log = self.provider, self.log
-        if provider.ca_bundle is not None:
-            provider = provider.model_copy(update={"ca_bundle": base / provider.ca_bundle})
-        if log.file is not None:
-            log = log.model_copy(update={"file": base / log.file})
-        return self.model_copy(update={**paths, "provider": provider, "log": log})
-
 
 def load_login_service(path: Path) -> LoginServiceConfig:
     """Read the configuration; paths in it are relative to it.
@@ -128,7 +117,7 @@ def load_login_service(path: Path) -> LoginServiceConfig:
     Raises:
         ConfigurationError: it is wrong.
     """
-    return load_toml(path, LoginServiceConfig).resolved(path.resolve().parent)
+    return located(load_toml(path, LoginServiceConfig), path)
 
 
 class _Submission(Frozen):

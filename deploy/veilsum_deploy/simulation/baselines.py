@@ -3,29 +3,48 @@
 "alone" and "pooled" are linear discriminants in the clear, whatever the study trains. "trained-alone" and "trained-pooled" run
 the study's own method without noise on one site's records, and on all of them in one place. "central" runs it on all records
 with the study's noise, drawn once a release: what the same epsilon buys where records can be pooled.
+
+A study with all records in one place: the same tasks and the same accounting, with a release's noise drawn once.
+
+It is what a study would be if records could be pooled: for the method "fedsgd" it is central DP-SGD of noise S. It is for
+comparison only. A study in which sites differ, by alignment or by what each discloses, has no such counterpart.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from veilsum.request import PrivacyRequest
+from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.heads import LinearHead
 from veilsum_coordinator.methods import get_method
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_deploy.evaluation import accuracy as head_accuracy
 from veilsum_deploy.evaluation import exact_head, pool
 from veilsum_deploy.simulation.baseline_names import OF_RECORDS
-from veilsum_deploy.simulation.central import CentralFederation
+from veilsum_deploy.simulation.chunks import adds_up, for_many
 from veilsum_deploy.simulation.deal import Deal
 from veilsum_deploy.simulation.scores import Encode, Scores, head_figures, labelled, mean_figures, score, scored
-from veilsum_deploy.simulation.study import Beside, SimulationDraft, compiled
-from veilsum_node.errors import DataError
+from veilsum_deploy.simulation.study import Beside, Program, SimulationDraft, compiled
+from veilsum_node.errors import DataError, HostileInput, Misuse
+from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.results.result import Result
+from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
+from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.base import Records, TrainingTask
+
+EXPECTED = "expected_records"
+"""Parameter of tasks that train: how many records a site is expected to have."""
 
 MOST_ALONE = 16
 """Sites that train their own model alone, evenly chosen among all of them."""
@@ -114,3 +133,88 @@ def _each_alone(draft: SimulationDraft, study: Study, dealt: Deal, names: Sequen
         return Beside(Scores(), note=_NONE)
     note = f"of {len(chosen)} of {len(names)} sites" if len(chosen) < len(names) else ""
     return Beside(scored(dealt, shares if len(shares) == len(dealt.tests) else {}, found), note=note)
+
+
+class CentralFederation(Federation):
+    """Implements :class:`~veilsum_coordinator.parts.federation.Federation` on records in one place.
+
+    A sum over records comes as that of all participants whose records are here. Any other vector, as a trained model's, comes
+    as that of one.
+
+    Args:
+        study: the compiled study, as the sites would run it.
+        records: of all of them, or of one for what it reaches alone.
+        encoder: arrays of the study's projection.
+        holders: how many sites the records are of.
+        encode: the study's program.
+        random: where samples and noise come from.
+
+    Raises:
+        Misuse: the study has no central counterpart.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        records: Records,
+        encoder: Mapping[str, Floats] | None = None,
+        *,
+        holders: int | None = None,
+        encode: Program | None = None,
+        random: RandomSource = SYSTEM_RANDOM,
+    ) -> None:
+        if any(task.disclosure != "joint" or task.keep or task.source is not None for task in study.tasks):
+            raise Misuse("A study whose sites align or disclose by themselves cannot be run with records in one place.")
+        super().__init__(study, encoder)
+        self._records, self._encode, self._random = records, encode, random
+        self._released: Counter[str] = Counter()
+        self._states: dict[str, Mapping[str, Floats]] = {}
+        self._key = study_digest(study.to_bytes())
+        self._holders = study.sites if holders is None else holders
+        self._prepared = {task.label: self._prepare(task) for task in AgreedStudy(study).tasks}
+
+    def sum(
+        self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
+    ) -> Release:
+        """Run one round of a declared task on all records, whoever is asked for.
+
+        Raises:
+            HostileInput: the study declares no such task.
+            RoundLostError: its releases are used up.
+        """
+        if label not in self._prepared:
+            raise HostileInput("The study declares no task with that label.")
+        plan = self._prepared[label]
+        task = plan.task
+        if self._released[label] >= plan.declaration.releases:
+            raise RoundLostError(f"The releases of {label} are used up.")
+        arrays = decode_broadcast(encode_broadcast({**self.encoder, **(broadcast or {})}, task.single), task.single)
+        place = SitePlace(0, {}, self._encode, (0,), self._states.get(label, {}), self._random)
+        part = compute_sum(plan, self._records, arrays, place)
+        if part.state:
+            self._states[label] = part.state
+        total = plan.noised(part.total, 0, self._random)
+        self._released[label] += 1
+        cohort = self.study.participants[: self._holders if adds_up(task.task) else 1]
+        number = self._released.total()
+        digest = release_digest(self._key, number, number, total.astype("<i8").tobytes())
+        std = task.block_std(math.sqrt(plan.spread if plan.noise.drawn else 0))
+        return Release(label, number, task.blocks(total), std, tuple(cohort), digest)
+
+    def _prepare(self, task: AgreedTask) -> RoundPlan:
+        """The plan of a round with room for all records and the whole noise in one draw."""
+        plan = task.plan(task.study.sites, task.study.sites)
+        if isinstance(task.task, TrainingTask):
+            return replace(plan, task=self._pooled(task))
+        if plan.noise.drawn:
+            plan = replace(plan, noise=NoisePlan("local", plan.noise.variance, 1, plan.noise.colluders))
+        return for_many(plan, self._holders)
+
+    def _pooled(self, task: AgreedTask) -> AgreedTask:
+        """A task that trains, at a site with all records: it may hold that many, and expects that many."""
+        data, parameters = task.study.data, dict(task.declaration.parameters)
+        if EXPECTED in parameters:  # steps are divided by it
+            parameters[EXPECTED] = int(parameters[EXPECTED]) * self._holders
+        data = data.model_copy(update={"max_records": data.max_records * self._holders})
+        whole = AgreedStudy(task.study.model_copy(update={"data": data}))
+        return AgreedTask(whole, task.declaration.model_copy(update={"parameters": parameters}))

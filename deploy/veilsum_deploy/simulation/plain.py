@@ -1,8 +1,8 @@
 """A federation without encryption, for fast simulation: the same tasks, clipping, grid, clamp and noise shares, added up.
 
 Every site takes part in every round that it may be in. There are no keys, masks, ledgers or policies, and so no protection:
-all records are in this process anyway. The released integers are those of the protocol, for the same noise; of sites that
-train side by side, up to rounding.
+all records are in this process anyway. The released integers are those of the protocol, for the same noise; of sites whose
+gradients are added together, up to rounding.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_coordinator.parts.federation import Release
+from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.service.runner import RoundLostError, read_release
 from veilsum_deploy.simulation.chunks import Chunk, Part, Sites, compute_chunk
 from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared
@@ -44,7 +43,7 @@ class PlainSite:
     encode: Encode | None = None
 
 
-class PlainFederation:
+class PlainFederation(Federation):
     """Implements :class:`~veilsum_coordinator.parts.federation.Federation` by plain addition.
 
     Args:
@@ -54,8 +53,6 @@ class PlainFederation:
         engine: where chunks of sites are computed; None for this process.
         recorder: keeps rounds, and gives back those of an earlier process: these are not computed again.
         batched: whether sites may be computed together (:mod:`veilsum_deploy.simulation.chunks`).
-        rounded: whether even where their sum is then that of the sites one by one up to rounding only, as of those that train
-            (:mod:`veilsum_deploy.simulation.trainer`).
 
     Attributes:
         sums: the released integers so far, in grid units, in order.
@@ -73,7 +70,6 @@ class PlainFederation:
         engine: Engine | None = None,
         recorder: RunRecorder | None = None,
         batched: bool = True,
-        rounded: bool = True,
     ) -> None:
         if set(sites) != set(study.participants):
             raise Misuse("The simulated sites are not the study's participants.")
@@ -81,25 +77,14 @@ class PlainFederation:
         if len(encodes) > 1:
             raise Misuse("All simulated sites have the study's one program.")
         self.sums: list[Integers] = []
-        self._study, self._recorder = study, recorder
-        self._batched, self._rounded = batched, rounded
+        super().__init__(study, encoder)
+        self._recorder, self._batched = recorder, batched
         self._released: Counter[tuple[str, str]] = Counter()  # by label and member, as each participant counts its own
-        self._encoder = dict(encoder or {})
         self._sources = [sites[name].noise_random for name in study.participants]
         self._states = SiteStates(study.sites) if recorder is None else recorder.states(study.sites)
         self._sites = Sites(study, tuple(sites[name].records for name in study.participants), next(iter(encodes.values())))
         self._engine = None if engine is None or engine.workers == 1 else engine
         self._shared = (self._engine or SerialEngine()).share(self._sites)
-
-    @property
-    def study(self) -> Study:
-        """The study that is simulated."""
-        return self._study
-
-    @property
-    def encoder(self) -> Mapping[str, Floats]:
-        """Arrays of the study's projection; empty without one."""
-        return self._encoder
 
     def kept_blocks(self, site: str, label: str) -> dict[str, Floats]:
         """Blocks of the noised statistic that a site kept of a task, in their own units.
@@ -107,7 +92,7 @@ class PlainFederation:
         Raises:
             KeyError: it kept none.
         """
-        place = self._study.participants.index(site)
+        place = self.study.participants.index(site)
         return self._sites.agreed.task(label).kept_blocks(self._states.kept[place][label])[0]
 
     def sum(
@@ -120,16 +105,16 @@ class PlainFederation:
             RoundLostError: its releases are used up, or nobody may take part.
             StateError: the recorded rounds are of another course of the study.
         """
-        study = self._study
+        study = self.study
         chosen = None if members is None else set(members)
         places = tuple(i for i, name in enumerate(study.participants) if chosen is None or name in chosen)
         cohort = tuple(study.participants[index] for index in places)
         if not cohort:
             raise RoundLostError("No participant may take part in the round.")
-        plan = self._sites.prepared(label, len(cohort)).plan
+        plan = self._sites.plan(label, len(cohort))
         if max(self._released[label, name] for name in cohort) >= plan.declaration.releases:
             raise RoundLostError(f"The releases of {label} are used up.")
-        encoded = encode_broadcast({**self._encoder, **(broadcast or {})}, plan.task.single)
+        encoded = encode_broadcast({**self.encoder, **(broadcast or {})}, plan.task.single)
         arrays = decode_broadcast(encoded, plan.task.single)
         own = None if self._recorder is None else RoundRecord(label, places, broadcast_digest(encoded))
         total = None if self._recorder is None or own is None else self._recorder.recorded(own)
@@ -171,7 +156,6 @@ class PlainFederation:
             tuple(states.trained[index].get(label, {}) for index in members),
             tuple(states.kept[index] for index in members),
             self._batched,
-            self._rounded,
         )
 
     def _note(self, label: str, members: tuple[int, ...], part: Part) -> None:
@@ -181,6 +165,3 @@ class PlainFederation:
                 self._states.trained[index][label] = state
         for index, kept in zip(members, part.kept, strict=False):
             self._states.kept[index][label] = kept
-
-    def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
-        """Keeps nothing: a recorder keeps every round."""

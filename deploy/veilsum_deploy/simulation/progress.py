@@ -72,21 +72,12 @@ class RoundProgress:
         return f"{self._what}: {text}" if self._what else text[0].upper() + text[1:]
 
 
-class WatchedFederation:
+class WatchedFederation(Federation):
     """A federation whose releases are told of."""
 
     def __init__(self, federation: Federation, watch: Callable[[str], None]) -> None:
+        super().__init__(federation.study, federation.encoder)
         self._federation, self._watch = federation, watch
-
-    @property
-    def study(self) -> Study:
-        """The study that everyone agreed to."""
-        return self._federation.study
-
-    @property
-    def encoder(self) -> Mapping[str, Floats]:
-        """Arrays of the study's projection; empty without one."""
-        return self._federation.encoder
 
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None

@@ -7,7 +7,7 @@ revocation list and takes no part in studies. Keys and serial numbers come from 
     certificate.pem      what every party of the federation trusts
     issued/index.jsonl   one line for each certificate, written before it is handed out
 
-The federation's directory is signed in :mod:`veilsum_node.identity.directory_releases`.
+The federation's directory is signed in :mod:`veilsum_node.identity.directory`.
 """
 
 from __future__ import annotations

@@ -79,12 +79,6 @@ class MetricsSettings(Frozen):
     key: Path | None = None
     token_file: Path | None = None
 
-    def resolved(self, base: Path) -> MetricsSettings:
-        """The same with paths taken from the directory ``base``."""
-        names = ("ready_file", "certificate", "key", "token_file")
-        paths = {name: base / path for name in names if (path := getattr(self, name)) is not None}
-        return self.model_copy(update=paths)
-
 
 class Heartbeat:
     """Tells whether a loop still turns: the loop calls :meth:`beat`, the endpoint asks :meth:`alive`.

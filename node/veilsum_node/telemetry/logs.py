@@ -21,7 +21,7 @@ from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import model_validator
 
@@ -70,10 +70,6 @@ class LogSettings(Frozen):
     @classmethod
     def _from_text(cls, value: object) -> object:
         return {"file": value} if isinstance(value, str | Path) else value
-
-    def resolved(self, base: Path) -> Self:
-        """The same with the file's path taken from ``base``."""
-        return self if self.file is None else self.model_copy(update={"file": base / self.file})
 
 
 def about(

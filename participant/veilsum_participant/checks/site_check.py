@@ -1,16 +1,27 @@
-"""The checks of one site, in order; one that fails stops none of the others."""
+"""The checks of one site, in order; one that fails stops none of the others.
+
+Checks of what the site has spent: its ledger, budgets, and the cohorts of earlier sums.
+
+A site's ledger and store as the participant's own checks see them, opened to read: for an operator who asks beforehand.
+
+Where the participant has never started there is neither; then its configured first budgets stand in, with nothing spent.
+"""
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import grpc
 from prometheus_client import CollectorRegistry
+from sqlalchemy import Connection
 
-from veilsum_node.errors import Refusal, VeilsumError
+from veilsum_node.config import did_you_mean
+from veilsum_node.database import open_database, open_readonly
+from veilsum_node.errors import HostileInput, Refusal, StateError, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
@@ -22,18 +33,21 @@ from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import unused_proxy_variables
-from veilsum_participant.checks import accounts, datasets
+from veilsum_participant.checks import datasets
 from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
 from veilsum_participant.policy import column_faults, former_tasks, invited_faults, term_faults
-from veilsum_participant.protocol.books import open_books
-from veilsum_participant.protocol.budgets import budget_faults
-from veilsum_participant.protocol.cohorts import joining_faults
+from veilsum_participant.protocol.budgets import Books, budget_faults, promised
+from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
+from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.accounting.prices import delta_warning
+from veilsum_privacy.backup.restored import read_mark
 from veilsum_privacy.dossier.figures import cost
+from veilsum_privacy.ledger import Budget, Headroom, LedgerReader, Mechanism
+from veilsum_privacy.ledger.totals import Follower, Sum
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
@@ -43,19 +57,22 @@ CLOCK_WARNING, CLOCK_LIMIT = 60, 300
 """Seconds; beyond the limit new studies are refused."""
 
 
-class AskedStudy(Protocol):
-    """A study that nobody has submitted yet, to be held against the site's policy."""
+@dataclass(frozen=True)
+class AskedStudy:
+    """A study that nobody has submitted yet, to be held against the site's policy.
 
-    @property
-    def dataset(self) -> str: ...
-    @property
-    def schema(self) -> DatasetSchema | None: ...
-    @property
-    def participants(self) -> Sequence[str]: ...
-    @property
-    def min_cohort(self) -> int | None: ...
+    Attributes:
+        dataset: its name.
+        schema, min_cohort: None where they are not stated.
+        participants: who is invited; empty where it is not stated.
+        compile: the study as it would come: for a federation, its participants and a clock.
+    """
 
-    def compile(self, federation: str, participants: list[str], clock: Callable[[], int]) -> Study: ...
+    dataset: str
+    schema: DatasetSchema | None
+    participants: Sequence[str]
+    min_cohort: int | None
+    compile: Callable[[str, list[str], Callable[[], int]], Study]
 
 
 class SiteCheck:
@@ -67,6 +84,7 @@ class SiteCheck:
         schemas: by dataset; those without one are only looked for.
         study: what an analyst asks for, to hold against policy and budget as the participant would.
         show_columns: show the columns of each dataset as they stand in the data, which may be a record.
+        show_texts: show texts in datasets that match nothing in their schemas.
     """
 
     def __init__(
@@ -77,9 +95,10 @@ class SiteCheck:
         schemas: dict[str, DatasetSchema] | None = None,
         study: AskedStudy | None = None,
         show_columns: bool = False,
+        show_texts: bool = False,
     ) -> None:
         self._config, self._clock = config, clock
-        self._show = show_columns
+        self._show, self._texts = show_columns, show_texts
         self._schemas = schemas or {}
         self._study = study
         self._credentials: Credentials | None = None
@@ -93,11 +112,11 @@ class SiteCheck:
             ("TCP connection", self._tcp),
             ("TLS", self._tls),
             ("protocol", self._hello),
-            ("ledger", lambda: accounts.ledger(self._config, self._credentials)),
-            ("budgets", lambda: accounts.budgets(self._config)),
+            ("ledger", lambda: ledger(self._config, self._credentials)),
+            ("budgets", lambda: budgets(self._config)),
             ("directory", self._directory),
             ("policy", self._policy),
-            ("cohorts", lambda: accounts.cohorts(self._config)),
+            ("cohorts", lambda: cohorts(self._config)),
             ("metrics", self._metrics),
             *((f"dataset {name}", partial(self._dataset, name)) for name in self._config.datasets),
             *((f"encoder {name}", partial(self._encoder, name)) for name in self._config.encoders),
@@ -240,7 +259,7 @@ class SiteCheck:
         yield Check("shared metrics", CheckOutcome.OK, f"the coordinator is told: {told}" if told else "none: nothing is told")
 
     def _dataset(self, name: str) -> Iterator[Check]:
-        return datasets.dataset(name, self._config.datasets[name], self._schemas.get(name), show=self._show)
+        return datasets.dataset(name, self._config.datasets[name], self._schemas.get(name), show=self._show, texts=self._texts)
 
     def _encoder(self, name: str) -> Iterator[Check]:
         path = self._config.encoders[name].path
@@ -293,3 +312,115 @@ def compile_asked(request: AskedStudy, policy: Policy, own: str, federation: str
         wanted = max(policy.min_cohort, request.min_cohort or 2)
         names |= {f"site-{number}" for number in range(1, wanted - len(names) + 1)}
     return request.compile(federation, sorted(names), clock)
+
+
+def ledger(config: ParticipantConfig, credentials: Credentials | None) -> Iterator[Check]:
+    """Whether the ledger is this site's and verifies, and whether a restored one was completed."""
+    if not config.state.exists():
+        yield Check("ledger", CheckOutcome.WARNING, "there is none yet", "It is made when the participant starts.")
+        return
+    with open_readonly(config.state) as database:
+        reader = LedgerReader(database)
+        if credentials is not None and reader.site != credentials.identity.name:
+            raise HostileInput(f"The ledger belongs to {printable(reader.site)}.", "Check identity and state file.")
+        authority = None if credentials is None else credentials.authority
+        count = reader.verify(authority=authority).entries
+        with database.reading() as connection:
+            mark = read_mark(connection)
+    yield Check(
+        "ledger", CheckOutcome.OK, f"{counted(count, 'entry', 'entries')}: chain, signatures, receipts and budgets hold"
+    )
+    if mark is not None and mark.trusted:
+        detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"
+        yield Check("restored", CheckOutcome.WARNING, detail, "The next session with the coordinator lifts it.")
+    elif mark is not None:
+        yield Check("restored", CheckOutcome.FAILED, f"the backup of {moment(mark.made)}. {RESTORED}", COMPLETE)
+
+
+def budgets(config: ParticipantConfig) -> Iterator[Check]:
+    """What the budget of each population still bears."""
+    populations = sorted({config.population(name) for name in config.datasets})
+    for name in sorted(set(config.budgets) - set(populations)):
+        advice = did_you_mean(name, populations)
+        yield Check(f"budget {name}", CheckOutcome.WARNING, "no dataset is of this population", advice)
+    with open_books(config) as (connection, books):
+        for name in populations:
+            yield _budget(config, connection, books, name)
+
+
+def _budget(config: ParticipantConfig, connection: Connection, books: Books, name: str) -> Check:
+    label, budget = f"budget {name}", books.budget(name, connection)
+    if budget is None:
+        advice = f"Add [budgets.{name}], or use `veilsum ledger budget set {name}`."
+        return Check(label, CheckOutcome.FAILED, "none: every study is refused", advice)
+    room = books.headroom(name, promised(connection, config, name), connection)
+    held = f"{cost(room.reserved)} spent and set aside, {cost(room.after)} if enrolled studies use all that they may"
+    if budget.epsilon is None:
+        return Check(label, CheckOutcome.WARNING, f"unlimited; {held}", "No limit is enforced.")
+    detail = f"epsilon {budget.epsilon:g} at delta {budget.delta:g}: {held}"
+    if cost(room.after) == cost(budget.epsilon) or room.after > budget.epsilon:  # a rest that no figure shows is none
+        return Check(label, CheckOutcome.WARNING, detail, "Nothing is left: every study is refused.")
+    if budget.delta > config.policy.max_delta:
+        advice = f"It should be well below 1 / the number of records: `veilsum ledger budget set {name} --delta 1e-5`."
+        return Check(
+            label, CheckOutcome.WARNING, f"{detail}; delta is above policy.max_delta, {config.policy.max_delta:g}", advice
+        )
+    return Check(label, CheckOutcome.OK, detail)
+
+
+def cohorts(config: ParticipantConfig) -> Iterator[Check]:
+    """Whom studies of each population are held to."""
+    with open_books(config) as (connection, _):
+        for name in sorted({config.population(dataset) for dataset in config.datasets}):
+            earlier = remembered(connection, config, name)
+            known = {tuple(item.members) for item in earlier if item.members is not None}
+            if any(item.members is None for item in earlier):
+                detail = "who was in a sum that this restored site took part in is not known: no such study is accepted"
+                yield Check(f"cohorts {name}", CheckOutcome.WARNING, detail, FORGOTTEN)
+            elif known:
+                detail = "; ".join(", ".join(names) for names in sorted(known, key=lambda names: (len(names), names)))
+                said = f"studies without noise or of one cohort only are held to: {printable(detail)}"
+                yield Check(f"cohorts {name}", CheckOutcome.OK, said)
+
+
+@contextmanager
+def open_books(config: ParticipantConfig) -> Iterator[tuple[Connection, Books]]:
+    """A connection to the site's store, and its ledger.
+
+    Raises:
+        StateError, Unavailable, Damage: the file cannot be read.
+    """
+    fresh = not config.state.exists()
+    with open_database(":memory:") if fresh else open_readonly(config.state) as database, database.reading() as connection:
+        yield connection, _FirstBudgets(config) if fresh else _ReadBooks(database)
+
+
+class _ReadBooks(LedgerReader):
+    """A ledger opened to read, asked like the site's own."""
+
+    def headroom(self, population: str, mechanisms: Mapping[Mechanism, int], connection: Connection | None = None) -> Headroom:
+        with self._reading(connection) as reader:
+            standing = Follower().standing(reader, population)
+        if standing.budget is None:
+            raise StateError(f"The population {population} has no budget.", "Set one first.")
+        budget = standing.budget
+        return Headroom(budget, standing.held.epsilon(budget), standing.held.epsilon(budget, mechanisms))
+
+
+class _FirstBudgets:
+    """What the ledger will begin with: the configured budgets, and nothing spent."""
+
+    def __init__(self, config: ParticipantConfig) -> None:
+        self._config = config
+
+    def budget(self, population: str, connection: Connection | None = None) -> Budget | None:
+        configured = self._config.budgets.get(population)
+        if configured is None:
+            return None
+        return Budget(None if configured.epsilon == "unlimited" else configured.epsilon, configured.delta, "gaussian")
+
+    def headroom(self, population: str, mechanisms: Mapping[Mechanism, int], connection: Connection | None = None) -> Headroom:
+        budget = self.budget(population)
+        if budget is None:
+            raise StateError(f"The population {population} has no budget.", "Set one first.")
+        return Headroom(budget, 0.0, Sum().epsilon(budget, mechanisms))

@@ -1,4 +1,7 @@
-"""The ``veilsum participant`` commands."""
+"""The ``veilsum participant`` commands.
+
+How the ``participant`` commands show studies that wait for the operator's word.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_node.process.imports import loading
 from veilsum_participant.cli.directory import app as directory_app
-from veilsum_participant.cli.identity import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.operations import ConfigOption, add_operations
+from veilsum_participant.cli.places import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.starters import EXAMPLE_ADDRESS
 
 if TYPE_CHECKING:
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
     from veilsum_participant.site import Site
     from veilsum_privacy.backup.backup import BackupOwner
     from veilsum_privacy.study.schema import DatasetSchema
+
+from veilsum_node.process.console import moment
+from veilsum_participant.protocol.approval import Waiting
+from veilsum_privacy.accounting.prices import delta_warning
+from veilsum_privacy.dossier.figures import cost, plain
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -120,6 +128,9 @@ def check(
     columns: Annotated[
         bool, typer.Option("--columns", help="Show the columns of each dataset; of a CSV file that is its first line.")
     ] = False,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="With --schema, show the most frequent texts that match nothing in it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Test identity, connection, clock, ledger, budgets, policy and data; status 1 if a check failed.
@@ -130,7 +141,9 @@ def check(
 
     settings = _load(config)
     schemas, request = _subject(settings, schema, dataset, study, ctx.obj)
-    checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request, show_columns=columns).run()
+    checks = SiteCheck(
+        settings, lambda: int(time.time()), schemas=schemas, study=request, show_columns=columns, show_texts=texts
+    ).run()
     ok = all(item.status is not CheckOutcome.FAILED for item in checks)
     if as_json:
         print_json({"ok": ok, "checks": [item.to_json() for item in checks]})
@@ -171,7 +184,7 @@ def audit(
 @app.command()
 def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """List studies that wait for your word, with what each costs by this site's own ledger."""
-    from veilsum_participant.cli.waiting import waiting_fields, waiting_row
+    from veilsum_participant.cli.participant import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import waiting_studies
 
     with _site(config) as site:
@@ -187,7 +200,7 @@ def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
 @app.command()
 def approve(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Let a waiting study in; the participant enrols at once if it runs, else at its next start."""
-    from veilsum_participant.cli.waiting import waiting_fields, waiting_row
+    from veilsum_participant.cli.participant import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import approve as decide
 
     with _site(config) as site:
@@ -203,7 +216,7 @@ def decline(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse a waiting study for good."""
-    from veilsum_participant.cli.waiting import waiting_fields, waiting_row
+    from veilsum_participant.cli.participant import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import decline as decide
 
     with _site(config) as site:
@@ -301,6 +314,8 @@ def _subject(
     config: ParticipantConfig, schema: Path | None, dataset: str | None, study: Path | None, additions: Additions | None
 ) -> tuple[dict[str, DatasetSchema], AskedStudy | None]:
     """The schemas to check datasets against, and a study to hold against the policy."""
+    from veilsum_privacy.study.schema_file import load_schema
+
     if study is not None:
         if schema is not None or dataset is not None:
             raise Misuse("--study brings its own dataset and schema.", "Leave out --schema and --dataset.")
@@ -311,9 +326,8 @@ def _subject(
     if schema is None:
         if dataset is not None:
             raise Misuse("--dataset needs --schema.", "Name the schema to check it against.")
-        return {}, None
-    from veilsum_privacy.study.schema_file import load_schema
-
+        own = {name: offered.schema_file for name, offered in config.datasets.items()}
+        return {name: load_schema(path) for name, path in own.items() if path is not None}, None
     offered = list(config.datasets)
     if dataset is None and len(offered) > 1:
         raise Misuse("This site offers several datasets.", f"Add --dataset with one of: {', '.join(offered)}.")
@@ -321,3 +335,58 @@ def _subject(
     if name not in config.datasets:
         raise Misuse(f"Dataset {name!r} is not offered here.", f"Offered: {', '.join(offered)}.")
     return {name: load_schema(schema)}, None
+
+
+def waiting_fields(item: Waiting) -> dict[str, Any]:
+    """A waiting study, with what it costs here, as plain values."""
+    study, privacy = item.study, item.study.privacy
+    reasons = () if item.obstacle is None else item.obstacle.reasons
+    return {
+        "id": item.digest.hex(),
+        "state": item.state,
+        "since": item.time,
+        "expires": study.expires,
+        "name": study.name,
+        "analyst": item.analyst,
+        "method": study.method,
+        "disclosures": {task.label: task.disclosure for task in study.tasks},
+        "dataset": study.dataset,
+        "unit": privacy.unit,
+        "epsilon": _plain(item.epsilon),
+        "spent_before": _plain(item.before),
+        "spent_after": _plain(item.after),
+        "noise": privacy.noise,
+        "assumed_colluders": privacy.assumed_colluders,
+        "participants": list(study.participants),
+        "min_cohort": privacy.min_cohort,
+        "warnings": [warning] if (warning := delta_warning(study)) else [],
+        "obstacles": [{"code": item.code.value, "message": item.message, "advice": item.advice} for item in reasons],
+    }
+
+
+def waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
+    """What :func:`waiting_fields` returns, for people."""
+    before, after = fields["spent_before"], fields["spent_after"]
+    least, most = fields["min_cohort"], len(fields["participants"])
+    row = {
+        "id": fields["id"][:12],
+        "state": fields["state"],
+        "until": moment(fields["expires"]),
+        "study": f"{fields['name']} by {fields['analyst']}",
+        "method": fields["method"] + ("\nper site" if "per-site" in fields["disclosures"].values() else ""),
+        "dataset": fields["dataset"],
+        "unit": fields["unit"],
+        "epsilon": cost(fields["epsilon"]),
+        "spent": "no budget" if before is None else f"{cost(before)} -> {cost(after)}",
+        "noise": fields["noise"],
+        "cohort": str(most) if least == most else f"{least} to {most}",
+    }
+    for warning in fields["warnings"]:
+        row["study"] += f"\n{warning}"
+    for item in fields["obstacles"]:
+        row["study"] += f"\n{item['code']}: {item['message']}"
+    return row
+
+
+def _plain(epsilon: float | None) -> float | str | None:
+    return None if epsilon is None else plain(epsilon)

@@ -13,7 +13,6 @@ from veilsum_participant.policy import mask_faults, member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import AttemptState, attempts_in, change_attempt, took_part
-from veilsum_participant.store.enrolments import dump_enrolments, load_enrolments
 from veilsum_participant.store.kept import drop_states
 from veilsum_participant.store.pending import drop_pending, find_pending, pending_studies
 from veilsum_participant.store.studies import (
@@ -21,7 +20,9 @@ from veilsum_participant.store.studies import (
     StudyState,
     add_study,
     change_study,
+    dump_enrolments,
     find_study,
+    load_enrolments,
     open_studies,
     signed_studies,
 )

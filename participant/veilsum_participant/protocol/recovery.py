@@ -30,9 +30,8 @@ from veilsum_participant.store.attempts import (
     find_attempt,
     find_context,
 )
-from veilsum_participant.store.enrolments import load_enrolments
 from veilsum_participant.store.peers import keep_mirror_entry, mirror_entry
-from veilsum_participant.store.studies import StudyRow, change_study, find_study
+from veilsum_participant.store.studies import StudyRow, change_study, find_study, load_enrolments
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import (

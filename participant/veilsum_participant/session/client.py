@@ -1,4 +1,10 @@
-"""The participant's process: keeps one session to the coordinator open, answers directives, minds its own deadlines."""
+"""The participant's process: keeps one session to the coordinator open, answers directives, minds its own deadlines.
+
+A participant's own certificate while its process runs: taken anew between sessions, never shown once it has ended.
+
+A renewed certificate of the same key is taken at the next quiet moment: the session is opened anew with the same nonce, so a
+running attempt goes on. A new key has to wait until no study is open, because members know the site by its key.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,9 @@ import grpc
 
 from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, StateError, Unavailable, VeilsumError
-from veilsum_node.identity import Credentials, Role, load_credentials
+from veilsum_node.identity import Credentials, Role, load_credentials, verify_certificate
+from veilsum_node.identity.certificate import certificate_end, moment
+from veilsum_node.identity.renewal import ExpiryLog, renewed_credentials
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -30,11 +38,10 @@ from veilsum_participant.policy import former_tasks
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.session.channel import STALE, GrpcChannel
-from veilsum_participant.session.renewal import OwnCertificate
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
-from veilsum_participant.telemetry.watch import monitored
+from veilsum_participant.telemetry.metrics import monitored
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.training import device
 from veilsum_proto import federation_pb2 as pb
@@ -339,6 +346,9 @@ def run_participant(config: ParticipantConfig) -> None:
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
     client = Client(open_site(config, same_key=True))
+    client.core.site.hold_against_schemas()
+    for name in filter(client.core.site.withheld, config.datasets):
+        LOG.warning("dataset %s is withheld: more of its cells match nothing in its schema than most_unmatched", name)
     for name, offered in config.datasets.items():
         if not offered.columns and named_in_records(offered):
             LOG.warning("dataset %s: its columns are not stated, so every study is refused: datasets.%s.columns", name, name)
@@ -352,3 +362,62 @@ def run_participant(config: ParticipantConfig) -> None:
     client.core.site.database.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))
+
+
+class OwnCertificate:
+    """Watches the identity directory of a site; the client's loop calls it."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._renewal = renewed_credentials(site.config.identity, lambda: site.credentials, site.clock, self._allowed)
+        self._renewed: Credentials | None = None
+        self._expiry = ExpiryLog(site.clock)
+
+    def _allowed(self, found: Credentials) -> None:
+        with self._site.database.reading() as connection:
+            check_key(connection, found)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a renewed certificate waits to be taken."""
+        return self._renewed is not None
+
+    def look(self) -> None:
+        """Look for a renewed certificate, and log what ends soon."""
+        found, used = self._renewal.poll(), self._site.credentials
+        if found is not None:
+            same = (found.certificate_pem, found.key_pem) == (used.certificate_pem, used.key_pem)
+            self._renewed = None if same else found
+        self._expiry.check(f"participant {used.identity.name}, this site's own,", used.identity.not_after)
+        self._expiry.check("the federation's authority", certificate_end(used.authority))
+        if self._site.directory is not None:
+            self._expiry.check("the federation", self._site.directory.expires, "directory")
+
+    def take(self) -> None:
+        """Between sessions: show and sign with what was renewed."""
+        found, self._renewed = self._renewed, None
+        if found is None:
+            return
+        try:
+            self._site.renew(found)
+        except VeilsumError as error:  # a study was joined since, or the database refuses
+            self._renewal.forget()
+            LOG.warning("the renewed certificate is not taken: %s", error, extra=about("certificate"))
+            return
+        until, key = moment(found.identity.not_after), found.signing_key.fingerprint[:16]
+        LOG.info("renewed certificate taken, until %s, key %s", until, key, extra=about("certificate"))
+
+    def check(self, channel: GrpcChannel | None = None) -> None:
+        """Check that what a session stands on is valid now.
+
+        Args:
+            channel: of the session; its coordinator is asked for a renewed certificate before its own is held to have ended.
+
+        Raises:
+            CertificateExpired: names whose certificate ended, and when.
+            HostileInput: the coordinator does not prove its name again.
+        """
+        used, now = self._site.credentials, self._site.clock()
+        verify_certificate(used.identity.certificate, used.authority, now, Role.PARTICIPANT)
+        if channel is not None and now > channel.coordinator_end:
+            channel.greet_again()

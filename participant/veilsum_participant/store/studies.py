@@ -1,7 +1,11 @@
-"""The studies that the site enrolled in, with their keys."""
+"""The studies that the site enrolled in, with their keys.
+
+Enrolments as the store keeps them: a study's own, and those of its roster.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -10,6 +14,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from veilsum_node.errors import HostileInput
 from veilsum_participant.store.tables import all_rows, one_row, table
+from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import parse_study
 
 
@@ -97,3 +102,13 @@ def signed_studies(connection: Connection) -> list[tuple[bytes, bytes]]:
 def change_study(connection: Connection, digest: bytes, **values: Any) -> None:
     """Update the study's row."""
     connection.execute(_CHANGE_STUDY, {"of_digest": digest, **values})
+
+
+def dump_enrolments(enrolments: list[Enrolment]) -> bytes:
+    """Serialise enrolments for the store."""
+    return json.dumps([[part.hex() for part in (item.certificate, item.body, item.signature)] for item in enrolments]).encode()
+
+
+def load_enrolments(data: bytes) -> list[Enrolment]:
+    """Load enrolments from the store."""
+    return [Enrolment(*(bytes.fromhex(part) for part in parts)) for parts in json.loads(data)]

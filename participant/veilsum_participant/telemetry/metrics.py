@@ -3,28 +3,40 @@
 Counters are kept as events come; what the site's database knows is read when somebody asks, in short transactions that only
 read and not more often than every few seconds. No round waits for it. Everything stays at the site but what its policy shares
 (:mod:`.shared_metrics`).
+
+Watches a running site: its metrics, the endpoint that serves them, and the verification of its ledger.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from veilsum_node.errors import RefusalCode
-from veilsum_node.telemetry.endpoint import Heartbeat
+from veilsum_node.database import open_readonly
+from veilsum_node.errors import RefusalCode, VeilsumError
+from veilsum_node.telemetry.endpoint import Heartbeat, MetricsServer
+from veilsum_node.telemetry.logs import about
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, SiteStep, Stage
 from veilsum_participant.site import Site
 from veilsum_participant.store.pending import count_waiting
 from veilsum_participant.store.studies import count_enrolled
-from veilsum_participant.telemetry.figures import SiteFigures
-from veilsum_participant.telemetry.shared_metrics import Reporter
+from veilsum_participant.telemetry.shared_metrics import Reporter, SiteFigures
+from veilsum_privacy.ledger import LedgerFault, LedgerReader
 from veilsum_privacy.ledger.metrics import SITE_KINDS, LedgerWatch
+
+LOG = logging.getLogger("veilsum.participant")
+
+MOST_SHOWN = 20
+"""Entries that a warning names."""
 
 OTHER = "other"
 """The label of methods that are not, or no longer, among the policy's."""
@@ -36,7 +48,7 @@ class SiteMetrics(SiteObserver):
     """A participant's metrics in a registry of their own.
 
     Args:
-        site: whose; it is not told to observe it, see :func:`veilsum_participant.telemetry.watch.monitored`.
+        site: whose; it is not told to observe it, see :func:`veilsum_participant.telemetry.metrics.monitored`.
 
     Attributes:
         figures: what the site's database knows, some seconds old at most.
@@ -105,6 +117,19 @@ class SiteMetrics(SiteObserver):
             "When the directory ends that the pins come from; NaN without one.",
             registry=registry,
         ).set(math.nan if site.directory is None else site.directory.expires)
+
+        unmatched = Gauge(
+            "veilsum_dataset_unmatched_ratio",
+            "At the start, the largest share of a column's cells that match nothing in the site's schema, in whole percents.",
+            ("dataset",),
+            registry=registry,
+        )
+        withheld = Gauge(
+            "veilsum_dataset_withheld", "Whether that is more than the site takes part with.", ("dataset",), registry=registry
+        )
+        for name, share in site.unmatched.items():
+            unmatched.labels(name).set(math.ceil(100 * share) / 100)
+            withheld.labels(name).set(site.withheld(name))
 
     def _preset(self) -> None:
         for method in (*sorted(self._methods), OTHER):
@@ -227,3 +252,74 @@ class _SiteCollector(Collector):
             waiting.add_metric([], float(figures.waiting))
             enrolled.add_metric([], float(figures.enrolled))
         yield from (*families, entries, waiting, enrolled)
+
+
+@contextmanager
+def monitored(site: Site) -> Iterator[SiteMetrics]:
+    """Watch a site: serve its metrics where it is configured, and verify its ledger now and every ``verify_hours``.
+
+    Raises:
+        ConfigurationError: the endpoint cannot be served as configured.
+    """
+    metrics = SiteMetrics(site)
+    settings = site.config.metrics
+    with ExitStack() as stack:
+        if settings is not None:
+            server = MetricsServer(metrics.registry, settings, ready=metrics.not_ready, alive=metrics.alive)
+            stack.callback(server.stop)
+            LOG.info("metrics are served on %s", server.start())
+        site.observer = metrics
+        verifier = Verifier(site, metrics)
+        stack.callback(verifier.stop)
+        yield metrics
+
+
+class Verifier:
+    """Verifies a site's ledger again and again, on a thread of its own and in a connection that can only read.
+
+    Args:
+        site: whose.
+        metrics: told of every result.
+    """
+
+    def __init__(self, site: Site, metrics: SiteMetrics) -> None:
+        self._site, self._metrics = site, metrics
+        self._stopping = threading.Event()
+        site.ledger_known.clear()
+        threading.Thread(target=self._loop, name="verify", daemon=True).start()
+
+    def stop(self) -> None:
+        """Start no further verification."""
+        self._stopping.set()
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.verify()
+            finally:
+                self._site.ledger_known.set()
+            self._stopping.wait(3600.0 * self._site.config.verify_hours)
+
+    def verify(self) -> None:
+        """Verify the ledger now, and tell the result."""
+        site = self._site
+        try:
+            with open_readonly(site.config.state) as database:
+                found = LedgerReader(database).verify(authority=site.credentials.authority)
+        except LedgerFault as error:
+            LOG.error("the ledger does not verify: %s", error, extra=about("verified", reason="fault"))
+            site.ledger_fault = str(error)
+            self._metrics.verification(False)
+        except VeilsumError as error:  # unread is not wrong: the result before stands, and grows old
+            LOG.error("the ledger cannot be verified: %s", error, extra=about("verified", reason="unreadable"))
+        except Exception as error:
+            LOG.error("the ledger cannot be verified: internal error", exc_info=error)
+        else:
+            LOG.info("ledger verified: %d entries, %d receipts", found.entries, found.receipts, extra=about("verified"))
+            if found.set_back:
+                numbers = ", ".join(map(str, found.set_back[:MOST_SHOWN]))
+                LOG.warning(
+                    "ledger entries %s have earlier times than the entries before them: the clock was set back", numbers
+                )
+            site.ledger_fault = ""
+            self._metrics.verification(True)

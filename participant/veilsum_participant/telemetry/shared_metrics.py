@@ -1,6 +1,8 @@
 """What a site reports of itself to the coordinator: the groups that ``policy.share_metrics`` names, and nothing else.
 
 A report goes out when a session opens and every minute after. What is not granted is never put together.
+
+What a site's state file says of the site, as figures: for its own metrics, and for what it shares of them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -18,9 +21,25 @@ from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.config import ShareGroup
 from veilsum_participant.observer import SiteStep
 from veilsum_participant.site import Site
-from veilsum_participant.telemetry.figures import SiteFigures
+from veilsum_privacy.ledger.metrics import LedgerFigures
 from veilsum_proto import SOFTWARE
 from veilsum_proto import federation_pb2 as pb
+
+
+@dataclass(frozen=True)
+class SiteFigures:
+    """What a site's database knows.
+
+    Attributes:
+        ledger: its ledger.
+        enrolled: studies that it is enrolled in.
+        waiting: studies that wait for the operator's word.
+    """
+
+    ledger: LedgerFigures
+    enrolled: int
+    waiting: int
+
 
 LOG = logging.getLogger("veilsum.participant")
 

@@ -8,7 +8,7 @@ The rule ``gaussian``. Every charge is a pair (mu^2, slack): what is released ca
 probability slack the record, else N(mu b, 1)", b being 1 if the record is there and 0 if not.
 
 - A release without sampling is such a pair with its own (D / sigma)^2 and no slack, integer noise being rounded continuous
-  noise (:mod:`~veilsum_privacy.accounting.smoothing`).
+  noise (:mod:`~veilsum_privacy.accounting.gaussian`).
 - All steps of a :class:`Course` together are one pair (:mod:`~veilsum_privacy.accounting.domination`), charged in full with
   the first of them: what the steps need is drawn then, whatever they will compute, and whatever comes between them. Whose
   steps they are makes no difference, so courses alike are counted together: N steps of them cost one pair, N + 1 two.
@@ -55,7 +55,7 @@ import numpy as np
 from veilsum_node.errors import Misuse
 from veilsum_privacy.accounting.domination import dominating_ratio
 from veilsum_privacy.accounting.estimate import PRV_ERROR, composed_epsilon
-from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon, gaussian_ratio
+from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon, gaussian_ratio
 from veilsum_privacy.accounting.losses import LossSteps
 from veilsum_privacy.accounting.renyi import (
     ORDERS,
@@ -68,7 +68,6 @@ from veilsum_privacy.accounting.renyi import (
     strict_epsilon,
     to_floats,
 )
-from veilsum_privacy.accounting.smoothing import SMOOTHING
 
 __all__ = [
     "ORDERS",

@@ -171,7 +171,7 @@ def convolved(masses: Floats, steps: int, size: int) -> tuple[Floats, float]:
     """The ``steps``-fold convolution of masses on a circle of ``size`` places, and a bound on the sum of its errors."""
     wrapped = np.bincount(np.arange(len(masses)) % size, weights=masses, minlength=size)
     spectrum = np.fft.rfft(wrapped)
-    sums: Floats = np.maximum(np.fft.irfft(_power(spectrum, steps), size), 0.0)
+    sums: Floats = np.maximum(np.fft.irfft(power(spectrum, steps), size), 0.0)
     # |x + d|^N - |x|^N <= N (|x| + |d|)^(N - 1) |d|, and squaring to the N-th power rounds by 3 u N. What that makes of the
     # sums is at most the root of the sum of squares over all frequencies (Cauchy and Schwarz, Parseval).
     transform = 8 * _UNIT * math.log2(size)
@@ -196,7 +196,7 @@ def step_masses(
         log_ratio = np.log1p(np.expm1(removed) / rate)
         x = np.where(removed > math.log1p(-rate), (log_ratio + ratio / 2) / shift, -np.inf)
         left, right = (x[:-1], x[1:]) if direction > 0 else (x[1:], x[:-1])
-        plain, moved = _normal(left, right), _normal(left - shift, right - shift)
+        plain, moved = normal_mass(left, right), normal_mass(left - shift, right - shift)
         mixed = (1 - rate) * plain + rate * moved
         p, q = (mixed, plain) if direction > 0 else (plain, mixed)
         up = (1 - np.exp(losses[:-1]) * q / p) / -math.expm1(-spacing)
@@ -208,9 +208,9 @@ def step_masses(
     masses[1:] += p * up
     below = np.full(1, -np.inf)
     if direction > 0:
-        masses[0] += (1 - rate) * _normal(below, x[:1])[0] + rate * _normal(below, x[:1] - shift)[0]
+        masses[0] += (1 - rate) * normal_mass(below, x[:1])[0] + rate * normal_mass(below, x[:1] - shift)[0]
     else:
-        masses[0] += _normal(x[:1], -below)[0]
+        masses[0] += normal_mass(x[:1], -below)[0]
     return first, masses
 
 
@@ -225,7 +225,7 @@ def _end(rate: float, ratio: float, chance: float) -> float:
     low, high = 0.0, _TAIL + shift
     while high - low > 1e-3:
         middle = (low + high) / 2
-        beyond = _normal(np.array([middle, middle - shift]), np.full(2, np.inf))
+        beyond = normal_mass(np.array([middle, middle - shift]), np.full(2, np.inf))
         low, high = (low, middle) if (1 - rate) * beyond[0] + rate * beyond[1] <= chance / 2 else (middle, high)
     return high
 
@@ -261,7 +261,7 @@ def _window(first: int, masses: Floats, steps: int, spacing: float, ignored: flo
     return min(math.floor(-bottom / spacing), -1), max(math.ceil(top / spacing), 1)
 
 
-def _normal(left: Floats, right: Floats) -> Floats:
+def normal_mass(left: Floats, right: Floats) -> Floats:
     """A standard normal's mass between points, without cancellation in either tail."""
     from scipy.special import ndtr  # a seventh of a participant's start, which sampled releases alone need
 
@@ -269,7 +269,7 @@ def _normal(left: Floats, right: Floats) -> Floats:
     return masses
 
 
-def _power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
+def power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
     """``base`` to a positive whole power by squaring."""
     result = np.ones_like(base)
     while exponent:

@@ -18,7 +18,7 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.mechanism.clipping import MAX_VALUES, SiteSum
+from veilsum_privacy.mechanism.clipping import MAX_VALUES
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.sums import rows_sum
@@ -330,12 +330,6 @@ def _in_mapped_parts(
 
     for _, found in in_parts(mapped, len(records), _unit_subjects(agreed.study, records), faults):
         yield found
-
-
-def task_sum(task: RowTask[Any], records: Records, broadcast: Mapping[str, Floats], grid: int) -> SiteSum:
-    """The sum of records' rows on the grid, each record a unit of its own; not clamped."""
-    evaluation = Evaluation(task.traced(broadcast), task.maps(broadcast))
-    return rows_sum(evaluation, records, task.clip(), grid, persons=task.persons, units=None)
 
 
 def task_rows(task: RowTask[Any], records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats | Integers]:

@@ -4,9 +4,8 @@
 page. Neither opens a file or a connection.
 """
 
-from veilsum_privacy.dossier.content import FORMAT, describe
+from veilsum_privacy.dossier.content import FORMAT, describe, proven, unproven
 from veilsum_privacy.dossier.model import Proof, StudyLabel, StudyTerms
-from veilsum_privacy.dossier.proof import proven, unproven
 from veilsum_privacy.dossier.render import render
 
 __all__ = ["FORMAT", "Proof", "StudyLabel", "StudyTerms", "describe", "proven", "render", "unproven"]

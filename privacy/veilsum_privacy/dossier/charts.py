@@ -2,34 +2,36 @@
 
 Each is drawn for a given width, so that its text has one size on a screen, on a telephone and on paper, and keeps apart what
 it compares by pattern and lightness as well as by colour.
+
+Axes of a plot of epsilon over time: where times and epsilons lie, and round values to write beside them.
+
+The few shapes that the plots are made of, as inline SVG; every text and number is escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from markupsafe import Markup
 
 from veilsum_node.phrases import counted
-from veilsum_privacy.dossier.axes import Frame, grid
-from veilsum_privacy.dossier.figures import cost, day, exact, remaining
-from veilsum_privacy.dossier.svg import (
-    ALARM,
-    ALONE,
-    INK,
-    LIMIT,
-    MUTED,
-    SPENT,
-    area,
-    drawing,
-    halo,
-    hatch,
-    line,
-    rect,
-    stroke,
-    words,
-)
+from veilsum_privacy.dossier.figures import cost, day, exact, moment, remaining
+
+INK, MUTED, RULE = "#17212b", "#4d5966", "#d3d9df"
+SPENT, ALONE, LIMIT, ALARM = "#0b4f6c", "#dfa23a", "#a3480f", "#a3161a"
+"""Colours that differ in lightness too: on paper without colour they stay apart."""
+
+_TEXT = 12
+
+_SECONDS = (
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 345600, 604800, 1209600,
+)  # fmt: skip
+_MONTHS = (1, 2, 3, 6, 12, 24, 60, 120, 240, 600, 1200, 6000, 24000)
+_LATEST = 221_845_392_000  # the year 9000: what lies beyond was not written by a clock
 
 WIDE = 720
 NARROW = 340
@@ -212,3 +214,141 @@ def _negative(value: float | str) -> float:
 
 def _clipped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a plot's times and epsilons lie, in pixels."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+    first: int
+    last: int
+    most: float
+
+    @staticmethod
+    def around(times: Iterable[int], epsilons: Iterable[float], width: int, height: int) -> Frame:
+        """A frame that holds all of them, epsilons from 0."""
+        known = [min(max(time, 0), _LATEST) for time in times]
+        most = 1.12 * (max(epsilons, default=0.0) or 1.0)
+        return Frame(width, height, 40, width - 8, 18, height - 42, min(known), max(known), most)
+
+    def x(self, time: int) -> float:
+        """Where a time lies."""
+        share = (min(max(time, self.first), self.last) - self.first) / max(1, self.last - self.first)
+        return self.left + share * (self.right - self.left)
+
+    def y(self, epsilon: float) -> float:
+        """Where an epsilon lies; at the upper edge if it lies beyond."""
+        return self.bottom - min(1.0, epsilon / self.most) * (self.bottom - self.top)
+
+
+def grid(frame: Frame, most_ticks: int) -> list[Markup]:
+    """Lines and words of both axes."""
+    shapes = [words(0, 10, "epsilon", colour=MUTED)]
+    step = _round_up(frame.most / 4)
+    for index in range(int(frame.most / step) + 1):
+        y = frame.y(index * step)
+        shapes.append(line(frame.left, y, frame.right, y, RULE if index else INK))
+        shapes.append(words(frame.left - 6, y + 4, f"{index * step:g}", anchor="end", colour=MUTED))
+    for time, label in ticks(frame.first, frame.last, most_ticks):
+        x = frame.x(time)
+        anchor = "start" if x < frame.left + 24 else "end" if x > frame.right - 24 else "middle"
+        shapes.append(line(x, frame.bottom, x, frame.bottom + 5, INK))
+        shapes.append(words(x, frame.bottom + 19, label, anchor=anchor, colour=MUTED))
+    between = f"{moment(frame.first)} to {moment(frame.last)} UTC"
+    shapes.append(words(frame.right, frame.height - 6, between, anchor="end", colour=MUTED))
+    return shapes
+
+
+def ticks(first: int, last: int, most: int) -> list[tuple[int, str]]:
+    """At most so many round times between two (one more for months), in UTC, with words for them."""
+    span = max(1, last - first)
+    step = next((seconds for seconds in _SECONDS if span / seconds <= most), None)
+    if step is not None:
+        form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%-d %b"
+        times = range(first + -first % step, last + 1, step)
+        return [(time, datetime.fromtimestamp(time, UTC).strftime(form)) for time in times]
+    months = next((count for count in _MONTHS if span / 86400 / 30.4 / count <= most), _MONTHS[-1])
+    found = []
+    date = datetime.fromtimestamp(first, UTC).replace(day=1, hour=0, minute=0, second=0)
+    while (time := int(date.timestamp())) <= last:
+        if time >= first and (date.year * 12 + date.month - 1) % months == 0:
+            found.append((time, date.strftime("%b %Y" if months < 12 else "%Y")))
+        date = (date + timedelta(days=32)).replace(day=1)
+    return found
+
+
+def _round_up(step: float) -> float:
+    """The smallest 1, 2, 2.5 or 5 times a power of ten that is no smaller."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= step * (1 - 1e-9))
+
+
+def drawing(name: str, title: str, says: str, width: int, height: float, shapes: Sequence[Markup]) -> Markup:
+    """A picture that says in words what it shows.
+
+    Args:
+        name: unique in the page.
+        title, says: its name, and what it shows.
+        width, height: in pixels, at which its text has the size of the page's.
+        shapes: from back to front.
+    """
+    head = Markup(
+        '<svg viewBox="0 0 {0} {1:g}" width="{0}" height="{1:g}" role="img" aria-labelledby="{2}-title {2}-desc"'
+        ' font-size="{3}"><title id="{2}-title">{4}</title><desc id="{2}-desc">{5}</desc>'
+    ).format(width, height, name, _TEXT, title, says)
+    return head + Markup("").join(shapes) + Markup("</svg>")
+
+
+def rect(x: float, y: float, width: float, height: float, fill: str, *, edge: str = "none") -> Markup:
+    """A filled rectangle."""
+    return Markup(
+        '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" fill="{}" stroke="{}" stroke-width="0.75"/>'
+    ).format(x, y, width, height, fill, edge)
+
+
+def line(x: float, y: float, to_x: float, to_y: float, colour: str, *, width: float = 1) -> Markup:
+    """A straight line."""
+    return Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" stroke="{}" stroke-width="{:g}"/>').format(
+        x, y, to_x, to_y, colour, width
+    )
+
+
+def stroke(path: str, colour: str, width: float, *, dashes: str = "none") -> Markup:
+    """A path that is drawn, not filled."""
+    return Markup(
+        '<path d="{}" fill="none" stroke="{}" stroke-width="{:g}" stroke-linejoin="round" stroke-dasharray="{}"/>'
+    ).format(path, colour, width, dashes)
+
+
+def area(path: str, colour: str) -> Markup:
+    """A path that is filled, faintly."""
+    return Markup('<path d="{}" fill="{}" fill-opacity="0.1"/>').format(path, colour)
+
+
+def hatch(name: str) -> Markup:
+    """Defines the pattern ``url(#name)``: stripes, for what is told apart by more than colour."""
+    return Markup(
+        '<defs><pattern id="{}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="6" height="6" fill="{}"/><rect width="2" height="6" fill="{}"/></pattern></defs>'
+    ).format(name, ALONE, INK)
+
+
+def words(x: float, y: float, text: str, *, anchor: str = "start", colour: str = INK, bold: bool = False) -> Markup:
+    """A line of text."""
+    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}" fill="{}"{}>{}</text>').format(
+        x, y, anchor, colour, Markup(' font-weight="600"') if bold else "", text
+    )
+
+
+def halo(x: float, y: float, text: str, colour: str, *, anchor: str = "end") -> Markup:
+    """Words over a drawing, kept readable by a white edge."""
+    return Markup(
+        '<text x="{:.1f}" y="{:.1f}" text-anchor="{}" fill="{}" font-weight="600" stroke="#fff" stroke-width="4"'
+        ' stroke-linejoin="round" paint-order="stroke">{}</text>'
+    ).format(x, y, anchor, colour, text)

@@ -118,19 +118,7 @@ class Countersignature:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
-        return canonical(
-            {
-                "v": 1,
-                "study": self.study,
-                "coordinator": self.coordinator,
-                "round": self.round,
-                "attempt": self.attempt,
-                "context": self.context,
-                "receipts": self.receipts,
-                "entry": self.entry,
-                "head": self.head,
-            }
-        )
+        return canonical({"v": 1, **vars(self)})
 
 
 @dataclass(frozen=True)

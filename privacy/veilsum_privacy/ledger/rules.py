@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.accountant import PRV_ERROR
@@ -19,24 +20,24 @@ TOLERANCE = 1e-6
 """Relative; versions of the software may round an epsilon differently, and a budget may have been met exactly."""
 
 
-class Rules(Protocol):
+class Rules(ABC):
     """One ledger's rules, entry by entry."""
 
     @property
+    @abstractmethod
     def populations(self) -> Mapping[str, Standing]:
         """Where every population stands."""
-        ...
 
+    @abstractmethod
     def check(self, entry: Entry) -> None:
         """Check that an entry may follow those before it.
 
         Raises:
             HostileInput: it may not.
         """
-        ...
 
 
-class SiteRules:
+class SiteRules(Rules):
     """A site's own ledger: budgets, and the life of each release from its reservation on."""
 
     def __init__(self) -> None:
@@ -55,15 +56,9 @@ class SiteRules:
 
     @property
     def populations(self) -> Mapping[str, Standing]:
-        """Where every population stands."""
         return self._totals.populations
 
     def check(self, entry: Entry) -> None:
-        """Check that an entry may follow those before it.
-
-        Raises:
-            HostileInput: it may not.
-        """
         match entry.kind:
             case Kind.GENESIS:
                 require(entry.seq == 1, "the ledger must begin with its one genesis entry")
@@ -209,7 +204,7 @@ class SiteRules:
             require(held <= budget.epsilon * (1 + TOLERANCE), "it exceeded the budget")
 
 
-class MirrorRules:
+class MirrorRules(Rules):
     """A coordinator's mirror: receipts shown, then the cohort's consent, then the release."""
 
     def __init__(self) -> None:
@@ -221,11 +216,6 @@ class MirrorRules:
         return {}
 
     def check(self, entry: Entry) -> None:
-        """Check that an entry may follow those before it.
-
-        Raises:
-            HostileInput: it may not.
-        """
         match entry.kind:
             case Kind.GENESIS:
                 require(entry.seq == 1, "the ledger must begin with its one genesis entry")

@@ -47,18 +47,7 @@ class Statement:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
-        return canonical(
-            {
-                "v": 1,
-                "study": self.study,
-                "participant": self.participant,
-                "round": self.round,
-                "attempt": self.attempt,
-                "context": self.context,
-                "keys": self.keys,
-                "words": self.words,
-            }
-        )
+        return canonical({"v": 1, **vars(self)})
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from veilsum_privacy.training.objectives.dyn import Dyn
 from veilsum_privacy.training.objectives.iir import Iir
 from veilsum_privacy.training.objectives.moon import Moon
 from veilsum_privacy.training.objectives.ntd import Ntd
-from veilsum_privacy.training.objectives.plain import Plain
 from veilsum_privacy.training.objectives.proto import Proto
-from veilsum_privacy.training.objectives.prox import Prox
+from veilsum_privacy.training.objectives.prox import Plain, Prox
 from veilsum_privacy.training.objectives.scaffold import Scaffold
 from veilsum_privacy.training.objectives.sr import Sr
 

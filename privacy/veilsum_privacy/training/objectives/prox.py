@@ -1,4 +1,7 @@
-"""The objective "prox": FedProx (Li et al. 2020), which holds a site near the broadcast model."""
+"""The objective "prox": FedProx (Li et al. 2020), which holds a site near the broadcast model.
+
+The objective "none": cross-entropy alone, as in FedAvg (McMahan et al. 2017).
+"""
 
 from __future__ import annotations
 
@@ -35,3 +38,12 @@ class Prox(Objective):
             return mu * (theta - start)
 
         return LocalObjective(pull=pull)
+
+
+class Plain(Objective):
+    """The mean cross-entropy of the site's records."""
+
+    name = "none"
+
+    def begin(self, received: Received) -> LocalObjective:
+        return LocalObjective()
