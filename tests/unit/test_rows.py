@@ -34,7 +34,7 @@ from veilsum_privacy.computation.contribution import Evaluations, SitePlace, com
 from veilsum_privacy.mechanism.persons import Persons
 from veilsum_privacy.mechanism.rows import symbols as s
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
-from veilsum_privacy.mechanism.rows.graph import Graph, node
+from veilsum_privacy.mechanism.rows.graph import RowGraph, node
 from veilsum_privacy.mechanism.rows.primitives import PRIMITIVES, Elementwise
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, record_of, traced
@@ -109,6 +109,7 @@ def rows_at_random(draw: st.DrawFn) -> Symbol:
             leaf = s.leaves(one, features, thresholds)
             leaf = s.where(s.symbol(draw(st.sampled_from(codes))) > draw(st.integers(-2, 1)), leaf, -1)
             values.append(s.placed(s.spread(one[: min(size, 2)], 3), leaf, 8).reshape(-1))
+            values.append(s.where(s.hash_is_low(record, 0.4), one, -one))
             values.append(s.margin(one, features, thresholds, rng.normal(size=(3, 8, 2)), rng.normal(size=2)))
         values[-1] = values[-1][: min(values[-1].shape[0], 600)]
     known = s.every(s.finite(record.features)) if draw(st.booleans()) else record.present[0]
@@ -116,7 +117,7 @@ def rows_at_random(draw: st.DrawFn) -> Symbol:
     return s.only(last, known) if draw(st.booleans()) else last
 
 
-def rows_of(graph: Graph, records: Records) -> NDArray[Any]:
+def rows_of(graph: RowGraph, records: Records) -> NDArray[Any]:
     found = [batch.copy() for batch in Evaluation(graph).rows(records)]
     return np.concatenate(found) if found else np.zeros((0, graph.root.spec.size))
 
@@ -129,7 +130,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(row: Symbol, seed: int, n: 
     records, graph = hostile(rng, n), traced(row)
     whole = rows_of(graph, records)
     assert whole.shape == (n, row.shape[0])
-    same = Graph.from_bytes(graph.to_bytes())
+    same = RowGraph.from_bytes(graph.to_bytes())
     assert same.to_bytes() == graph.to_bytes()
     assert same.digest == graph.digest
     np.testing.assert_array_equal(rows_of(same, records), whole)
@@ -274,14 +275,14 @@ def test_a_public_array_is_frozen_where_it_is_traced() -> None:
 def test_bytes_that_are_no_graph_are_refused(cut: int) -> None:
     data = traced(record_of(WIDTH, labelled=False).features * np.arange(1.0, WIDTH + 1.0)).to_bytes()
     with pytest.raises(HostileInput):
-        Graph.from_bytes(data[:cut])
+        RowGraph.from_bytes(data[:cut])
     with pytest.raises(HostileInput):
-        Graph.from_bytes(data + b"0")
+        RowGraph.from_bytes(data + b"0")
     for one, other in ((b'"multiply"', b'"matmul..."'), (b'"of":[0,1]', b'"of":[0,7]'), (b'"of":[0,1]', b'"of":[1,1]')):
         changed = data.replace(one, other)
         if changed != data and other != b'"of":[1,1]':
             with pytest.raises(HostileInput):
-                Graph.from_bytes(changed)
+                RowGraph.from_bytes(changed)
 
 
 def test_a_graph_that_is_too_large_is_refused() -> None:
@@ -422,12 +423,12 @@ import sys
 import numpy as np
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
-from veilsum_privacy.mechanism.rows.graph import Graph
+from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 
 told = np.load(sys.argv[1], allow_pickle=False)
 records = Records(told["features"], told["present"], told["labels"])
-graph = Graph.from_bytes(told["graph"].tobytes())
+graph = RowGraph.from_bytes(told["graph"].tobytes())
 found = rows_sum(Evaluation(graph), records, float(told["clip"]), int(told["grid"]), persons=None, units=None)
 odd = [name for name in sys.modules if name.split(".")[0] in ("torch", "grpc", "pyarrow", "pydantic")]
 apart = ("veilsum_privacy.tasks", "veilsum_privacy.study", "veilsum_privacy.training", "veilsum_participant")

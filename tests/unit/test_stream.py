@@ -32,9 +32,9 @@ from veilsum_participant.data.postgres import SPACES
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import comes_in_batches, stream_records
 from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
-from veilsum_privacy.computation import contribution
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
 from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study, Unit
 from veilsum_privacy.tasks.base import Records, join_batches
@@ -121,21 +121,25 @@ def test_what_fails_in_reading_counts_as_no_records_and_is_read_once(where: str)
     assert reads == [1]
 
 
-def test_a_record_that_its_mapping_fails_on_is_left_out_of_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = statistics()
-    study = setting.study("record", grid=2**16, variance=0, noise="none")
+@pytest.mark.parametrize("missing", ["skip", "centre"])
+def test_a_record_that_a_program_fails_on_is_left_out_of_any_batch(missing: str) -> None:
+    setting = next(each for each in SETTINGS if each.task == "feature-means" and each.name == "mapped")
+    setting = replace(setting, parameters={**setting.parameters, "missing": missing})
+    encoder = Program(format="torchscript", sha256="0" * 64, inputs=(2,), width=2)
+    study = setting.study("record", grid=2**16, variance=0, noise="none").model_copy(update={"encoder": encoder})
     plan = AgreedStudy(study).task(study.tasks[0].label).plan(4, 4)
     some = random_records(np.random.default_rng(0), 9, setting.schema, complete=True)
-    real = contribution._mapped
+    odd = some.features[4].copy()
 
-    def mapped(agreed: Any, records: Records, *rest: Any) -> Records:
-        if (records.features == some.features[4]).all(axis=1).any():
+    def encode(x: np.ndarray) -> np.ndarray:
+        if (x == odd).all(axis=1).any():
             raise ArithmeticError
-        return real(agreed, records, *rest)
+        return 2.0 * x
 
-    want = compute_sum(plan, join_batches([some.take(slice(4)), some.take(slice(5, 9))]), {}).total
-    monkeypatch.setattr(contribution, "_mapped", mapped)
-    part = contribute(plan, lambda: cut(some, [3, 6]), {}, SitePlace())
+    place = SitePlace(encode=encode)
+    want = compute_sum(plan, join_batches([some.take(slice(4)), some.take(slice(5, 9))]), {}, place).total
+    assert want.any()
+    part = contribute(plan, lambda: cut(some, [3, 6]), {}, place)
     np.testing.assert_array_equal(part.total, want)
     assert part.invalid == 1
     assert isinstance(part.fault, ArithmeticError)

@@ -19,13 +19,12 @@ from veilsum_privacy.computation.contribution import SitePlace, compute_sum, con
 from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together, unit_edges
 from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import Unit
-from veilsum_privacy.tasks import build_task
-from veilsum_privacy.tasks.base import Records, RowTask, SiteTask
+from veilsum_privacy.tasks.base import Records, SiteTask
 
 RAISED = (ArithmeticError, IndexError, MemoryError, RecursionError, Misuse)
 BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])
-FALLIBLE = [s for s in SETTINGS if not s.additive or build_task(s.task, s.parameters, s.schema).features is not None]
-"""All but those whose rows are graphs of the records as they are, in which nothing can fail."""
+FALLIBLE = [s for s in SETTINGS if not s.additive]
+"""All but those whose rows are graphs, in which nothing can fail."""
 EVERY = pytest.mark.parametrize("setting", FALLIBLE, ids=lambda setting: f"{setting.task}-{setting.name}")
 
 Predicate = Callable[[Records], bool]
@@ -36,12 +35,9 @@ def broadcast_of(setting: Setting, sites: int) -> dict[str, Floats]:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, plan: RoundPlan, fails: Predicate, where: str, error: type[Exception]) -> None:
-    """Let the task, or what maps records for it, raise where ``fails`` says so of the records that it is given.
-
-    The row of a task that is traced meets no record: only what maps records for it can fail on one.
-    """
+    """Let the task, or what maps records for it, raise where ``fails`` says so of the records that it is given."""
     task = plan.task.task
-    if where == "mapping" or isinstance(task, RowTask):
+    if where == "mapping":
         real = contribution._mapped
 
         def mapped(agreed: Any, records: Records, *rest: Any) -> Records:

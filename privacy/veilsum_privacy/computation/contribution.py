@@ -27,9 +27,10 @@ from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import in_range
+from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask, SiteTask, TrainingTask, join_batches
-from veilsum_privacy.tasks.feature_maps import Encode, map_records
+from veilsum_privacy.tasks.feature_maps import Encode, FeatureMap, encoded, map_records
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -38,16 +39,20 @@ class Evaluations:
     """The graph of a task's rows, kept ready where one round is computed of many sites' records; of one thread."""
 
     def __init__(self) -> None:
-        self._kept: tuple[RowTask[Any], bytes, Evaluation] | None = None
+        self._kept: tuple[RowTask[Any], str, Evaluation] | None = None
 
-    def of(self, task: RowTask[Any], broadcast: Mapping[str, Floats]) -> Evaluation:
-        """The graph with a broadcast as public arrays."""
+    def of(self, task: RowTask[Any], broadcast: Mapping[str, Floats], mapping: FeatureMap | None) -> Evaluation:
+        """The graph with a broadcast as public arrays, of records as a site has them."""
         said = blake2b()
-        for name, array in sorted(broadcast.items()):
+        kept = {} if mapping is None or mapping.kept is None else mapping.kept
+        for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
             said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
             said.update(np.ascontiguousarray(array).tobytes())
-        if self._kept is None or self._kept[0] is not task or self._kept[1] != said.digest():
-            self._kept = task, said.digest(), Evaluation(task.traced(broadcast), task.maps(broadcast))
+        about = (None, 0) if mapping is None else (mapping.whole, mapping.index)
+        key = f"{about} {said.hexdigest()}"
+        if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
+            graph = task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
+            self._kept = task, key, Evaluation(graph, task.maps(broadcast))
         return self._kept[2]
 
 
@@ -293,17 +298,20 @@ def _add_rows(
     faults: Faults | None,
 ) -> SitePart:
     """The rows of all records by the task's graph, which is traced before the first of them is read."""
-    evaluation = (place.evaluations or Evaluations()).of(task, broadcast)
+    mapping = _mapping(plan.task, broadcast, place)
+    evaluation = (place.evaluations or Evaluations()).of(task, broadcast, mapping)
     clip, grid, persons = task.clip(), plan.declaration.grid, task.persons
+    if persons is not None and mapping is not None:
+        persons = replace(persons, valued=False)
     whole = np.zeros(task.layout().size, dtype=np.int64)
     count = clipped = invalid = 0
     for records in batches:
         count += len(records)
         if count > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
-        for mapped in _in_mapped_parts(plan.task, records, broadcast, place, faults):
-            units = _unit_subjects(plan.task.study, mapped)
-            found = rows_sum(evaluation, mapped, clip, grid, persons=persons, units=units)
+        for given in _in_encoded_parts(plan.task, records, place, faults):
+            units = _unit_subjects(plan.task.study, given)
+            found = rows_sum(evaluation, given, clip, grid, persons=persons, units=units)
             whole += found.total
             clipped, invalid = clipped + found.clipped, invalid + found.invalid
         del records  # before the next ones are read
@@ -317,18 +325,34 @@ def _add_rows(
     return SitePart(total, clipped, invalid, cut)
 
 
-def _in_mapped_parts(
-    agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: SitePlace, faults: Faults | None
-) -> Iterator[Records]:
-    """The records as the task sees them; without the units that an encoder fails on."""
+def _mapping(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: SitePlace) -> FeatureMap | None:
+    """What the site makes of a record before the task sees it; None where that is nothing."""
     if agreed.task.features is None:
+        return None
+    kept, std = (None, None) if agreed.source is None else _source_blocks(agreed.source, place)
+    by_program = _by_program(agreed, place)
+    mapping = FeatureMap(agreed.study, agreed.task.features, broadcast, place.index, kept, std, by_program)
+    return None if mapping.plain else mapping
+
+
+def _by_program(agreed: AgreedTask, place: SitePlace) -> bool:
+    """Whether the site's program encodes the records."""
+    features = agreed.task.features
+    made = features is not None and features.width is not None
+    return made and place.encode is not None and isinstance(agreed.study.encoder, Program)
+
+
+def _in_encoded_parts(agreed: AgreedTask, records: Records, place: SitePlace, faults: Faults | None) -> Iterator[Records]:
+    """The records, encoded where a program does that; without the units that it fails on."""
+    features, encode = agreed.task.features, place.encode
+    if features is None or encode is None or not _by_program(agreed, place):
         yield records
         return
 
-    def mapped(rows: slice) -> Records:
-        return _mapped(agreed, records.take(rows), broadcast, place)
+    def made(rows: slice) -> Records:
+        return encoded(features, records.take(rows), encode)
 
-    for _, found in in_parts(mapped, len(records), _unit_subjects(agreed.study, records), faults):
+    for _, found in in_parts(made, len(records), _unit_subjects(agreed.study, records), faults):
         yield found
 
 

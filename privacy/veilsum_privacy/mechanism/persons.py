@@ -24,6 +24,7 @@ class Persons:
         person: how they become one, that stands for all of them; None where each counts.
         at_most: of each subject the first so many count; 0 for all.
         categories: places of each category's indicators among the features.
+        valued: whether a record counts only with finite features; not where they are mapped first, and the map says so.
 
     A subject's rows beyond the first ``at_most`` m are zeros, so its sum is at most m times as long as a row; where its
     records become one, one row stands for all of them, at the place of the first, and the others are zeros.
@@ -32,11 +33,13 @@ class Persons:
     person: Reduction | None = None
     at_most: int = 0
     categories: tuple[slice, ...] = ()
+    valued: bool = True
 
     def counted(self, records: Records) -> tuple[Records, NDArray[np.bool_]]:
         """The records to take rows of, and whose rows count (n,)."""
-        finite = np.isfinite(records.features)
-        counted = row_extremes(np.logical_and, finite)  # no reader gives others: they are no records
+        counted: NDArray[np.bool_] = np.ones(len(records), dtype=np.bool_)
+        if self.valued:
+            counted = row_extremes(np.logical_and, np.isfinite(records.features))  # no reader gives others
         if records.subjects is None:
             return records, counted
         place = _places(records.subjects)

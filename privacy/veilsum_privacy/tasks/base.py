@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -25,8 +25,8 @@ from veilsum_privacy.mechanism.persons import Persons
 from veilsum_privacy.mechanism.records import Records as Records
 from veilsum_privacy.mechanism.records import join_batches as join_batches
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
-from veilsum_privacy.mechanism.rows.graph import Graph
-from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, record_of, traced
+from veilsum_privacy.mechanism.rows.graph import RowGraph
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, only, record_of, traced
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
@@ -246,14 +246,27 @@ class RowTask(Task[P]):
         """The opaque maps that the row takes, by name: of networks, which are no graph; none of most tasks."""
         return {}
 
-    def traced(self, broadcast: Mapping[str, Floats]) -> Graph:
+    def traced(
+        self, broadcast: Mapping[str, Floats], mapped: Callable[[Record], tuple[Record, Symbol]] | None = None, width: int = 0
+    ) -> RowGraph:
         """The graph of a row, with a round's broadcast as public arrays.
+
+        Args:
+            broadcast: of the round.
+            mapped: makes of a record of so many features the one that the task sees, and says whether its row counts; None
+                where records come as the task sees them.
+            width: of the records that ``mapped`` takes.
 
         Raises:
             HostileInput: the broadcast is not what the task needs, or the task gives no row of its layout.
         """
-        width = self.schema.width if self.features is None else self.dimension
-        graph = traced(self.row(record_of(width, labelled=self.schema.label is not None), broadcast))
+        labelled = self.schema.label is not None
+        if mapped is None:
+            own = self.schema.width if self.features is None else self.dimension
+            graph = traced(self.row(record_of(own, labelled=labelled), broadcast))
+        else:
+            record, taken = mapped(record_of(width, labelled=labelled))
+            graph = traced(only(self.row(record, broadcast), taken))
         if graph.root.spec.size != self.layout().size:
             raise HostileInput(f"The task {self.name} gives {graph.root.spec.size} values; it declares {self.layout().size}.")
         return graph

@@ -2,14 +2,13 @@
 
 Both are maps that no clear record has touched: they come from a broadcast, that is from released sums, from a
 file that every site has, or from the site's own noised statistic. So a record is mapped by what is, for its privacy, a
-constant, and is clipped afterwards. A record's features depend on it alone, to the last bit: affine maps by
-:func:`exact_affine`, maps by moments elementwise.
+constant, and is clipped afterwards. Maps are traced on symbols, as rows are, and meet no record; a program is an opaque map.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +19,27 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.exact import exact_affine as exact_affine
-from veilsum_privacy.study.encoder import Projection, projection_digest
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.symbols import (
+    Record,
+    Symbol,
+    affine,
+    by_moments,
+    clip,
+    every,
+    finite,
+    hash_is_low,
+    joined,
+    record_of,
+    spread,
+    symbol,
+    traced,
+    where,
+)
+from veilsum_privacy.study.encoder import Program, Projection, projection_digest
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
-from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, PartParameters
+from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, Part, PartParameters
 from veilsum_privacy.tasks.parts import part_of
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 
@@ -38,6 +54,136 @@ Encode = Callable[[Floats], Floats]
 NOTHING_KEPT = "The site kept no statistic to make its alignment from."
 
 
+@dataclass(frozen=True)
+class FeatureMap:
+    """What a site makes of a record before a task sees it.
+
+    Attributes:
+        study: whose encoder is applied.
+        parameters: of the task.
+        broadcast: arrays that everyone received.
+        index: the site's place among the study's participants.
+        kept, noise_std: blocks of the site's kept statistic and their noise, for an alignment that the site makes.
+        whole: whether all records are taken, whatever the task's part: those of the part were picked before.
+    """
+
+    study: Study
+    parameters: FeatureParameters
+    broadcast: Mapping[str, Floats]
+    index: int = 0
+    kept: Mapping[str, Floats] | None = None
+    noise_std: Mapping[str, float] | None = None
+    whole: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether records are left as they are."""
+        return self.parameters.width is None and self.parameters.alignment is None and self._part == "all"
+
+    @property
+    def width(self) -> int:
+        """Features of the records as they come: those of the schema, or of an encoder that is a program."""
+        encoder = self.study.encoder
+        return self.study.data.width if encoder is None or isinstance(encoder, Projection) else encoder.width
+
+    @property
+    def _part(self) -> Part:
+        return self.parameters.part if isinstance(self.parameters, PartParameters) and not self.whole else "all"
+
+    def __call__(self, record: Record) -> tuple[Record, Symbol]:
+        """A record as the task sees it, and whether it is of the task's part of the records.
+
+        Alignment by moments maps each feature by itself and leaves the schema's own in their box: values present are cut to
+        [-1, 1] before and after it, absent ones stay absent.
+
+        Raises:
+            HostileInput: an array is missing, has the wrong shape, or is not the one that the study names.
+            Misuse: the site makes its own alignment and has kept no statistic.
+        """
+        taken = symbol(np.True_)
+        if self._part != "all" and isinstance(self.parameters, PartParameters):
+            taken = hash_is_low(record, float(self.parameters.part_share))
+            taken = taken if self._part == "statistics" else ~taken
+        return (self._in_box(record) if self.parameters.width is None else self._made(record, self.parameters.width)), taken
+
+    def _made(self, record: Record, width: int) -> Record:
+        """The features that an encoder and an alignment make, there as a whole or not at all."""
+        parameters, encoder = self.parameters, self.study.encoder
+        x = where(record.present, record.features, 0.0)
+        there = every(finite(x))
+        if parameters.missing == "skip":
+            there = there & every(record.present)
+        x = where(there, x, 0.0)
+        if isinstance(encoder, Projection):
+            matrix = _array(self.broadcast, ENCODER_MATRIX, (encoder.width, encoder.inputs))
+            offset = _array(self.broadcast, ENCODER_OFFSET, (encoder.width,))
+            if projection_digest(matrix, offset) != encoder.sha256:
+                raise HostileInput("The projection in the broadcast is not the one that the study names.")
+            x = affine(clip(x, -1.0, 1.0), matrix, offset)
+        if x.shape[0] != width:
+            raise HostileInput(f"The features have {x.shape[0]} dimensions; the task takes {width}.")
+        if parameters.alignment is not None and parameters.alignment.moments is not None:
+            bound = parameters.alignment.moments.bound
+            x = by_moments(x / bound, self._moment_map(width)) * bound
+        else:
+            own = _alignment(parameters, self.broadcast, self.study.sites, self.index, self.kept, self.noise_std)
+            if own is not None:
+                x = affine(x, *own)
+        there = there & every(finite(x))
+        return Record(where(there, x, 0.0), spread(there, width), record.label)
+
+    def _in_box(self, record: Record) -> Record:
+        """The schema's own features, aligned by moments if at all."""
+        alignment = self.parameters.alignment
+        if alignment is None:
+            return record
+        moments = alignment.moments
+        columns = columns_of_moments(self.study.data, None, None if moments is None else moments.channels)
+        features = clip(record.features, -1.0, 1.0)
+        moved = clip(by_moments(features[columns], self._moment_map(len(columns))), -1.0, 1.0)
+        order = np.arange(self.study.data.width)
+        order[columns] = self.study.data.width + np.arange(len(columns))
+        return record._replace(features=where(record.present, joined(features, moved)[order], 0.0))
+
+    def _moment_map(self, features: int) -> moment_alignment.MomentMap:
+        """The site's map of so many features by their moments."""
+        alignment = self.parameters.alignment
+        use = None if alignment is None else alignment.moments
+        if alignment is None or use is None:
+            raise HostileInput("The schema's own features are aligned by moments only.")
+        if self.kept is None or self.noise_std is None:
+            raise Misuse(NOTHING_KEPT)
+        try:
+            own = moment_alignment.local_map(
+                self.kept, self.noise_std, self.broadcast, order=use.order, adjust=use.adjust, tau=alignment.tau
+            )
+        except (KeyError, ValueError, ArithmeticError) as error:
+            raise HostileInput("The broadcast holds no reference for the alignment by moments.") from error
+        if len(own.centre) != (use.channels or features):
+            raise HostileInput("The reference of the alignment by moments is of other features.")
+        return own
+
+
+def encoded(parameters: FeatureParameters, records: Records, encode: Encode) -> Records:
+    """The records of a task's part, as a program encodes them; one that it cannot take is not finite.
+
+    Raises:
+        HostileInput: the program makes another number of features than the task takes.
+    """
+    if isinstance(parameters, PartParameters):
+        records = part_of(records, parameters.part, parameters.part_share)
+    there: NDArray[np.bool_] = np.ones(len(records), dtype=np.bool_)
+    if parameters.missing == "skip":
+        there &= records.present.all(axis=1)
+    x = np.where(records.present, records.features, 0.0)
+    there &= np.isfinite(x).all(axis=1)
+    x = encode(np.clip(np.where(there[:, None], x, 0.0), -1.0, 1.0))
+    if x.shape[1] != parameters.width:
+        raise HostileInput(f"The features have {x.shape[1]} dimensions; the task takes {parameters.width}.")
+    features = np.where(there[:, None], x, np.nan)
+    return replace(records, features=features, present=np.ones(features.shape, dtype=np.bool_))
+
+
 def map_records(
     study: Study,
     parameters: FeatureParameters,
@@ -49,55 +195,33 @@ def map_records(
     noise_std: Mapping[str, float] | None = None,
     encode: Encode | None = None,
 ) -> Records:
-    """The records that a task computes on, of the part that it takes; as they are where it takes the schema's own features.
-
-    Alignment by moments maps each feature by itself and leaves the schema's own in their box: values present are cut to
-    [-1, 1] before and after it, absent ones stay absent.
+    """The records that a task computes on, of the part that it takes, as :class:`FeatureMap` has them.
 
     Args:
-        study: whose encoder is applied.
-        parameters: of the task.
         records: as the schema gives them; already encoded if the study's encoder is a program and ``encode`` is None.
-        broadcast: arrays that everyone received.
-        index: the site's place among the study's participants.
-        kept, noise_std: blocks of the site's kept statistic and their noise, for an alignment that the site makes.
+        study, parameters, broadcast, index, kept, noise_std: as of :class:`FeatureMap`.
         encode: the study's program.
 
     Raises:
-        HostileInput: an array is missing, has the wrong shape, or is not the one that the study names.
-        Misuse: the site makes its own alignment and has kept no statistic.
+        HostileInput, Misuse: as of :class:`FeatureMap`.
     """
-    if isinstance(parameters, PartParameters):
-        records = part_of(records, parameters.part, parameters.part_share)
-    if parameters.width is None:
-        return _in_box(study, parameters, records, broadcast, kept, noise_std)
-    whole: NDArray[np.bool_] = np.ones(len(records), dtype=np.bool_)
-    if parameters.missing == "skip":
-        whole &= records.present.all(axis=1)
-    x = np.where(records.present, records.features, 0.0)
-    whole &= np.isfinite(x).all(axis=1)
-    x = np.where(whole[:, None], x, 0.0)
-    encoder = study.encoder
-    if isinstance(encoder, Projection):
-        matrix = _array(broadcast, ENCODER_MATRIX, (encoder.width, encoder.inputs))
-        offset = _array(broadcast, ENCODER_OFFSET, (encoder.width,))
-        if projection_digest(matrix, offset) != encoder.sha256:
-            raise HostileInput("The projection in the broadcast is not the one that the study names.")
-        x = exact_affine(np.clip(x, -1.0, 1.0), matrix, offset)
-    elif encode is not None:
-        x = encode(np.clip(x, -1.0, 1.0))
-    if x.shape[1] != parameters.width:
-        raise HostileInput(f"The features have {x.shape[1]} dimensions; the task takes {parameters.width}.")
-    if parameters.alignment is not None and parameters.alignment.moments is not None:
-        bound = parameters.alignment.moments.bound
-        x = _moment_map(parameters.alignment, broadcast, kept, noise_std, parameters.width)(x / bound) * bound
-    else:
-        own = _alignment(parameters, broadcast, study.sites, index, kept, noise_std)
-        if own is not None:
-            x = exact_affine(x, *own)
-    whole &= np.isfinite(x).all(axis=1)
-    features = np.where(whole[:, None], x, 0.0)
-    return replace(records, features=features, present=np.repeat(whole[:, None], features.shape[1], axis=1))
+    by_program = encode is not None and isinstance(study.encoder, Program) and parameters.width is not None
+    if by_program and encode is not None:
+        records = encoded(parameters, records, encode)
+    mapping = FeatureMap(study, parameters, broadcast, index, kept, noise_std, by_program)
+    if mapping.plain:
+        return records
+    given = record_of(records.features.shape[1], labelled=records.labels is not None)
+    record, taken = mapping(given)
+    width = record.features.shape[0]
+    rows = np.empty((len(records), 2 * width + 1))
+    start = 0
+    for batch in Evaluation(traced(joined(record.features, record.present, taken))).rows(records):
+        rows[start : start + len(batch)] = batch
+        start += len(batch)
+    kept_rows = rows[:, -1] > 0.0
+    found = replace(records, features=rows[:, :width].copy(), present=rows[:, width:-1] > 0.0)
+    return found if kept_rows.all() else found.take(kept_rows)
 
 
 def _alignment(
@@ -143,47 +267,6 @@ def own_map(
             raise ValueError("another dimension")
     except (KeyError, ValueError, ArithmeticError) as error:  # sizes beyond all that a reference has overflow
         raise HostileInput(f"The broadcast holds no reference for the alignment {alignment.kind!r}.") from error
-    return own
-
-
-def _in_box(
-    study: Study,
-    parameters: FeatureParameters,
-    records: Records,
-    broadcast: Mapping[str, Floats],
-    kept: Mapping[str, Floats] | None,
-    noise_std: Mapping[str, float] | None,
-) -> Records:
-    """The schema's own features, aligned by moments if at all."""
-    alignment = parameters.alignment
-    if alignment is None:
-        return records
-    columns = columns_of_moments(study.data, None, None if alignment.moments is None else alignment.moments.channels)
-    own = _moment_map(alignment, broadcast, kept, noise_std, len(columns))
-    features = np.clip(records.features, -1.0, 1.0)
-    features[:, columns] = np.clip(own(features[:, columns]), -1.0, 1.0)
-    return replace(records, features=np.where(records.present, features, 0.0))
-
-
-def _moment_map(
-    alignment: Alignment,
-    broadcast: Mapping[str, Floats],
-    kept: Mapping[str, Floats] | None,
-    noise_std: Mapping[str, float] | None,
-    features: int,
-) -> moment_alignment.MomentMap:
-    """The site's map of so many features by their moments."""
-    use = alignment.moments
-    if use is None:
-        raise HostileInput("The schema's own features are aligned by moments only.")
-    if kept is None or noise_std is None:
-        raise Misuse(NOTHING_KEPT)
-    try:
-        own = moment_alignment.local_map(kept, noise_std, broadcast, order=use.order, adjust=use.adjust, tau=alignment.tau)
-    except (KeyError, ValueError, ArithmeticError) as error:
-        raise HostileInput("The broadcast holds no reference for the alignment by moments.") from error
-    if len(own.centre) != (use.channels or features):
-        raise HostileInput("The reference of the alignment by moments is of other features.")
     return own
 
 

@@ -26,7 +26,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.outcomes import Outcome
 
 
-class Parted(NamedTuple):
+class PartedRecord(NamedTuple):
     """A record as a model of outcomes takes it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Parted(NamedTuple):
     known: Symbol
 
 
-def parted(outcome: Outcome, record: Record, schema: DatasetSchema) -> Parted:
+def parted(outcome: Outcome, record: Record, schema: DatasetSchema) -> PartedRecord:
     """A record's features and its number or count; of a time the column alone."""
     known, own = symbol(np.True_), slice(0, 0)
     for column, place in schema.places():
@@ -56,7 +56,7 @@ def parted(outcome: Outcome, record: Record, schema: DatasetSchema) -> Parted:
         half = number.high / 2.0 - number.low / 2.0
         scaled = maximum(number.low + (scaled + 1.0) * half, 0.0) / half
     kept = outcome.places(schema)
-    return Parted(Record(record.features[kept], record.present[kept], None), scaled, known & valued)
+    return PartedRecord(Record(record.features[kept], record.present[kept], None), scaled, known & valued)
 
 
 def predicted(outcome: Outcome, scores: Symbol, schema: DatasetSchema, most: float | None) -> Symbol:

@@ -8,17 +8,16 @@ ledger that priced the parts in parallel would have to know. Both are charged in
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_privacy.mechanism.parts import hash_is_low
+
 if TYPE_CHECKING:  # tasks import this module
     from veilsum_privacy.tasks.base import Records
     from veilsum_privacy.tasks.parameters import Part
-
-_PERSON = b"veilsum.parts.1"
 
 
 def in_statistics_part(records: Records, share: float) -> NDArray[np.bool_]:
@@ -27,20 +26,8 @@ def in_statistics_part(records: Records, share: float) -> NDArray[np.bool_]:
     Of each record its features, which of them are present, and its label are hashed, as they are before the study's encoder
     and any alignment; a site that keeps encoded records hashes these. What is absent does not enter, and 0 has no sign.
     """
-    present = records.present
-    values = np.where(present, records.features, 0.0) + 0.0
-    rows = np.ascontiguousarray(values, dtype="<f8")
-    flags = np.packbits(present, axis=1)
     labels = np.full(len(records), -1) if records.labels is None else records.labels
-    marks = np.ascontiguousarray(labels, dtype="<i8")
-    limit = int(share * 2.0**64)
-    found = np.zeros(len(records), dtype=np.bool_)
-    for index in range(len(records)):
-        digest = blake2b(rows[index].tobytes(), digest_size=8, person=_PERSON)
-        digest.update(flags[index].tobytes())
-        digest.update(marks[index].tobytes())
-        found[index] = int.from_bytes(digest.digest(), "little") < limit
-    return found
+    return hash_is_low(records.features, records.present, labels, share)
 
 
 def part_of(records: Records, part: Part, share: float) -> Records:

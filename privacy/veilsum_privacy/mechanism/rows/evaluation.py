@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import Misuse
 from veilsum_privacy.mechanism.records import Records
-from veilsum_privacy.mechanism.rows.graph import Graph, Node, Step
-from veilsum_privacy.mechanism.rows.primitives import DTYPES, PRIMITIVES, Array, Columns, Label, Opaque, Public
+from veilsum_privacy.mechanism.rows.graph import Node, RowGraph, Step
+from veilsum_privacy.mechanism.rows.primitives import DTYPES, PRIMITIVES, Array, GivenColumns, GivenLabel, Opaque, Public
 
 OpaqueMap = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """A map (n, m) to (n, size) of each record by itself, whatever others are beside it."""
@@ -74,7 +74,7 @@ class Sparse(NamedTuple):
 class Evaluation:
     """A graph, ready for one computation at a time: it holds the arrays of its blocks."""
 
-    def __init__(self, graph: Graph, maps: Mapping[str, OpaqueMap] | None = None) -> None:
+    def __init__(self, graph: RowGraph, maps: Mapping[str, OpaqueMap] | None = None) -> None:
         """See the class.
 
         Args:
@@ -305,14 +305,14 @@ class _Stage:
             self.arrays[index] = into
             self._computes.append(rule.compute([self.arrays[one] for one in step.inputs], into, each.options, each.arrays))
             return
-        out = self._array(shape, DTYPES[each.spec.kind], kept=isinstance(rule, Columns | Label))
+        out = self._array(shape, DTYPES[each.spec.kind], kept=isinstance(rule, GivenColumns | GivenLabel))
         self.arrays[index] = self._owned[index] = out
-        if isinstance(rule, Columns):
+        if isinstance(rule, GivenColumns):
             columns = np.asarray(each.options["columns"], dtype=np.intp)
             whole = len(columns) > 0 and np.array_equal(columns, np.arange(columns[0], columns[0] + len(columns)))
             place = slice(int(columns[0]), int(columns[0]) + len(columns)) if whole else columns
             self._reads.append((each.primitive, place, out))
-        elif isinstance(rule, Label):
+        elif isinstance(rule, GivenLabel):
             self._reads.append(("label", slice(0), out))
         elif isinstance(rule, Opaque):
             self._computes.append(self._opaque(str(each.options["name"]), self.arrays[step.inputs[0]], out))
@@ -390,7 +390,7 @@ def _owner(steps: Sequence[Step], index: int) -> Node:
     return steps[index].node
 
 
-def _segments(graph: Graph, fixed: frozenset[int]) -> tuple[int | None, list[Segment]]:
+def _segments(graph: RowGraph, fixed: frozenset[int]) -> tuple[int | None, list[Segment]]:
     """The step that says which rows are not zeros, if one does; and the parts of the row."""
     steps, root, mask = graph.steps, len(graph.steps) - 1, None
     node, inputs = steps[root]
@@ -420,7 +420,7 @@ def _zero(node: Node) -> bool:
 
 
 def _given(node: Node) -> bool:
-    return isinstance(PRIMITIVES[node.primitive], Columns | Label)
+    return isinstance(PRIMITIVES[node.primitive], GivenColumns | GivenLabel)
 
 
 def _needed(steps: Sequence[Step], ends: set[int]) -> list[int]:

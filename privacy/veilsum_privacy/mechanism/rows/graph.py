@@ -86,7 +86,7 @@ class Step(NamedTuple):
     inputs: tuple[int, ...]
 
 
-class Graph:
+class RowGraph:
     """What is computed of a record: steps, each on earlier ones, of which the last gives the row.
 
     Equal steps stand once, and all lead to the last one.
@@ -141,7 +141,7 @@ class Graph:
         return b"".join([_MAGIC, struct.pack("<Q", len(header)), header, *arrays])
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Graph:
+    def from_bytes(cls, data: bytes) -> RowGraph:
         """Read a graph; each node is made anew, so that all that a trace checks is checked again.
 
         Raises:

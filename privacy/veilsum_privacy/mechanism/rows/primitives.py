@@ -17,9 +17,11 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.moment_alignment import Cubics, MomentMap
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
 from veilsum_privacy.mechanism.exact import LARGEST, exact_affine
+from veilsum_privacy.mechanism.parts import hash_is_low
 from veilsum_privacy.mechanism.trees import margin_of, walked
 
 Kind = Literal["real", "whole", "truth"]
@@ -138,7 +140,7 @@ class Public(Primitive):
         return Spec(arrays[0].shape, kind_of(arrays[0].dtype))
 
 
-class Columns(Primitive):
+class GivenColumns(Primitive):
     """Some of a record's features, or which of them are present."""
 
     def __init__(self, kind: Kind) -> None:
@@ -152,7 +154,7 @@ class Columns(Primitive):
         return Spec((len(columns),), self.kind)
 
 
-class Label(Primitive):
+class GivenLabel(Primitive):
     """A record's class; -1 where it has none."""
 
     def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
@@ -394,7 +396,7 @@ class Placed(Primitive):
         return place
 
 
-class Product(Primitive):
+class RowProduct(Primitive):
     """Values (m,) times a public matrix (m, k): (k,), added up one value after another."""
 
     def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
@@ -509,6 +511,49 @@ def _trees(given: Sequence[Spec], arrays: Arrays) -> tuple[Array, Array]:
     return features, thresholds
 
 
+class HashIsLow(Primitive):
+    """:func:`~veilsum_privacy.mechanism.parts.hash_is_low` of features (d,), which are present (d,), and a label ().
+
+    The public array (1,) is the share.
+    """
+
+    def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
+        _want(len(given) == 3 and [each.kind for each in given] == ["real", "truth", "whole"], "nothing is hashed")
+        _want(len(given[0].shape) == 1 and given[0].shape == given[1].shape and not given[2].shape, "nothing is hashed")
+        (share,) = _public(arrays, "a share", ("real", 1))
+        _want(share.shape == (1,) and 0.0 <= float(share[0]) <= 1.0, "a share is none")
+        return Spec((), "truth")
+
+    def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
+        features, present, label = given
+        share = float(arrays[0][0])
+        return lambda: np.copyto(out, hash_is_low(features, present, label, share))
+
+
+class Moments(Primitive):
+    """:class:`~veilsum_aggregation.moment_alignment.MomentMap` of values (n,), each by itself.
+
+    Public arrays: centre, deviation, target and spread (m,), the orders (m,), of each of its two cubics b, c, d and whether
+    it rises (m,), and tau (1,).
+    """
+
+    def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
+        _want(len(given) == 1 and given[0].kind == "real" and len(given[0].shape) == 1, "no row is mapped")
+        cubic: tuple[tuple[Kind, int], ...] = (("real", 1), ("real", 1), ("real", 1), ("truth", 1))
+        moved: tuple[tuple[Kind, int], ...] = (("real", 1), ("real", 1), ("real", 1), ("real", 1), ("whole", 1))
+        _public(arrays, "a map by moments", *moved, *cubic, *cubic, ("real", 1))
+        m = len(arrays[0])
+        _want(all(each.shape == (m,) for each in arrays[:-1]) and arrays[-1].shape == (1,), "a map by moments does not fit")
+        _want(m > 0 and given[0].shape[0] % m == 0, f"the map is for {m} columns")
+        return given[0]
+
+    def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
+        (one,), (centre, deviation, target, spread, order) = given, arrays[:5]
+        own, reference = Cubics(*arrays[5:9]), Cubics(*arrays[9:13])
+        mapped = MomentMap(centre, deviation, target, spread, order, own, reference, float(arrays[13][0]))
+        return lambda: np.copyto(out, mapped(one))
+
+
 class Opaque(Primitive):
     """So many values that a named map makes of values (m,), a record by itself: networks, which are no graph of primitives.
 
@@ -531,9 +576,9 @@ _SIGNED: tuple[Kind, ...] = ("real", "whole")
 
 PRIMITIVES: Mapping[str, Primitive] = {
     "public": Public(),
-    "features": Columns("real"),
-    "present": Columns("truth"),
-    "label": Label(),
+    "features": GivenColumns("real"),
+    "present": GivenColumns("truth"),
+    "label": GivenLabel(),
     "add": Elementwise(np.add, "widest", _NUMBERS),
     "subtract": Elementwise(np.subtract, "widest", _NUMBERS),
     "multiply": Elementwise(np.multiply, "widest", _NUMBERS),
@@ -574,11 +619,13 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "lookup": Lookup(),
     "searched": Searched(),
     "placed": Placed(),
-    "product": Product(),
+    "product": RowProduct(),
     "affine": Affine(),
     "pairs": Pairs(),
     "leaves": Leaves(),
     "margin": Margin(),
+    "hash_is_low": HashIsLow(),
+    "moments": Moments(),
     "opaque": Opaque(),
 }
 """All that there is."""

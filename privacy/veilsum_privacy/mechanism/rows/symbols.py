@@ -15,8 +15,9 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.moment_alignment import MomentMap
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.rows.graph import Graph, Node, node
+from veilsum_privacy.mechanism.rows.graph import Node, RowGraph, node
 from veilsum_privacy.mechanism.rows.primitives import DTYPES, PRIMITIVES, Elementwise, Kind
 
 Value = Any
@@ -177,7 +178,7 @@ def record_of(width: int, *, labelled: bool) -> Record:
     return Record(Symbol(node("features", columns=columns)), Symbol(node("present", columns=columns)), label)
 
 
-def traced(row: Symbol) -> Graph:
+def traced(row: Symbol) -> RowGraph:
     """The graph that computes a row.
 
     Raises:
@@ -185,7 +186,7 @@ def traced(row: Symbol) -> Graph:
     """
     if not isinstance(row, Symbol) or len(row.shape) != 1 or row.kind == "truth":
         raise HostileInput("A task gives no row of numbers.")
-    return Graph(row.node)
+    return RowGraph(row.node)
 
 
 def symbol(value: Value) -> Symbol:
@@ -380,6 +381,19 @@ def margin(row: Value, features: NDArray[Any], thresholds: NDArray[Any], leaf: N
     """A base (C,) and the leaves (K, 2^D, C) of these trees, added up one tree after another in single precision: (C,)."""
     reals = [np.asarray(each, dtype=np.float64) for each in (thresholds, leaf, base)]
     return _of("margin", row, arrays=[np.asarray(features, dtype=np.int64), *reals])
+
+
+def hash_is_low(record: Record, share: float) -> Symbol:
+    """Whether the hash of a record's content is among the lowest ``share`` of all hashes."""
+    label = -1 if record.label is None else record.label
+    return _of("hash_is_low", record.features, record.present, label, arrays=[np.array([share])])
+
+
+def by_moments(row: Value, own: MomentMap) -> Symbol:
+    """Values, each mapped by the moments of its column."""
+    cubics = [array for cubic in (own.own, own.reference) for array in (cubic.b, cubic.c, cubic.d, cubic.monotone)]
+    arrays = [own.centre, own.deviation, own.target, own.spread, own.order, *cubics, np.array([own.tau])]
+    return _of("moments", row, arrays=arrays)
 
 
 def opaque(name: str, row: Value, size: int) -> Symbol:
