@@ -37,7 +37,7 @@ from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import Study, TaskDeclaration
+from veilsum_privacy.study.study import MAX_STUDY_BYTES, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import DerivedTask, SiteTask, TrainingTask
 
@@ -178,6 +178,9 @@ class StudyDraft:
             "accounting": demand.accounting if multiplier is not None else "rdp",
         }
         study = validate({**self.common, "privacy": privacy, "tasks": tasks}, Study, source=f"study {self.request.name!r}")
+        if (size := len(study.to_bytes())) > MAX_STUDY_BYTES:
+            told = f"study {self.request.name!r}: is {size:,} bytes long, of {MAX_STUDY_BYTES:,} at most."
+            raise ConfigurationError(told, "Name fewer columns, or fewer codes in groups: a code stands for all below it.")
         _ = AgreedStudy(study).tasks  # what no participant could build is not submitted
         self.method.check(study)
         return study

@@ -10,14 +10,14 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from veilsum.typical import Guess
 from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor, result_projection
-from veilsum_node.config import load_toml
+from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, VeilsumError
 from veilsum_node.fields import Frozen, Name
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.study.encoder import Program, Projection
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.schema_file import load_schema
+from veilsum_privacy.study.schema_file import load_schema, with_groups
 from veilsum_privacy.study.study import NoiseKind, Unit
 
 LARGEST_EPSILON = 1e4
@@ -162,11 +162,22 @@ def load_study_request(path: Path) -> StudyRequest:
     Raises:
         ConfigurationError: a file cannot be read or is invalid; the message names file and keys.
     """
-    request = with_projection(load_toml(path, StudyRequest), path.parent)
+    content = with_data(read_toml(path), path.parent, str(path))
+    request = with_projection(validate(content, StudyRequest, source=str(path)), path.parent)
     if request.schema_file is not None:
         data = load_schema(path.parent / request.schema_file)
         request = request.model_copy(update={"schema_file": None, "data": data})
     return with_model(request, path.parent)
+
+
+def with_data(content: Mapping[str, Any], base: Path, source: str) -> dict[str, Any]:
+    """A study's content as parsed, its table ``data`` with the groups of codes that lie in files beside it.
+
+    Raises:
+        ConfigurationError: as :func:`veilsum_privacy.study.schema_file.with_groups`.
+    """
+    data = content.get("data")
+    return {**content, "data": with_groups(data, base, source)} if isinstance(data, Mapping) else dict(content)
 
 
 def with_projection(request: StudyRequest, base: Path) -> StudyRequest:

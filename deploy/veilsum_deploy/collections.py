@@ -20,7 +20,7 @@ from veilsum.local.tables import SUFFIXES, read_records, read_sites, rows_by_nam
 from veilsum_deploy.datasets import Rows, TableWithSchema, read_dataset
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
-from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.sources import read_table
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 

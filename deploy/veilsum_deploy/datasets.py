@@ -23,7 +23,7 @@ from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.table import Table
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
@@ -60,9 +60,13 @@ class TableWithSchema:
     @cached_property
     def records(self) -> Records:
         """What the participant's reader makes of the table once it is written: the same records, to the bit."""
+        return encode_table(self.read, self.schema)[0]
+
+    @property
+    def read(self) -> Table:
+        """What the participant's reader makes of the table once it is written, before its cells are judged."""
         columns = {name: self.table[name].combine_chunks() for name in self.table.column_names}
-        subjects = None if self.subject is None else columns[self.subject]
-        return encode_table(Table(Path(self.name), columns, self.table.num_rows, subjects), self.schema)[0]
+        return Table(columns, self.table.num_rows, None if self.subject is None else columns[self.subject])
 
     @property
     def classes(self) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     Field,
     SecretStr,
     StrictBool,
@@ -21,15 +22,32 @@ from pydantic import (
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name
 from veilsum_node.identity.files import read_file
-from veilsum_participant.query import Bucket, Images, Source, SourceQuery
+from veilsum_participant.query import ENCODINGS, PLAIN, Bucket, Dialect, Images, Source, SourceQuery, TextFile
 from veilsum_privacy.study.schema import ColumnName
 
 Side = Annotated[StrictInt, Field(ge=1, le=4096)]
 
 TableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
 
-_OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "files", "joined")
+
+def _known_encoding(value: str) -> str:
+    if value not in ENCODINGS:
+        raise ValueError(f"is none of {', '.join(ENCODINGS)}")
+    return value
+
+
+Encoding = Annotated[str, AfterValidator(_known_encoding)]
+
+_OF_QUERIES = ("dsn", "dsn_file", "query", "query_file", "misses_file", "files", "joined")
 """Keys of a dataset that only a query may set."""
+
+MISSES = ("what", "number", "of", "meant")
+"""What a query of misses yields: of how many things how many are so, and whether the query means to leave them aside."""
+
+
+def _is_text(file: Path | Bucket) -> bool:
+    """Whether a file is of text, by its name alone."""
+    return file.csv if isinstance(file, Bucket) else file.suffix.lower() not in (".parquet", ".pq", ".npz")
 
 
 class ImagesConfig(Frozen):
@@ -93,10 +111,16 @@ class DatasetConfig(Frozen):
             need it.
         header: whether the first line of a CSV file names its columns. A study whose schema says otherwise is refused; were
             it believed, the file's first record would be held against the study's column names.
+        delimiter, decimal: of CSV, what separates cells, "," unless stated (tab is "\\t"), and the mark before the decimal
+            places of numbers, "." unless it is ",".
+        encoding, compression: of CSV and ndjson, how characters and bytes are written
+            (:class:`veilsum_participant.query.Dialect`). None of the four is guessed from a file: one record could decide it.
         dsn, dsn_file: of a query, the database's URL, or a private file that holds it; without one DuckDB reads ``files``.
         query, query_file: one SELECT statement, or a file of it.
+        misses_file: a further query on the same tables, which `participant check --schema` alone asks: how much of what the
+            tables hold the query leaves aside. It yields :data:`MISSES`.
         files: of a query on files, the table that each becomes: Parquet (or a folder or glob of it), CSV with a header,
-            or ndjson, whose lines are in the column ``json``.
+            or JSON, whose values are in the column ``json``: ndjson, or a document a file.
         columns: what studies may ask for. A study's column names are held against these, and never against what stands in the
             data. A CSV file whose first line names its columns, and a query on one, has to state them: were that line a record
             after all, an analyst could guess at it by names. Of a CSV file without a header they are all columns, in order; of
@@ -111,6 +135,10 @@ class DatasetConfig(Frozen):
         most_records: how many records the dataset may come to hold: its operator's own word, not counted, with room to grow.
             In a study with noise whose schema's ``max_records`` is less, sums are multiplied by that share, so that a mean
             stays a mean (:func:`veilsum_privacy.computation.contribution.shrunk`).
+        schema_file, most_unmatched: a schema of the site's own, and the largest share of any column's cells with a value that
+            may match nothing in it. The dataset is held against it where a participant starts, before any study and whatever
+            studies ask; beyond the share none is accepted. That tells who asks one thing of the records, at the site's own
+            will: so leave room between the share and what `veilsum participant check` shows.
     """
 
     source: Literal["file", "sql"] = "file"
@@ -119,10 +147,15 @@ class DatasetConfig(Frozen):
     population: Name | None = None
     subject: ColumnName | None = None
     header: StrictBool = True
+    delimiter: Annotated[str, StringConstraints(pattern=r"^[\t\x1f !#$%&*/:;<=>?@^_`|~,-]$")] = PLAIN.delimiter
+    decimal: Literal[".", ","] = "."
+    encoding: Encoding = "utf-8"
+    compression: Literal["", "gzip", "bzip2", "xz", "zstd"] = ""
     dsn: SecretStr | None = None
     dsn_file: Path | None = None
     query: StrictStr | None = None
     query_file: Path | None = None
+    misses_file: Path | None = None
     files: dict[TableName, Path] = Field(default_factory=dict)
     columns: tuple[ColumnName, ...] = ()
     timeout: StrictInt = Field(default=300, ge=1, le=86400)
@@ -130,11 +163,19 @@ class DatasetConfig(Frozen):
     images: ImagesConfig | None = None
     memory: StrictInt = Field(default=512, ge=1, le=1 << 24)
     most_records: StrictInt = Field(default=0, ge=0, le=1 << 36)
+    schema_file: Path | None = None
+    most_unmatched: float | None = Field(default=None, ge=0.0, lt=1.0)
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         if len(set(self.columns)) < len(self.columns):
             raise ValueError("columns names one twice")
+        return self
+
+    @model_validator(mode="after")
+    def _held_against(self) -> Self:
+        if (self.schema_file is None) != (self.most_unmatched is None):
+            raise ValueError("schema_file and most_unmatched go together")
         return self
 
     @model_validator(mode="after")
@@ -155,6 +196,26 @@ class DatasetConfig(Frozen):
             raise ValueError("needs the column subject, or joined = false where each row is one person's and nobody has two")
         return self
 
+    @model_validator(mode="after")
+    def _dialect_of_text(self) -> Self:
+        if self.dialect == PLAIN:
+            return self
+        if self.delimiter == self.decimal:
+            raise ValueError("delimiter and decimal are the same mark")
+        if self.source == "sql":
+            if self.decimal != PLAIN.decimal:
+                raise ValueError("decimal is for a file; a query converts texts itself")
+            if not any(map(_is_text, self.files.values())):
+                raise ValueError("delimiter, encoding and compression are for CSV and ndjson")
+        elif self.file is not None and not _is_text(self.file):
+            raise ValueError("delimiter, decimal, encoding and compression are for CSV")
+        return self
+
+    @property
+    def dialect(self) -> Dialect:
+        """How its files of text are written."""
+        return Dialect(self.delimiter, self.decimal, self.encoding, self.compression)
+
     @property
     def several_rows(self) -> bool:
         """Whether one person may have several records that only ``subject`` tells apart from other people's."""
@@ -174,16 +235,29 @@ class DatasetConfig(Frozen):
         table = self._table(name)
         return table if self.images is None else Images(table, self.images.folder, self.images.column, self.images.shape)
 
-    def _table(self, name: str) -> Path | Bucket | SourceQuery:
+    def misses(self, name: str) -> SourceQuery | None:
+        """The query about what the dataset's own leaves aside; None without one.
+
+        Raises:
+            ConfigurationError: its file cannot be read.
+        """
+        if self.misses_file is None:
+            return None
+        text = _query_text(self.misses_file, name)
+        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, MISSES, self.timeout, self.dialect)
+
+    def _table(self, name: str) -> Path | Bucket | TextFile | SourceQuery:
         if self.file is not None:
-            return self.file
-        text = self.query or ""
-        if self.query_file is not None:
-            try:
-                text = read_file(self.query_file, f"query of dataset {name}").decode()
-            except UnicodeDecodeError as error:
-                raise ConfigurationError(f"The query {self.query_file} is not UTF-8 text.") from error
-        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout)
+            return self.file if self.dialect == PLAIN else TextFile(self.file, self.dialect)
+        text = (self.query or "") if self.query_file is None else _query_text(self.query_file, name)
+        return SourceQuery(name, text, self.dsn, self.dsn_file, self.files, self.columns, self.timeout, self.dialect)
+
+
+def _query_text(path: Path, name: str) -> str:
+    try:
+        return read_file(path, f"query of dataset {name}").decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"The query {path} is not UTF-8 text.") from error
 
 
 class EncoderConfig(Frozen):

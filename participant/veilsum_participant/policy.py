@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
 from veilsum_participant.config import ParticipantConfig, Policy
-from veilsum_participant.data.csv_files import header_conflict
 from veilsum_participant.data.encoders import find_path
-from veilsum_participant.data.readers import is_csv
-from veilsum_participant.data.sources import named_in_records
+from veilsum_participant.data.formats import is_csv
+from veilsum_participant.data.sources import header_conflict, named_in_records
 from veilsum_participant.query import pixel_names
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.mechanism.noise import NoisePlan

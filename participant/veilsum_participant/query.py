@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,50 @@ from pydantic import SecretStr
 
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.identity.files import read_private
+
+_CSV_URL = re.compile(r"\.(csv|tsv|txt)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a file of text is written, as its owner declares.
+
+    Attributes:
+        delimiter: what separates the cells of a CSV file's line.
+        decimal: the mark between a number's whole and its decimal places, "." or ",".
+        encoding: of its characters, one of :data:`ENCODINGS`.
+        compression: of its bytes, one of :data:`COMPRESSIONS`; empty for none.
+    """
+
+    delimiter: str = ","
+    decimal: str = "."
+    encoding: str = "utf-8"
+    compression: str = ""
+
+
+PLAIN = Dialect()
+"""UTF-8 with commas and points, and not compressed; a line that is not UTF-8 is Latin-1."""
+
+ENCODINGS = (
+    *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "ascii", "latin-1", "cp1250", "cp1251", "cp1252", "cp1253"),
+    *("cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp437", "cp850", "cp852", "cp866", "iso8859-2", "iso8859-5"),
+    *("iso8859-7", "iso8859-8", "iso8859-9", "iso8859-15", "koi8-r", "koi8-u", "mac-roman", "gb18030", "gbk", "big5"),
+    *("cp932", "shift_jis", "euc-jp", "cp949", "euc-kr"),
+)
+"""Encodings in which no character, broken or not, reaches beyond its line."""
+
+COMPRESSIONS = ("gzip", "bzip2", "xz", "zstd")
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of text that is not written as :data:`PLAIN` says."""
+
+    file: Path | Bucket
+    dialect: Dialect
+
+    def __str__(self) -> str:
+        return str(self.file)
 
 
 @dataclass(frozen=True)
@@ -26,6 +71,7 @@ class SourceQuery:
         files: the tables of a DuckDB query by name: Parquet, CSV with a header, or ndjson.
         columns: what the query yields, where the database cannot say it without a record.
         timeout: seconds for which it may run.
+        dialect: how ``files`` of text are written.
     """
 
     dataset: str
@@ -35,6 +81,7 @@ class SourceQuery:
     files: Mapping[str, Path] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     timeout: int = 300
+    dialect: Dialect = PLAIN
 
     def __str__(self) -> str:
         return f"query of dataset {self.dataset}"
@@ -61,7 +108,7 @@ class Bucket:
 
     Attributes:
         url: ``s3://bucket/key``: of an object, of all Parquet objects below it, or a glob; or of an
-            object of CSV, whose key ends in .csv.
+            object of CSV, whose key ends in .csv, .tsv or .txt, before any suffix of its compression.
         endpoint: the store's https://host:port; empty for AWS.
         region: of the bucket; empty for what AWS's own settings say.
         key_file: private file of access key and secret key, one a line; None for AWS's environment variables and files.
@@ -79,8 +126,8 @@ class Bucket:
 
     @property
     def csv(self) -> bool:
-        """Whether it is an object of CSV."""
-        return self.url.lower().endswith(".csv") and not any(letter in self.url for letter in "*?[")
+        """Whether it is an object of CSV, compressed perhaps."""
+        return _CSV_URL.search(self.url) is not None and not any(letter in self.url for letter in "*?[")
 
 
 @dataclass(frozen=True)
@@ -94,7 +141,7 @@ class Images:
         shape: channels or slices, rows and columns that every image is brought to.
     """
 
-    table: Path | Bucket | SourceQuery
+    table: Path | Bucket | TextFile | SourceQuery
     folder: Path
     column: str
     shape: tuple[int, int, int]
@@ -108,5 +155,5 @@ def pixel_names(shape: tuple[int, int, int]) -> list[str]:
     return [f"pixel{place}" for place in range(math.prod(shape))]
 
 
-Source: TypeAlias = Path | Bucket | SourceQuery | Images
+Source: TypeAlias = Path | Bucket | TextFile | SourceQuery | Images
 """A file, a folder or a glob of Parquet files; the same in S3; a query; or one of these with images."""

@@ -28,6 +28,7 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.encoders import find_encoder
+from veilsum_participant.data.quality import most_unmatched
 from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.stream import BATCH, comes_in_batches, record_bytes, stream_records
 from veilsum_participant.observer import SiteObserver
@@ -40,6 +41,7 @@ from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import NONCE_BYTES
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
 
@@ -140,6 +142,8 @@ class Site:
         mirror_read: set once the coordinator's mirror was read and settled by this process.
         elapsed: seconds that pass whatever becomes of the clock, from the time of day at the start; None stands for the clock.
         patience: how long a payload that is drawn waits, in seconds, for a disk that takes nothing.
+        unmatched: of datasets that were held against the site's own schema at the start, the largest share of a column's cells
+            that match nothing in it.
         directory: what the pins of ``config`` come from, if it is a confirmed directory.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
         agreed: the study of signed bytes; remembered, for every message of a study needs it.
@@ -160,6 +164,7 @@ class Site:
     patience: float = 0.0
     elapsed: Callable[[], int] | None = None
     directory: Directory | None = None
+    unmatched: dict[str, float] = field(default_factory=dict)
     nonce: bytes = field(init=False)
     agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
     tried: Tried = field(init=False, default_factory=Tried, repr=False)
@@ -285,6 +290,24 @@ class Site:
         latest = self._latest
         same = latest is not None and latest[0] == dataset and latest[1] is schema  # the very same schema needs no comparison
         return latest[2] if latest is not None and same else None
+
+    def hold_against_schemas(self) -> None:
+        """Find what share of which dataset's cells matches nothing in the site's own schema of it, where it states one.
+
+        Raises:
+            DataError, Unavailable, ConfigurationError: a schema, or the dataset, cannot be read.
+        """
+        for name, offered in self.config.datasets.items():
+            if offered.schema_file is not None:
+                schema = load_schema(offered.schema_file)
+                share = most_unmatched(offered.origin(name), schema, subject=offered.subject, header=offered.header)
+                self.unmatched[name] = share
+
+    def withheld(self, dataset: str) -> bool:
+        """Whether more of a dataset's cells match nothing than the site wants to take part with."""
+        offered = self.config.datasets.get(dataset)
+        most = None if offered is None else offered.most_unmatched
+        return most is not None and self.unmatched.get(dataset, 0.0) > most
 
     def structure_faults(self, dataset: str, schema: DatasetSchema) -> Iterator[Refusal]:
         """Whether an offered dataset can be read under a schema, told without reading a record of it.

@@ -6,6 +6,7 @@ What they yield is worked out again, person by person, in plain Python.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import psycopg
@@ -15,11 +16,11 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from support.omop import LAYOUT, TABLES, Row, Rows, expected, fill, make_persons
+from support.omop import LAYOUT, LESS, MEASURES, TABLES, Row, Rows, expected, fill, make_persons, stay_days, visit_kind
 from support.postgres import server
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.sources import query_rows, read_table
 from veilsum_participant.query import SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
@@ -34,7 +35,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("recipe")
     ran = CliRunner().invoke(app, ["recipe", "omop", str(directory)])
     assert ran.exit_code == 0, ran.output
-    assert {path.name for path in directory.iterdir()} == {f"{name}.{end}" for name in QUERIES for end in ("sql", "toml")}
+    assert {path.name for path in directory.iterdir()} == {
+        *(f"{name}.{end}" for name in QUERIES for end in ("sql", "toml")),
+        "misses.sql",
+    }
     return directory
 
 
@@ -110,6 +114,49 @@ def test_a_query_yields_what_it_says(ask: Ask, recipe: Path, rows: Rows, name: s
     assert len(want) > PERSONS / 2
 
 
+def test_what_is_left_aside_is_counted(ask: Ask, rows: Rows) -> None:
+    found = {row["what"]: (row["number"], row["of"]) for row in query_rows(ask("misses")).to_pylist()}
+    persons = {row["person_id"]: row["year_of_birth"] for row in rows["person"]}
+    died = {row["person_id"]: row["death_date"] for row in rows["death"]}
+    observed = {row["person_id"] for row in rows["observation_period"]}
+    assert found["person: stands twice"] == (len(rows["person"]) - len(persons), len(rows["person"])) != (0, 0)
+    assert found["person: has no observation period"] == (len(persons.keys() - observed), len(persons))
+    tables = {
+        "condition_occurrence": ("condition_concept_id", "condition_start_date"),
+        "drug_exposure": ("drug_concept_id", "drug_exposure_start_date"),
+        "measurement": ("measurement_concept_id", "measurement_date"),
+        "visit_occurrence": ("visit_concept_id", "visit_start_date"),
+    }
+    for table, (concept, start) in tables.items():
+        own = rows[table]
+        twice = len(own) - len({row[f"{table}_id"] for row in own})
+        wrong = sum(
+            row[start].year < persons.get(row["person_id"], 0) or row[start] > died.get(row["person_id"], date.max)  # type: ignore[attr-defined, operator]
+            for row in own
+        )
+        assert found[f"{table}: read"] == (None, len(own))
+        assert found[f"{table}: stands twice"] == (twice, len(own)) != (0, len(own))
+        assert found[f"{table}: is of no person"] == (sum(row["person_id"] not in persons for row in own), len(own))
+        assert found[f"{table}: has no concept (0)"] == (sum(row[concept] == 0 for row in own), len(own))
+        assert found[f"{table}: begins before its person was born, or after their death"] == (wrong, len(own))
+    visits = rows["visit_occurrence"]
+    assert found["visit_occurrence: is of no person"][0] > 0
+    assert found["visit_occurrence: ends before it begins, or never"][0] == sum(stay_days(row) is None for row in visits) > 0
+    kinds = [visit_kind(row["visit_concept_id"]) for row in visits if row["visit_concept_id"]]
+    assert found["visit_occurrence: is of a kind other than inpatient, outpatient and emergency"][0] == kinds.count(None) > 0
+    units = {"hba1c": "%", "creatinine": "mg/dL", "systolic": "mmHg", "bmi": "kg/m2"}
+    for kind, (code, unit) in MEASURES.items():
+        own = [row for row in rows["measurement"] if row["measurement_concept_id"] == code]
+        other = sum(row["unit_concept_id"] != unit for row in own)
+        assert found[f"measurement: {kind} in another unit than {units[kind]}"] == (other, len(own))
+        assert (
+            found[f"measurement: {kind} with an operator, such as <"][0]
+            == sum(row["operator_concept_id"] == LESS for row in own)
+            > 0
+        )
+        assert found[f"measurement: {kind} without a value"][0] == sum(row["value_as_number"] is None for row in own)
+
+
 @pytest.mark.parametrize("name", QUERIES)
 def test_its_schema_fits_what_it_yields(ask: Ask, recipe: Path, rows: Rows, name: str) -> None:
     """Columns vary within their bounds, and nothing is wrong but what was made up outside of them."""
@@ -145,3 +192,4 @@ def test_no_record_makes_a_query_fail(recipe: Path) -> None:
     for name in QUERIES:
         query = SourceQuery(name, (recipe / f"{name}.sql").read_text(), dsn=SecretStr(url))
         load_records(query, load_schema(recipe / f"{name}.toml"), "person_id")
+    query_rows(SourceQuery("misses", (recipe / "misses.sql").read_text(), dsn=SecretStr(url)))

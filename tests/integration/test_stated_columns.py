@@ -19,8 +19,10 @@ from veilsum_node.errors import DataError, RefusalCode
 from veilsum_participant.checks.check import CheckOutcome
 from veilsum_participant.checks.datasets import dataset as check
 from veilsum_participant.data import check_structure, load_records
+from veilsum_participant.data.formats import CHECK_FORMAT
+from veilsum_participant.data.reader import Found
 from veilsum_participant.data.sources import found_columns
-from veilsum_participant.data.table import CHECK_FORMAT, check_types
+from veilsum_participant.data.table import check_found
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -207,4 +209,4 @@ def test_fields_of_a_structure_are_not_told(tmp_path: Path) -> None:
             assert MRN not in str(caught.value)
     assert CHECK_FORMAT
     with pytest.raises(DataError, match="holds struct"):
-        check_types("x", pa.schema({"age": kinds[0]}), schema_of(("age",)), None)
+        check_found("x", [Found("x", "x has", pa.schema({"age": kinds[0]}))], schema_of(("age",)), None)

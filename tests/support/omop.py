@@ -26,8 +26,12 @@ TABLES: dict[str, dict[str, str]] = {
 CONDITIONS = {"diabetes": 201820, "hypertension": 316866, "heart_failure": 316139, "copd": 255573}
 DRUGS = {"metformin": 1503297, "insulin": 21600713, "statin": 21601855}
 MEASURES = {"hba1c": (3004410, 8554), "creatinine": (3016723, 8840), "systolic": (3004249, 8876), "bmi": (3038553, 9531)}
-VISITS = {9201: "inpatient", 9202: "outpatient", 9203: "emergency", 262: "emergency"}
-ANCESTORS = (*CONDITIONS.values(), *DRUGS.values())
+BOTH = "emergency and inpatient"
+VISITS = {9201: "inpatient", 32037: "inpatient", 9202: "outpatient", 9203: "emergency", 262: BOTH}
+ANCESTORS = (*CONDITIONS.values(), *DRUGS.values(), *VISITS)
+UNDER_BOTH = 2_000_000_001
+"""A made-up concept below the emergency room and the ward."""
+LESS, EQUAL = 4171756, 4172703
 
 
 def descendant(ancestor: int) -> int:
@@ -36,19 +40,23 @@ def descendant(ancestor: int) -> int:
 
 
 def make_persons(count: int, seed: int = 5) -> Rows:
-    """Persons with what a hospital has of them: unknown sex, no observation period, other units, unknown codes."""
+    """Persons with what a hospital has of them: unknown sex, no observation period, other units, unknown codes; rows twice and
+    of nobody; stays that end before they begin; values with operators."""
     draw = random.Random(seed)
     rows: Rows = {name: [] for name in TABLES}
     for ancestor in ANCESTORS:
         rows["concept_ancestor"] += [
             {"ancestor_concept_id": ancestor, "descendant_concept_id": below} for below in (ancestor, descendant(ancestor))
         ]
+    for ancestor in (9201, 9203):
+        rows["concept_ancestor"].append({"ancestor_concept_id": ancestor, "descendant_concept_id": UNDER_BOTH})
 
     def day(start: int = 0) -> date:
         return date(2010, 1, 1) + timedelta(days=start + draw.randrange(2000))
 
     def add(table: str, **values: object) -> None:
-        rows[table].append({f"{table}_id": len(rows[table]) + 1, **values} if table not in ("person", "death") else values)
+        made = {f"{table}_id": len(rows[table]) + 1, **values} if table not in ("person", "death") else values
+        rows[table] += draw.choice([1, 1, 1, 1, 2]) * [made]
 
     for person in range(1, count + 1):
         sex = draw.choice([8507, 8532, 8532, 8507, 0])
@@ -61,9 +69,10 @@ def make_persons(count: int, seed: int = 5) -> Rows:
                 period_type_concept_id=32817)  # fmt: skip
         for _ in range(draw.randrange(4)):
             start = day()
-            kind = draw.choice([*VISITS, 581477])
-            add("visit_occurrence", person_id=person, visit_concept_id=kind, visit_start_date=start,
-                visit_end_date=start + timedelta(days=draw.randrange(30)), visit_type_concept_id=32817)  # fmt: skip
+            kind = draw.choice([*VISITS, *map(descendant, VISITS), UNDER_BOTH, 581477, 0])
+            add("visit_occurrence", person_id=draw.choice([*9 * [person], count + person]), visit_concept_id=kind,
+                visit_start_date=start, visit_end_date=start + timedelta(days=draw.randrange(-3, 30)),
+                visit_type_concept_id=32817)  # fmt: skip
         for _ in range(draw.randrange(4)):
             code = draw.choice([0, *CONDITIONS.values(), *map(descendant, CONDITIONS.values())])
             add("condition_occurrence", person_id=person, condition_concept_id=code, condition_start_date=day())
@@ -77,6 +86,7 @@ def make_persons(count: int, seed: int = 5) -> Rows:
             value = draw.choice([None, round(draw.uniform(4, 15), 1), round(draw.uniform(4, 15), 1)])
             add("measurement", person_id=person, measurement_concept_id=concept, measurement_date=taken,
                 measurement_datetime=datetime.combine(taken, time(8)), value_as_number=value,
+                operator_concept_id=draw.choice([None, 0, EQUAL, EQUAL, LESS]),
                 unit_concept_id=draw.choice([unit, unit, unit, 0]), value_source_value="as written")  # fmt: skip
         if draw.random() < 0.2:
             add("death", person_id=person, death_date=day(2000))
@@ -98,8 +108,20 @@ def fill(rows: Rows) -> str:
     return f"{url}&options=-c%20search_path%3Dcdm54"
 
 
+def visit_kind(concept: object) -> str | None:
+    """The kind of visit of a concept, or of what it is below."""
+    kinds = {name for code, name in VISITS.items() if concept in (code, descendant(code))}
+    return BOTH if concept == UNDER_BOTH else kinds.pop() if kinds else None
+
+
+def stay_days(row: dict[str, object]) -> int | None:
+    days = (cast(date, row["visit_end_date"]) - cast(date, row["visit_start_date"])).days
+    return days if days >= 0 else None
+
+
 def expected(name: str, rows: Rows) -> list[Row]:
-    """What a query should yield, by its own words."""
+    """What a query should yield, by its own words: each row of a table once."""
+    rows = {table: list({repr(row): row for row in found}.values()) for table, found in rows.items()}
     persons = {cast(int, row["person_id"]): row for row in rows["person"]}
     of = {
         table: {who: [row for row in rows[table] if row["person_id"] == who] for who in persons}
@@ -116,17 +138,19 @@ def expected(name: str, rows: Rows) -> list[Row]:
         return [
             {
                 "person_id": row["person_id"],
-                "kind": VISITS.get(cast(int, row["visit_concept_id"])),
-                "days": (cast(date, row["visit_end_date"]) - cast(date, row["visit_start_date"])).days,
+                "kind": visit_kind(row["visit_concept_id"]),
+                "days": stay_days(row),
                 "age": age(persons, row, "visit_start_date"),
             }
             for row in rows["visit_occurrence"]
+            if row["person_id"] in persons
         ]
     kinds = {pair: kind for kind, pair in MEASURES.items()}
     measured = [
         (row, kinds[pair])
         for row in rows["measurement"]
         if (pair := (cast(int, row["measurement_concept_id"]), cast(int, row["unit_concept_id"]))) in kinds
+        and row["operator_concept_id"] in (None, 0, EQUAL)
     ]
     if name == "measurements":
         return [
@@ -158,8 +182,11 @@ def expected(name: str, rows: Rows) -> list[Row]:
                 if row["person_id"] == who and which == kind and row["value_as_number"] is not None
             ]
             means[kind] = sum(values) / len(values) if values else None
-        stays = [VISITS.get(cast(int, row["visit_concept_id"])) for row in of["visit_occurrence"][who]]
-        counts = {"stays": stays.count("inpatient"), "emergencies": stays.count("emergency")}
+        stays = [visit_kind(row["visit_concept_id"]) for row in of["visit_occurrence"][who]]
+        counts = {
+            kind: sum(stay in (name, BOTH) for stay in stays)
+            for kind, name in (("stays", "inpatient"), ("emergencies", "emergency"))
+        }
         parts = {
             "persons": {**person, **died}, "conditions": ill, "drugs": takes,
             "cohort": {**person, **ill, **takes, **means, **counts, **died},

@@ -83,6 +83,7 @@ PUBLIC_FILES = {
     "privacy/veilsum_privacy/backup/restore.py": "hashes of ledger entries",
     "privacy/veilsum_privacy/results/result.py": "digests of a result's files",
     "privacy/veilsum_privacy/study/encoder.py": "the digest of an encoder in a signed study",
+    "privacy/veilsum_privacy/study/schema_file.py": "the digest of a public file of groups beside a schema's",
     "privacy/veilsum_privacy/tasks/feature_maps.py": "the digest of an encoder in a signed study",
     "node/veilsum_node/identity/": "fingerprints and algorithms of certificates",
     "privacy/veilsum_privacy/ledger/": "hashes of entries, digests of receipts, fingerprints: an export shows all of them",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import SecretStr
 
 from veilsum_node.errors import DataError
+from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.data import FindingKind, check_dataset, load_records
 from veilsum_participant.data.check import PerPerson
+from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 
@@ -136,3 +140,24 @@ def test_heart_disease(name: str, rows: int) -> None:
     report = check_dataset(path, schema)
     assert {kind for kinds in report.totals.values() for kind in kinds} <= {FindingKind.MISSING, FindingKind.OUT_OF_BOUNDS}
     assert report.totals["chol"].get(FindingKind.MISSING, 0) == sum(line[4] in ("?", "-9") for line in lines)
+
+
+def test_a_query_of_misses_on_any_database(tmp_path: Path) -> None:
+    """SQLite yields texts: no number is no record of nothing, and 0 is not true."""
+    with sqlite3.connect(tmp_path / "clinic.db") as connection:
+        connection.execute("CREATE TABLE people (age, sex, ill)")
+        connection.execute("INSERT INTO people VALUES (30, 'f', 0)")
+    rows = ("'all', NULL, 1200, 0", "'lost\x1b', 1200, 3400, 0", "'aside', 2, 3, 1", "'none', 0, 3, 0", "'odd', 'x', 3, NULL")
+    (tmp_path / "misses.sql").write_text(
+        "SELECT '' AS what, NULL AS number, NULL AS of, 0 AS meant WHERE 0"
+        + "".join(f" UNION ALL SELECT {row}" for row in rows)
+    )
+    offered = DatasetConfig(
+        source="sql", dsn=SecretStr(f"sqlite:///{tmp_path}/clinic.db"), query="SELECT age, sex, ill FROM people", joined=False,
+        columns=("age", "sex", "ill"), misses_file=tmp_path / "misses.sql",
+    )  # fmt: skip
+    told = [(item.detail, item.status.value) for item in dataset("clinic", offered, SCHEMA)][1:]
+    assert told == [
+        ("all: 1,200", "ok"), ("lost\ufffd: 1,200 of 3,400", "warning"), ("aside: 2 of 3", "ok"), ("odd: 3", "ok"),
+        ("1 other kind of misses looked for, none found", "ok"),
+    ]  # fmt: skip

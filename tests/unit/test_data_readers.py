@@ -19,7 +19,7 @@ from support.federation import schema_of, write_records
 from veilsum_node.errors import DataError
 from veilsum_participant.data import check_dataset, csv_files, load_records
 from veilsum_participant.data.lines import Fault
-from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.sources import read_table
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
 

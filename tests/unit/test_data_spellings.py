@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data import load_records
-from veilsum_participant.data.readers import check_structure
+from veilsum_participant.data.sources import check_structure
 from veilsum_participant.data.spellings import exact
 from veilsum_participant.data.stream import stream_records
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, DateColumn, LabelColumn, NumberColumn

@@ -26,7 +26,7 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data import FindingKind, check_dataset, csv_files, lines, load_records
 from veilsum_participant.data.cells import judge_numbers
 from veilsum_participant.data.lines import Fault, split_line
-from veilsum_participant.data.readers import check_structure, read_table
+from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 
@@ -161,7 +161,8 @@ def test_each_line_is_read_as_a_plain_reading_reads_it(
     assert rows_of(table) == want
     assert table.broken == broken
     assert list(table.broken) == sorted(broken)
-    assert lines.line_numbers(path, numbers, header=False) == numbers
+    with path.open("rb") as file:
+        assert lines.line_numbers(file, numbers, header=False) == numbers
 
 
 def test_a_quotation_mark_left_open_costs_its_own_line(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from support.tables import (
 from veilsum_node.errors import DataError
 from veilsum_participant.data import load_records
 from veilsum_participant.data.lines import as_text
-from veilsum_participant.data.readers import check_structure, read_table
+from veilsum_participant.data.sources import check_structure, read_table
 
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

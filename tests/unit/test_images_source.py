@@ -24,6 +24,9 @@ from veilsum_participant.data.sources import read_table
 from veilsum_participant.query import Images, SourceQuery, pixel_names
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+"""Filters of the process, such as images sets, end with each test."""
+
 SHAPE = (1, 4, 6)
 PIXELS = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
 Rows = list[tuple[str, str, str, str]]

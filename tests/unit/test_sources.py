@@ -7,8 +7,8 @@ records and with odd ones: it must say the same.
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -17,7 +17,7 @@ import pytest
 from support.tables import SCHEMA, groups_of, rows_of
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.config import load_participant_config
-from veilsum_participant.data import check_dataset, check_structure, load_records, queries
+from veilsum_participant.data import check_dataset, check_structure, load_records, sources
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import SourceQuery
@@ -206,19 +206,20 @@ def test_a_query_ends_in_time(tmp_path: Path) -> None:
 
 def test_a_connection_that_breaks_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where the database is away: a query that fails is not repeated."""
-    tried: list[float] = []
+    tried: list[int] = []
 
-    def away(query: SourceQuery) -> pa.Table:
-        tried.append(time.monotonic())
-        raise Unavailable("away") if len(tried) < 3 else DataError("failed")
+    class Away:
+        def opened(self) -> NoReturn:
+            tried.append(1)
+            raise Unavailable("away") if len(tried) < 3 else DataError("failed")
 
-    monkeypatch.setattr(queries, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr(queries, "_engine", lambda url: (away, away))
+    monkeypatch.setattr(sources, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(sources, "_query_reader", lambda query: Away())
     with pytest.raises(DataError, match="failed"):
-        queries.query_rows(SourceQuery("records", "SELECT 1"))
+        read_table(SourceQuery("records", "SELECT 1"), SCHEMA)
     assert len(tried) == 3
     with pytest.raises(DataError, match="failed"):
-        queries.query_rows(SourceQuery("records", "SELECT 1"))
+        read_table(SourceQuery("records", "SELECT 1"), SCHEMA)
     assert len(tried) == 4
 
 

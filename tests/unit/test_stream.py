@@ -27,9 +27,9 @@ from support.postgres import server
 from support.randomness import SeededRandom
 from support.tables import SCHEMA
 from veilsum_node.errors import DataError
-from veilsum_participant.data import csv_files, duck, lines, load_records, queries
+from veilsum_participant.data import csv_files, duck, json_files, lines, load_records, sources
 from veilsum_participant.data.postgres import SPACES
-from veilsum_participant.data.sources import read_batches
+from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import comes_in_batches, stream_records
 from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
@@ -357,7 +357,7 @@ def test_identifiers_are_trimmed_alike() -> None:
 
 def test_an_order_that_is_not_the_sites_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if Unicode had changed between the two: a person whose records came apart would count twice."""
-    monkeypatch.setattr(queries, "PAUSES", ())
+    monkeypatch.setattr(sources, "PAUSES", ())
     monkeypatch.setattr("veilsum_participant.data.postgres._as_told", lambda name: f"length({name})")
     with pytest.raises(DataError, match="does not sort subjects"):
         list(stream_records(postgres(tmp_path), SCHEMA, "who", rows=9))
@@ -436,14 +436,14 @@ def test_texts_are_read_as_a_query_asks_for_them(tmp_path: Path, monkeypatch: py
     (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 200_000)
     query = SourceQuery("records", "SELECT * FROM t", files={"t": tmp_path / "t.csv"})
     monkeypatch.setattr(csv_files, "BATCH", 1 << 14)
-    parts, real = [0], duck.csv_texts
+    parts, real = [0], duck._csv_texts
 
-    def counted(path: Path) -> Iterator[Any]:
-        for table in real(path):
+    def counted(*args: Any) -> Iterator[Any]:
+        for table in real(*args):
             parts[0] += 1
             yield table
 
-    monkeypatch.setattr(duck, "csv_texts", counted)
+    monkeypatch.setattr(duck, "_csv_texts", counted)
     batches = stream_records(query, SCHEMA, None, rows=1000)
     first, read = len(next(batches)), parts[0]
     assert first + sum(map(len, batches)) == 200_000
@@ -454,14 +454,16 @@ ENDING = """
 import sys, threading, time
 from pathlib import Path
 from veilsum_participant.data import csv_files, duck
+from veilsum_participant.data.reader import RowRequest
 from veilsum_participant.query import SourceQuery
 
 csv_files.BATCH = 1 << 16
 begun = threading.Event()
 
 def ask():
-    with duck.answers(SourceQuery("d", "SELECT * FROM t", files={"t": Path(sys.argv[1])})) as answers:
-        for table in answers.batches(1000):
+    query = SourceQuery("d", "SELECT * FROM t", files={"t": Path(sys.argv[1])})
+    with duck.DuckReader(query).opened() as rows:
+        for part in rows.parts(RowRequest(["age", "town", "ill"], 1000)):
             begun.set()
     print("all of it")
 
@@ -483,13 +485,13 @@ def test_texts_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest
         (tmp_path / f"{part}.ndjson").write_text('{"age": 60}\n')
     text = "SELECT json->>'$.age' AS age, 'Ulm' AS town, '0' AS ill FROM t"
     query = SourceQuery("records", text, files={"t": tmp_path / "*.ndjson"})
-    real = lines.texts
+    real = json_files.texts
 
-    def removed(path: Path) -> Iterator[list[str]]:
-        yield from real(path)
+    def removed(*args: Any) -> Iterator[list[str]]:
+        yield from real(*args)
         (tmp_path / "1.ndjson").unlink(missing_ok=True)
 
-    monkeypatch.setattr(lines, "texts", removed)
+    monkeypatch.setattr(json_files, "texts", removed)
     for read in (lambda: load_records(query, SCHEMA), lambda: list(stream_records(query, SCHEMA, None))):
         (tmp_path / "1.ndjson").touch()
         with pytest.raises(DataError, match=r"1\.ndjson: .*[Nn]o such file"):
@@ -519,5 +521,6 @@ def test_a_file_that_changes_between_readings_is_a_fault(tmp_path: Path, rows: i
 def test_a_table_of_the_kept_rows_alone(tmp_path: Path) -> None:
     keep = np.zeros(110, dtype=np.bool_)
     keep[[0, 6, 7, 60, 109]] = True
-    tables = list(read_batches(parts(tmp_path), SCHEMA, 4, keep=keep[:90]))
+    with opened(parts(tmp_path), SCHEMA) as found:
+        tables = list(found.read(4, keep=lambda place, table: keep[:90][place : place + table.rows]))
     assert sum(table.rows for table in tables) == 4

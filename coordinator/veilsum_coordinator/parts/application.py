@@ -48,7 +48,7 @@ def application(
         if isinstance(column, NumberColumn):
             shape = {"low": column.low, "high": column.high, "unit": column.unit}
         else:
-            shape = {"categories": list(column.categories)}
+            shape = column.model_dump(mode="json", exclude={"kind", "name", "impute"})
         if isinstance(column, DateColumn):
             shape["origin"] = column.origin
         columns.append({"kind": column.kind, "name": column.name, **shape, "impute": column.impute})

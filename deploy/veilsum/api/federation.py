@@ -27,7 +27,7 @@ from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.schema_file import load_schema
+from veilsum_privacy.study.schema_file import load_schema, with_groups
 
 if TYPE_CHECKING:
     from veilsum.coordinator import Coordinator
@@ -232,7 +232,7 @@ def as_schema(schema: SchemaLike) -> DatasetSchema:
     if isinstance(schema, DatasetSchema):
         return schema
     if isinstance(schema, Mapping):
-        return validate(schema, DatasetSchema, source="The schema")
+        return validate(with_groups(schema, Path(), "The schema"), DatasetSchema, source="The schema")
     path = Path(schema)
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder; a schema is a file.", "Name the schema.toml in it.")
@@ -277,7 +277,7 @@ def _dealt(
     if isinstance(data, str | Path):
         if site_column is not None:
             return read_sites(Path(data), schema, site_column=site_column, subject=subject)
-        from veilsum_participant.data.readers import read_table
+        from veilsum_participant.data.sources import read_table
 
         return deal_rows(as_table(read_table(Path(data), schema).columns, str(data)), sites or 4, seed)
     table = as_table(data, "data")

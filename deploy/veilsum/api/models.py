@@ -16,7 +16,7 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.data import typed
 from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.table import Table
+from veilsum_participant.data.table import Table, cells_of, check_texts
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.base import Records
 
@@ -38,12 +38,12 @@ class _Applied:
     @property
     def feature_names_in_(self) -> NDArray[np.object_]:
         """The columns that the model reads, in order."""
-        return np.array([column.name for column in self.released.schema.columns], dtype=object)
+        return np.array(list(dict.fromkeys(column.source for column in self.released.schema.columns)), dtype=object)
 
     @property
     def n_features_in_(self) -> int:
         """How many they are."""
-        return len(self.released.schema.columns)
+        return len(self.feature_names_in_)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The model, the site whose alignment it applies, and where it comes from."""
@@ -108,8 +108,9 @@ class _Applied:
             kind = table[name].type
             if not (typed.readable(kind) or typed.is_date(kind)):
                 raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
-            columns[name] = typed.values(table[name])
-        return encode_table(Table(Path("X"), columns, table.num_rows), schema)[0]
+            check_texts("X", name, typed.plain(kind), schema)
+            columns[name] = cells_of(table[name], name, schema)
+        return encode_table(Table(columns, table.num_rows), schema)[0]
 
 
 class Classifier(_Applied):

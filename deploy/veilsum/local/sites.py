@@ -20,8 +20,7 @@ from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import BudgetConfig, ParticipantConfig, Policy
-from veilsum_participant.data.lines import read_header
-from veilsum_participant.data.sources import named_in_records
+from veilsum_participant.data.sources import named_in_records, reader_of
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_site
@@ -68,7 +67,7 @@ def make_local(
     for party in kit.participants:
         offered = DatasetConfig(path=files[party.name], subject=subject, header=header)
         if named_in_records(offered):  # whoever simulates has the files
-            names = read_header(files[party.name])[0]
+            names = reader_of(files[party.name]).layout()[0].schema.names
             offered = offered.model_copy(update={"columns": tuple(name for name in names if names.count(name) == 1)})
         config = ParticipantConfig(
             coordinator="localhost:1",  # never dialled

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import DataError, Misuse
 from veilsum_node.phrases import counted
-from veilsum_participant.data.readers import check_structure, read_table
+from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.study.schema import DatasetSchema
 

@@ -7,11 +7,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.text import Text
 
 from veilsum_deploy.cli.display import size_text
 from veilsum_node.phrases import counted, listed
-from veilsum_node.process.console import print_fields, print_line, print_rows
+from veilsum_node.process.console import print_fields, print_line, print_rows, terminal_text
 
 if TYPE_CHECKING:
     from veilsum.forecasts import Forecast
@@ -289,6 +288,6 @@ def _duration(seconds: float) -> str:
 def _say(text: str) -> None:
     """Print a sentence, broken between words where a terminal needs it."""
     if sys.stdout.isatty():
-        Console().print(Text(text))
+        Console().print(terminal_text(text))
     else:
         print_line(text)

@@ -279,7 +279,7 @@ def _study(
 
 
 def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> None:
-    apart = ("accuracy", "held_out", "accuracy_by_domain", "baselines", "table")  # shown by themselves, below
+    apart = ("accuracy", "held_out", "accuracy_by_domain", "baselines", "table", "cells")  # shown by themselves, below
     fields = {key: value for key, value in summary.items() if key not in apart and value not in (None, [])}
     sizes, scores = outcome.sizes.values(), [run.scores for run in outcome.runs]
     fields["sites"] = f"{len(sizes)} with {min(sizes)} to {max(sizes)} records"
@@ -291,6 +291,11 @@ def _print_simulation(summary: Mapping[str, Any], outcome: SimulatedRuns) -> Non
     for domain in by_domain[0] if by_domain and len(by_domain[0]) > 1 else ():
         fields[f"accuracy, {domain}"] = [f"{shares[domain]:.4g}" for shares in by_domain]
     print_fields(fields, title="Simulation", as_json=False)
+    texts = {one.column: [text for text, _ in one.texts.most_common(3)] for one in outcome.cells}
+    odd = [row | {"such as": texts[row["column"]]} for row in summary["cells"] if row["out of bounds"] or row["match nothing"]]
+    if odd:
+        odd.sort(key=lambda row: -row["match nothing"])
+        print_rows(odd[:20], title="Cells that the schema does not expect, for the eyes of the records' owner", as_json=False)
     rows = [row | {key: f"{row[key]:.5g}" for key in ("mean", "std", "std_error")} for row in summary["table"]]
     for row in rows:
         if row["runs"] == 1:

@@ -33,6 +33,17 @@ def summarise(simulation: Simulation, outcome: SimulatedRuns) -> dict[str, Any]:
         "partition": simulation.setting.partition,
         "limit": simulation.setting.limit,
         "cap": simulation.setting.cap,
+        "cells": [
+            {
+                "column": one.column,
+                "read": one.read,
+                "missing": one.missing,
+                "out of bounds": one.outside,
+                "match nothing": one.unmatched,
+            }
+            for one in outcome.cells
+            if one.missing or one.outside or one.unmatched
+        ],
         "given_a_record": list(outcome.forced),
         "seed": simulation.seed,
         "encryption": simulation.encryption,

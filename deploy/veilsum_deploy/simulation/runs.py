@@ -31,6 +31,7 @@ from veilsum_deploy.simulation.scores import Kept, Scores, score
 from veilsum_deploy.simulation.study import Beside, SimulatedRun, SimulatedRuns, Simulation, SimulationDraft, compiled
 from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
+from veilsum_participant.data.quality import count_cells
 from veilsum_participant.store.kept import kept_vector
 from veilsum_privacy.results.result import Result, load_result, save_result
 from veilsum_privacy.securesum.agreed import AgreedStudy
@@ -119,7 +120,8 @@ def _simulate(
             found[kind] = _beside(kind, simulation.draft, dealt, clock)
     progress("Done", 1.0)
     sizes = {name: dataset.table.num_rows for name, dataset in dealt.training.items()}
-    return SimulatedRuns(runs[0][0], sizes, tuple(item for _, item in runs), dealt.forced, found)
+    cells = count_cells((dataset.read for dataset in dealt.training.values()), simulation.draft.schema)
+    return SimulatedRuns(runs[0][0], sizes, tuple(item for _, item in runs), dealt.forced, found, cells)
 
 
 def _beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> Beside:

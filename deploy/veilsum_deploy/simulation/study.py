@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from veilsum.compile import StudyRequest, compile_study
-from veilsum.request import EVALUATION, ReleasedProjection, with_model, with_projection
+from veilsum.request import EVALUATION, ReleasedProjection, with_data, with_model, with_projection
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.results.released_models import released_arrays, result_projection
 from veilsum_deploy.collections import Collection
@@ -20,6 +20,7 @@ from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.data.encoders import load_encoder
+from veilsum_participant.data.quality import ColumnCells
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program as FrozenProgram
 from veilsum_privacy.study.encoder import Projection
@@ -138,7 +139,8 @@ class Beside:
 class SimulatedRuns:
     """All runs; ``study`` is the first one's, ``sizes`` says how many records each site had, ``forced`` who was given one.
 
-    ``beside`` is what else was computed on the same records, by the baseline's name.
+    ``beside`` is what else was computed on the same records, by the baseline's name; ``cells`` says what became of the cells
+    of each column, at all sites together.
     """
 
     study: Study
@@ -146,6 +148,7 @@ class SimulatedRuns:
     runs: tuple[SimulatedRun, ...]
     forced: tuple[str, ...] = field(default=())
     beside: Mapping[str, Beside] = field(default_factory=dict)
+    cells: Sequence[ColumnCells] = ()
 
 
 def read_content(path: Path, encoder: Path | None) -> dict[str, Any]:
@@ -195,7 +198,7 @@ def draft_of(
     values = dict(content)
     if schema is not None and not {"schema", "data"} & set(values):
         values["data"] = schema
-    asked = validate(values, StudyRequest, source=source)
+    asked = validate(with_data(values, base, source), StudyRequest, source=source)
     request = with_projection(asked, base)
     projection = load_result(base / asked.encoder.result) if isinstance(asked.encoder, ReleasedProjection) else None
     if request.schema_file is not None:

@@ -1,4 +1,7 @@
-"""How commands print: a table for people, JSON for programs, and errors that say what to do."""
+"""How commands print: a table for people, JSON for programs, and errors that say what to do.
+
+No control character reaches a terminal, whatever a name, a file or a peer says.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +38,11 @@ def print_rows(rows: Sequence[Mapping[str, object]], *, title: str, as_json: boo
     elif not rows:
         print_line(empty)
     else:
-        table = Table(title=Text(title), title_justify="left")
+        table = Table(title=terminal_text(title), title_justify="left")
         for heading in rows[0]:
-            table.add_column(Text(heading), overflow="fold")
+            table.add_column(terminal_text(heading), overflow="fold")
         for row in rows:
-            table.add_row(*(Text(_cell(value)) for value in row.values()))
+            table.add_row(*(terminal_text(_cell(value)) for value in row.values()))
         _console().print(table)
 
 
@@ -48,11 +51,11 @@ def print_fields(fields: Mapping[str, object], *, title: str, as_json: bool) -> 
     if as_json:
         print_json(fields)
         return
-    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table = Table(title=terminal_text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for key, value in fields.items():
-        table.add_row(Text(key), Text(_cell(value)))
+        table.add_row(terminal_text(key), terminal_text(_cell(value)))
     _console().print(table)
 
 
@@ -61,12 +64,12 @@ def print_json(value: object, *, compact: bool = False) -> None:
     indent = None if compact else 2
     ascii_only = not _writes_unicode(sys.stdout)
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False, default=_json_default)
-    typer.echo(text)
+    typer.echo(_escaped(text))
 
 
 def print_line(text: str) -> None:
-    """Print a line for people to standard output, as it is."""
-    Console(soft_wrap=True).print(Text(text))
+    """Print a line for people to standard output."""
+    Console(soft_wrap=True).print(terminal_text(text))
 
 
 def moment(seconds: int) -> str:
@@ -81,12 +84,12 @@ def report_error(error: VeilsumError, *, as_json: bool) -> int:
         body: dict[str, Any] = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
         if isinstance(error, Refusal):
             body["code"] = error.code.value
-        typer.echo(json.dumps(body, ensure_ascii=not _writes_unicode(sys.stderr)), err=True)
+        typer.echo(_escaped(json.dumps(body, ensure_ascii=not _writes_unicode(sys.stderr))), err=True)
     else:
         console = Console(stderr=True, soft_wrap=True)
-        console.print(Text("Error: ", style="bold red") + Text(error.message, style="default"))
+        console.print(Text("Error: ", style="bold red") + terminal_text(error.message, style="default"))
         if error.advice:
-            console.print(Text(error.advice))
+            console.print(terminal_text(error.advice))
     return EXIT_REFUSED
 
 
@@ -102,6 +105,17 @@ def report_crash(error: Exception, *, as_json: bool) -> int:
         advice = ""
     report_error(VeilsumError(message, advice), as_json=as_json)
     return EXIT_INTERNAL
+
+
+def terminal_text(text: str, style: str = "") -> Text:
+    """A text for a terminal, in which everything that is not printable but line breaks and tabs is replaced."""
+    shown = (letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return Text("".join(shown), style)
+
+
+def _escaped(text: str) -> str:
+    """JSON in which everything that is not printable is escaped, as JSON itself does only below the space."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)
 
 
 def _writes_unicode(stream: TextIO) -> bool:

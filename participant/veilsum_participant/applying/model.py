@@ -32,7 +32,7 @@ from veilsum_participant.applying.heads import head_scores
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, ProjectionArrays, Recipe, aligned_columns, parse_recipe
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.encoders import load_encoder
-from veilsum_participant.data.readers import read_table
+from veilsum_participant.data.sources import read_table
 from veilsum_privacy.results.result import Result, load_result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema

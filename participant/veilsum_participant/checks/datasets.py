@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
+from veilsum_participant.data.check import AGREED
 from veilsum_participant.data.images import check_images
+from veilsum_participant.data.json_files import is_document, is_json
 from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.data.queries import query_schema
-from veilsum_participant.data.sources import found_columns, named_in_records
+from veilsum_participant.data.sources import asked_query, found_columns, named_in_records, query_rows, reader_of
 from veilsum_participant.data.table import require_columns
-from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
+from veilsum_participant.dataset_config import MISSES, DatasetConfig
+from veilsum_participant.query import Images, Source, SourceQuery, TextFile, pixel_names
 from veilsum_privacy.study.schema import DatasetSchema
 
+_TEXTS, _LONGEST = 10, 60
+"""Texts that are shown of a column, and letters of each."""
 
-def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, show: bool = False) -> Iterator[Check]:
+
+def dataset(
+    name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, show: bool = False, texts: bool = False
+) -> Iterator[Check]:
     """Whether a dataset is there, has the columns that the site states, and how its records suit a schema.
 
     Args:
         name, offered: the dataset.
         schema: without one only the dataset's structure is looked at.
         show: whether its operator asks to see the columns as they stand in the data. A CSV file's first line may be a record.
+        texts: whether its operator asks to see the most frequent texts that match nothing.
     """
     label, source = f"dataset {name}", offered.origin(name)
     if show:
@@ -39,16 +48,44 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
     columns = {column.name for column in schema.columns} | ({schema.label.column} if schema.label else set())
     clean = f"{len(columns - set(report.totals))} of {counted(len(columns), 'column')} as the schema says"
     detail = f"{counted(report.records, 'record')}; {clean}"
-    if report.ok:
+    if not report.records:
+        advice = "Is it the right file? Of a query, look at what it leaves aside."
+        yield Check(
+            label,
+            CheckOutcome.FAILED,
+            f"no record: the {'query yields nobody' if asked_query(source) else 'file is empty'}",
+            advice,
+        )
+    elif report.ok:
         yield Check(label, CheckOutcome.OK, detail)
     else:
         advice = "Violations are clamped or left out, as the schema says. Correct the file, or agree on another schema."
+        advice = report.advice or advice
         yield Check(label, CheckOutcome.WARNING, detail, advice)
+    if unread := sum(report.unread.values()):
+        why = ", ".join(f"{reason} ({count:,})" for reason, count in Counter(report.unread).most_common())
+        told = f"{unread:,} of {counted(report.records, 'record')} have no pixels: {why}"
+        yield Check(label, CheckOutcome.WARNING, told, "All pixels of these records count as missing.")
+    pixels = () if offered.images is None else pixel_names(offered.images.shape)
     for column, kinds in report.totals.items():  # a line each: of a wide file an operator reads what needs a look
-        known = all(kind is FindingKind.MISSING for kind in kinds)  # what becomes of it was agreed
+        if column in pixels and kinds == {FindingKind.MISSING: unread}:
+            continue
+        known = all(kind in AGREED for kind in kinds)  # what becomes of it was agreed
         told = "; ".join(_finding(report, column, kind) for kind in kinds)
         where = "whole rows" if column is None else f"column {column!r}"
-        yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}")
+        odd = next((cells.texts for cells in report.cells if cells.column == column), Counter())
+        if odd and texts:
+            shown = [f"{_toml_text(text[:_LONGEST])} {count:,}" for text, count in odd.most_common(_TEXTS)]
+            told += f"; match nothing: {', '.join(shown)}"
+        advice = "`--texts` shows the most frequent texts that match nothing." if odd and not texts else ""
+        yield Check(label, CheckOutcome.OK if known else CheckOutcome.WARNING, f"{where}: {told}", advice)
+    worst = max(report.cells, key=lambda cells: cells.share)
+    if offered.most_unmatched is not None and worst.share > offered.most_unmatched:
+        told = f"{worst.share:.2%} of the cells of column {worst.column!r} match nothing, most_unmatched is"
+        advice = "A participant that starts with the site's own schema of it accepts no study of it. Correct what is stored."
+        yield Check(label, CheckOutcome.FAILED, f"{told} {offered.most_unmatched:.2%}: it would be withheld", advice)
+    yield from _values_of_json(label, offered)
+    yield from _misses(label, name, offered)
     if offered.most_records > schema.max_records:
         share = f"{schema.max_records:,} of {offered.most_records:,}"
         yield Check(label, CheckOutcome.OK, f"most_records is above the schema's max_records: its sums count for {share}")
@@ -57,6 +94,69 @@ def dataset(name: str, offered: DatasetConfig, schema: DatasetSchema | None, *, 
         advice = 'A study with privacy.unit = "record" protects each of them by itself; "subject" protects the person.'
         told = f"{counted(spread.persons, 'person')}, {several}"
         yield Check(label, CheckOutcome.OK, told, advice if spread.several else "")
+
+
+def _values_of_json(label: str, offered: DatasetConfig) -> Iterator[Check]:
+    """How many values the tables of a query hold that are JSON, and what is left out of them."""
+    if not any(map(is_json, offered.files.values())):
+        return
+    from veilsum_participant.data.duck import count_json
+
+    for table, path in offered.files.items():
+        if not is_json(path):
+            continue
+        values, others = count_json(path, offered.dialect)
+        part = "document" if is_document(path) else "line"
+        told = f"table {table!r}: {counted(values, 'JSON value')}; {counted(others, part)} left out, being none"
+        if not values:
+            advice = "A .ndjson file has a value a line; call a file of one document, in whatever lines, .json."
+            yield Check(label, CheckOutcome.FAILED, told, advice if others else "Is this the right file?")
+        elif others:
+            yield Check(label, CheckOutcome.WARNING, told, "Correct the file: no query sees these.")
+        else:
+            yield Check(label, CheckOutcome.OK, told)
+
+
+def _misses(label: str, name: str, offered: DatasetConfig) -> Iterator[Check]:
+    """What the dataset's own query about misses yields, for its operator alone.
+
+    Each row says that of ``of`` things ``number`` are so, and whether that is ``meant``. Without a ``number`` it says how many
+    there are.
+    """
+    if (query := offered.misses(name)) is None:
+        return
+    found = query_rows(query, MISSES)
+    require_columns("The query of misses yields", MISSES, found.column_names)
+    clean, warned = 0, False
+    for row in found.select(list(MISSES)).to_pylist():
+        what = printable(str(row["what"]))
+        number, of, meant = (_whole(row[name]) for name in MISSES[1:])
+        if number is None:
+            status = CheckOutcome.OK if of else CheckOutcome.WARNING
+            yield Check(label, status, f"{what}: {of or 0:,}", "" if of else "Is this the right table or file?")
+        elif number:
+            told = f"{what}: {number:,} of {of or 0:,}"
+            status = CheckOutcome.OK if meant else CheckOutcome.WARNING
+            yield Check(label, status, told, "" if meant or warned else _ADAPT)
+            warned |= not meant
+        else:
+            clean += 1
+    if clean:
+        yield Check(label, CheckOutcome.OK, f"{counted(clean, 'other kind')} of misses looked for, none found")
+
+
+_ADAPT = "What should count needs a change of the queries, such as a code system of your country, or of the data."
+
+
+def _whole(value: object) -> int | None:
+    """A number, or whether something is, as any database yields it; None for neither."""
+    text = str(value).strip().lower()
+    if text in ("true", "false", "t", "f"):
+        return int(text.startswith("t"))
+    try:
+        return int(Decimal(text))
+    except (ArithmeticError, ValueError):
+        return None
 
 
 def _shown(label: str, source: Source, offered: DatasetConfig) -> Check:
@@ -92,16 +192,15 @@ def _there(label: str, source: Source, offered: DatasetConfig) -> Check:
     if isinstance(source, Images):
         check_images(source)
         source = source.table
-    if isinstance(source, SourceQuery):
-        names = query_schema(source).names
-        require_columns(f"The {source} yields", offered.columns, names)
-        return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {counted(len(names), 'column')}")
-    if offered.columns and named_in_records(offered):
-        names = found_columns(source) or []
-        require_columns(f"{source}: its first line names", offered.columns, names)
+    if isinstance(source, SourceQuery) or (offered.columns and named_in_records(offered)):
+        (found,) = reader_of(source).layout()
+        require_columns(found.says, offered.columns, found.schema.names, found.advice)
+        if isinstance(source, SourceQuery):
+            yielded = counted(len(found.schema.names), "column")
+            return Check(label, CheckOutcome.OK, f"the {source} is accepted; it yields {yielded}")
         stated = counted(len(offered.columns), "column")
         return Check(label, CheckOutcome.OK, f"{source} is there; its first line names the {stated} that the site states")
-    if file_parts(source):
+    if file_parts(source.file if isinstance(source, TextFile) else source):
         return Check(label, CheckOutcome.OK, f"{source} is there; give a schema to check what it holds")
     return Check(label, CheckOutcome.FAILED, f"{source} is not there", "Check the path in participant.toml.")
 

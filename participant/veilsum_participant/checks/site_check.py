@@ -84,6 +84,7 @@ class SiteCheck:
         schemas: by dataset; those without one are only looked for.
         study: what an analyst asks for, to hold against policy and budget as the participant would.
         show_columns: show the columns of each dataset as they stand in the data, which may be a record.
+        show_texts: show texts in datasets that match nothing in their schemas.
     """
 
     def __init__(
@@ -94,9 +95,10 @@ class SiteCheck:
         schemas: dict[str, DatasetSchema] | None = None,
         study: AskedStudy | None = None,
         show_columns: bool = False,
+        show_texts: bool = False,
     ) -> None:
         self._config, self._clock = config, clock
-        self._show = show_columns
+        self._show, self._texts = show_columns, show_texts
         self._schemas = schemas or {}
         self._study = study
         self._credentials: Credentials | None = None
@@ -257,7 +259,7 @@ class SiteCheck:
         yield Check("shared metrics", CheckOutcome.OK, f"the coordinator is told: {told}" if told else "none: nothing is told")
 
     def _dataset(self, name: str) -> Iterator[Check]:
-        return datasets.dataset(name, self._config.datasets[name], self._schemas.get(name), show=self._show)
+        return datasets.dataset(name, self._config.datasets[name], self._schemas.get(name), show=self._show, texts=self._texts)
 
     def _encoder(self, name: str) -> Iterator[Check]:
         path = self._config.encoders[name].path

@@ -128,6 +128,9 @@ def check(
     columns: Annotated[
         bool, typer.Option("--columns", help="Show the columns of each dataset; of a CSV file that is its first line.")
     ] = False,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="With --schema, show the most frequent texts that match nothing in it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Test identity, connection, clock, ledger, budgets, policy and data; status 1 if a check failed.
@@ -138,7 +141,9 @@ def check(
 
     settings = _load(config)
     schemas, request = _subject(settings, schema, dataset, study, ctx.obj)
-    checks = SiteCheck(settings, lambda: int(time.time()), schemas=schemas, study=request, show_columns=columns).run()
+    checks = SiteCheck(
+        settings, lambda: int(time.time()), schemas=schemas, study=request, show_columns=columns, show_texts=texts
+    ).run()
     ok = all(item.status is not CheckOutcome.FAILED for item in checks)
     if as_json:
         print_json({"ok": ok, "checks": [item.to_json() for item in checks]})
@@ -309,6 +314,8 @@ def _subject(
     config: ParticipantConfig, schema: Path | None, dataset: str | None, study: Path | None, additions: Additions | None
 ) -> tuple[dict[str, DatasetSchema], AskedStudy | None]:
     """The schemas to check datasets against, and a study to hold against the policy."""
+    from veilsum_privacy.study.schema_file import load_schema
+
     if study is not None:
         if schema is not None or dataset is not None:
             raise Misuse("--study brings its own dataset and schema.", "Leave out --schema and --dataset.")
@@ -319,9 +326,8 @@ def _subject(
     if schema is None:
         if dataset is not None:
             raise Misuse("--dataset needs --schema.", "Name the schema to check it against.")
-        return {}, None
-    from veilsum_privacy.study.schema_file import load_schema
-
+        own = {name: offered.schema_file for name, offered in config.datasets.items()}
+        return {name: load_schema(path) for name, path in own.items() if path is not None}, None
     offered = list(config.datasets)
     if dataset is None and len(offered) > 1:
         raise Misuse("This site offers several datasets.", f"Add --dataset with one of: {', '.join(offered)}.")

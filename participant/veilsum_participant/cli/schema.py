@@ -20,7 +20,8 @@ from veilsum_participant.drafting.vocabulary import draft_vocabulary, is_vocabul
 
 GIVES_AWAY = (
     "Drafted from private records. The draft gives away the columns' names; what most of a column's cells are (numbers, dates"
-    f" or texts), and whether they repeat; and every category, codes included, that at least {LEAST} records name, sorted."
+    f" or texts), and whether they repeat; and every category, codes and their first characters included, that at least"
+    f" {LEAST} records name, sorted; and whether most texts are codes of ICD or ATC."
     " Records are counted, not persons: a text that one patient has in that many records is named. It gives away no count,"
     " and of numbers and dates neither the smallest nor the largest. A schema is signed into each study that uses it; every"
     " site, the coordinator and the analyst see it: remove what they may not see. Set bounds by medicine or measurement: those"

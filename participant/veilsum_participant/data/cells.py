@@ -7,7 +7,7 @@ Nothing here raises because of what a cell holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Bools
 from veilsum_participant.data.spellings import Spellings, exact
-from veilsum_privacy.study.schema import CategoryColumn, DateColumn, LabelColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema, DateColumn, LabelColumn, NumberColumn
 
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -42,6 +42,43 @@ class CodeCells:
     codes: NDArray[np.int64]
     missing: Bools
     invalid: Bools
+
+
+@dataclass(frozen=True)
+class JudgedColumn:
+    """The cells of a column of a schema, or of its classes, by disjoint masks (n,).
+
+    Attributes:
+        name: of the column.
+        column: of the schema; None for the classes.
+        source: the name of the column in its source.
+        other: of codes, which are in none of the groups named.
+    """
+
+    name: str
+    column: NumberColumn | CategoryColumn | None
+    source: str
+    missing: Bools
+    invalid: Bools
+    outside: Bools
+    other: Bools | None = None
+
+
+def judge_table(columns: Mapping[str, Any], schema: DatasetSchema) -> Iterator[JudgedColumn]:
+    """Judge every column of a schema, and that of its classes, among all that were read."""
+    for column in schema.columns:
+        if isinstance(column, NumberColumn):
+            numbers = judge_column(columns, column, schema.missing)
+            yield JudgedColumn(column.name, column, column.name, numbers.missing, numbers.invalid, numbers.outside)
+        else:
+            codes = judge_categories(columns[column.source], column, schema.missing)
+            other = codes.codes == column.other_place if isinstance(column, CodeColumn) and column.other is not None else None
+            none = np.zeros_like(codes.invalid)
+            yield JudgedColumn(column.name, column, column.source, codes.missing, codes.invalid, none, other)
+    if schema.label is not None:
+        codes = judge_labels(columns[schema.label.column], schema.label, schema.missing)
+        name = schema.label.column
+        yield JudgedColumn(name, None, name, codes.missing, codes.invalid, np.zeros_like(codes.invalid))
 
 
 def judge_numbers(array: Any, column: NumberColumn, missing: Iterable[str]) -> NumberCells:
@@ -114,6 +151,8 @@ def _days(array: Any, missing: list[str]) -> tuple[NDArray[np.float64], Bools, B
 
 def judge_categories(array: Any, column: CategoryColumn, missing: Iterable[str]) -> CodeCells:
     """Find each cell's category."""
+    if isinstance(column, CodeColumn):
+        return _groups(array, column, missing)
     return _codes(array, [(text, code) for code, text in enumerate(column.categories)], missing)
 
 
@@ -135,6 +174,18 @@ def _codes(array: Any, known: Iterable[tuple[str, int]], missing: Iterable[str])
         absent[index] = codes[index] < 0 and (text.casefold() == "nan" or gone.find(text) >= 0)
     indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
     code, lacking = codes[indices], absent[indices]
+    return CodeCells(code, lacking, (code < 0) & ~lacking)
+
+
+def _groups(array: Any, column: CodeColumn, missing: Iterable[str]) -> CodeCells:
+    """Look up each distinct code once; a text for missing is never a code."""
+    gone = {"", *(text.strip() for text in missing)}
+    encoded = array.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    absent = [text in gone or text.casefold() == "nan" for text in distinct] + [True]
+    places = [-1 if none else column.place(text) for text, none in zip([*distinct, ""], absent, strict=True)]
+    indices = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False).astype(np.int64)
+    code, lacking = np.array(places, dtype=np.int64)[indices], np.array(absent, dtype=np.bool_)[indices]
     return CodeCells(code, lacking, (code < 0) & ~lacking)
 
 

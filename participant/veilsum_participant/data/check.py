@@ -5,26 +5,30 @@ The report is for the site's operator: it names places and what was expected the
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_participant.data.cells import judge_categories, judge_column, judge_labels
-from veilsum_participant.data.lines import MAX_LINE, Fault, line_numbers
-from veilsum_participant.data.sources import read_table
+from veilsum_participant.data.cells import judge_table
+from veilsum_participant.data.lines import MAX_LINE, Fault
+from veilsum_participant.data.quality import ColumnCells, count_cells
+from veilsum_participant.data.sources import found_advice, found_lines, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_participant.data.table import Table
 from veilsum_participant.query import Source
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
+from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema, DateColumn, NumberColumn
 
 SHOWN = 3
 """Places of each fault in each column that a report lists unless told otherwise."""
 
+
+_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?")
 
 _UNUSED = {
     Fault.CELLS: "the row is not used",
@@ -47,10 +51,15 @@ class FindingKind(StrEnum):
     UNKNOWN_CATEGORY = "unknown category"
     UNKNOWN_CLASS = "unknown class"
     MISSING = "missing value"
+    OTHER_CODE = "code of no group"
     BROKEN_ROW = Fault.CELLS.value
     OPEN_QUOTE = Fault.QUOTE.value
     LONG_LINE = Fault.LENGTH.value
     TOO_MANY_RECORDS = "too many records"
+
+
+AGREED = (FindingKind.MISSING, FindingKind.OTHER_CODE)
+"""What the schema says what becomes of."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,9 @@ class CheckReport:
         violations: in the order of rows the first of each kind in each column, as many of them as were asked for.
         totals: by column (None for whole rows and the file) and kind, how many there are in all.
         per_person: None without a column of subjects.
+        cells: of each column; what its unmatched cells say is for the site's own eyes alone.
+        advice: what to declare of a file of text that does not look as it is declared; empty where nothing stands out.
+        unread: how many records have an image without pixels, by reason.
     """
 
     source: Source
@@ -106,11 +118,14 @@ class CheckReport:
     violations: tuple[Violation, ...]
     totals: dict[str | None, dict[FindingKind, int]]
     per_person: PerPerson | None = None
+    cells: tuple[ColumnCells, ...] = ()
+    advice: str = ""
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing but missing values was found."""
-        return all(kind is FindingKind.MISSING for kinds in self.totals.values() for kind in kinds)
+        """Whether nothing but what was agreed on was found."""
+        return all(kind in AGREED for kinds in self.totals.values() for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -164,11 +179,23 @@ def check_dataset(
     if whole:
         totals[None] = dict(whole)
     places.sort(key=lambda place: place[0])
-    lines = _lines(table, {place[0] for place in places})
+    lines = found_lines(source, schema, {place[0] for place in places})
     violations = tuple(
         Violation(source, kind, row, lines.get(row), column, expected) for row, kind, column, expected in places
     )
-    return CheckReport(source, records, violations, totals, None if subject is None else _per_person(table))
+    per_person = None if subject is None else _per_person(table)
+    cells = tuple(count_cells([table], schema))
+    return CheckReport(
+        source, records, violations, totals, per_person, cells, _advice(source, schema, table, cells), table.unread
+    )
+
+
+def _advice(source: Source, schema: DatasetSchema, table: Table, cells: tuple[ColumnCells, ...]) -> str:
+    """What to declare, where hardly a row has its cells, or numbers hardly a point."""
+    if len(table.broken) > table.rows and (told := found_advice(source, schema)):
+        return told
+    commas = [one.column for one in cells if 2 * sum(1 for text in one.texts if _COMMA.fullmatch(text)) > len(one.texts) > 0]
+    return f'Numbers of column {commas[0]!r} have a decimal comma: state decimal = ",".' if commas else ""
 
 
 def _per_person(table: Table) -> PerPerson:
@@ -178,30 +205,29 @@ def _per_person(table: Table) -> PerPerson:
 
 
 def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Iterator[_Places]:
-    for column in schema.columns:
+    for judged in judge_table(table.columns, schema):
+        name, column = judged.name, judged.column
         if isinstance(column, NumberColumn):
-            numbers = judge_column(table.columns, column, schema.missing)
             kind = "date after so many days" if isinstance(column, DateColumn) else "number"
-            bounds = f"expected a {kind} in [{column.low:g}, {column.high:g}]{' ' + column.unit if column.unit else ''}"
-            yield _Places(FindingKind.NOT_A_NUMBER, column.name, np.flatnonzero(numbers.invalid), bounds)
-            yield _Places(FindingKind.OUT_OF_BOUNDS, column.name, np.flatnonzero(numbers.outside), bounds)
-            missing = numbers.missing
-        else:
-            codes = judge_categories(table.columns[column.name], column, schema.missing)
+            expected = f"expected a {kind} in [{column.low:g}, {column.high:g}]{' ' + column.unit if column.unit else ''}"
+            yield _Places(FindingKind.NOT_A_NUMBER, name, np.flatnonzero(judged.invalid), expected)
+            yield _Places(FindingKind.OUT_OF_BOUNDS, name, np.flatnonzero(judged.outside), expected)
+        elif column is not None:
             expected = f"expected one of {_listed(column.categories)}"
-            yield _Places(FindingKind.UNKNOWN_CATEGORY, column.name, np.flatnonzero(codes.invalid), expected)
-            missing = codes.missing
-        yield _Places(FindingKind.MISSING, column.name, np.flatnonzero(missing), _substitute(column))
-    if schema.label is not None:
-        labels = judge_labels(table.columns[schema.label.column], schema.label, schema.missing)
-        expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"
-        yield _Places(FindingKind.UNKNOWN_CLASS, schema.label.column, np.flatnonzero(labels.invalid), expected)
-        yield _Places(
-            FindingKind.MISSING, schema.label.column, np.flatnonzero(labels.missing), "the record counts for no class"
-        )
+            if isinstance(column, CodeColumn):
+                form = "a code" if column.system == "any" else f"a code of {column.system}"
+                expected = f"expected {form}{' of one of its groups' if column.other is None else ''}"
+                if judged.other is not None:
+                    yield _Places(FindingKind.OTHER_CODE, name, np.flatnonzero(judged.other), f"it counts as {column.other!r}")
+            yield _Places(FindingKind.UNKNOWN_CATEGORY, name, np.flatnonzero(judged.invalid), expected)
+        elif schema.label is not None:
+            expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"
+            yield _Places(FindingKind.UNKNOWN_CLASS, name, np.flatnonzero(judged.invalid), expected)
+        missing = "the record counts for no class" if column is None else _substitute(column)
+        yield _Places(FindingKind.MISSING, name, np.flatnonzero(judged.missing), missing)
     if subject is not None:
-        missing = number_subjects(table.subjects)[1]
-        yield _Places(FindingKind.MISSING, subject, np.flatnonzero(missing), "the record counts as a person of its own")
+        missing_rows = np.flatnonzero(number_subjects(table.subjects)[1])
+        yield _Places(FindingKind.MISSING, subject, missing_rows, "the record counts as a person of its own")
 
 
 def _substitute(column: NumberColumn | CategoryColumn) -> str:
@@ -212,8 +238,3 @@ def _substitute(column: NumberColumn | CategoryColumn) -> str:
 
 def _listed(values: tuple[str, ...]) -> str:
     return ", ".join(repr(value) for value in values[:10]) + (", ..." if len(values) > 10 else "")
-
-
-def _lines(table: Table, rows: set[int]) -> dict[int, int]:
-    """The lines of a CSV file on which data rows stand; none for other formats."""
-    return {} if table.header is None or table.path is None else line_numbers(table.path, rows, header=table.header)

@@ -1,132 +1,130 @@
-"""Read CSV files: each line by itself, as text. What libraries raise :mod:`.readers` makes a :class:`DataError`."""
+"""Read CSV files: each line by itself, as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data.lines import BATCH, Fault, first_byte, mended, mended_parts, read_header
-from veilsum_participant.data.objects import AnyFile
-from veilsum_participant.data.table import Table, require_columns, wanted_columns, with_subject
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_participant.data.dialects import HEAD, advice
+from veilsum_participant.data.formats import readable
+from veilsum_participant.data.lines import BATCH, Fault, Lines, line_numbers, open_text
+from veilsum_participant.data.objects import AnyFile, open_file, stored_csv
+from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
+from veilsum_participant.query import PLAIN, Bucket, Dialect
 
 _BLOCK = 1 << 26
-"""Bytes of a CSV file that are parsed at a time; any line that is used is shorter, as Latin-1 too."""
-
-
-def csv_layout(
-    path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None, columns: Sequence[str] = ()
-) -> tuple[list[str], int]:
-    """All columns of a CSV file, and the byte after which its records begin; ``columns`` are there as well."""
-    if header not in (None, schema.header):
-        advice = "State `header` under [datasets] in participant.toml as the file is, or use a schema that fits it."
-        raise DataError(f"{path}: {header_conflict(schema)}", advice)
-    names, start = read_header(path) if schema.header else (list(schema.order), first_byte(path))
-    require_named(path, [*wanted_columns(schema, subject), *columns], names, read=schema.header)
-    return names, start
-
-
-def require_named(path: AnyFile, wanted: Sequence[str], names: Sequence[str], *, read: bool = True) -> None:
-    """Insist on columns among the names that a CSV file's first line was ``read`` for, or that a schema's order says."""
-    what = f"{path}: {'its first line' if read else 'the order of the schema'} names"
-    require_columns(what, wanted, names, _FIRST_LINE if read else "")
-
+"""Bytes that are parsed at a time; any part is shorter, as Latin-1 too."""
 
 _FIRST_LINE = "If its first line holds a record, state header = false, here and in the schema."
 
 
-def header_conflict(schema: DatasetSchema) -> str:
-    """What schema and owner of a CSV file say of its first line where they differ."""
-    said = ("holds records", "names the columns")
-    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
+class CsvReader(FileReader):
+    """Reads a CSV file, whose columns are texts.
 
+    Args:
+        file: the file.
+        names: of its columns, in order; None where its first line names them.
+        dialect: how it is written.
+    """
 
-def read_csv(path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
-    """See :func:`.readers.read_table`."""
-    names, start = csv_layout(path, schema, subject, header)
-    read, rows, broken = _parse_csv(path, start, names, wanted_columns(schema, subject))
-    columns = {name: read[name] for name in schema.file_columns}
-    return Table(path, columns, rows, None if subject is None else read[subject], broken, schema.header)
+    def __init__(self, file: Path | Bucket, names: Sequence[str] | None = None, dialect: Dialect = PLAIN) -> None:
+        self._file, self._names, self._dialect = file, names, dialect
 
+    def layout(self) -> list[Found]:
+        """The names of all its columns; without a header line nothing but that the file is there."""
+        what = "its first line" if self._names is None else "the order of the schema"
+        with readable(self._file), open_text(self._stored(), self._dialect) as file:
+            try:
+                names = self._columns(Lines(file, self._dialect.delimiter))
+            except DataError as error:
+                raise DataError(error.message, self.declared() or error.advice) from None
+        fields = pa.schema([(name, pa.large_string()) for name in names])
+        return [Found(str(self._file), f"{self._file}: {what} names", fields, self._advice)]
 
-def csv_batches(
-    path: AnyFile, schema: DatasetSchema, subject: str | None, header: bool | None, names: list[str]
-) -> Iterator[tuple[int, Table]]:
-    """See :func:`.readers.read_batches`; ``names`` are the columns wanted beside the subject."""
-    order, start = csv_layout(path, schema, subject, header)
-    place = 0
-    for text in mended_parts(path, start, len(order), BATCH):
-        read, rows, _ = _parse(lambda text=text: pa.BufferReader(text), order, with_subject(names, subject), {})  # type: ignore[misc]
-        columns = {name: read[name] for name in names}
-        yield place, Table(path, columns, rows, None if subject is None else read[subject], header=schema.header)
-        place += rows
+    def _advice(self) -> str:
+        return "" if self._names is not None else self.declared() or _FIRST_LINE
 
+    def declared(self) -> str:
+        """What its owner had better declare, by its first line; empty where nothing stands out.
 
-def csv_names(path: AnyFile) -> list[str]:
-    """See :func:`.readers.csv_names`."""
-    names, _ = read_header(path)
-    if len(set(names)) < len(names):
-        raise DataError(f"{path}: two cells of its first line, which names the columns, are alike.", "Rename or remove one.")
-    return names
+        Raises:
+            DataError: it cannot be read.
+        """
+        with readable(self._file):
+            with open_file(self._stored()) as raw:
+                head = raw.read(HEAD)
+            with open_text(self._stored(), self._dialect) as file:
+                return advice(head, file.readline(HEAD), self._dialect)
 
+    def columns(self) -> list[str] | None:
+        """See :meth:`Reader.columns`.
 
-def csv_texts(path: Path) -> Iterator[Any]:
-    """See :func:`.readers.csv_texts`."""
-    names = csv_names(path)
-    for text in mended_parts(path, read_header(path)[1], len(names), BATCH):
-        yield pa.table(_parse(lambda text=text: pa.BufferReader(text), names, names, {})[0])  # type: ignore[misc]
+        Raises:
+            DataError: as there; or a column stands twice.
+        """
+        names = super().columns() or []
+        if len(set(names)) < len(names):
+            raise DataError(
+                f"{self._file}: two cells of its first line, which names the columns, are alike.", "Rename or remove one."
+            )
+        return names
 
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
+        with readable(self._file), open_text(self._stored(), self._dialect) as file:
+            lines = Lines(file, self._dialect.delimiter)
+            every = self._columns(lines)
+            place = records = 0
+            for text, faults in lines.parts(len(every), BATCH):
+                table, broken = self._parsed(text, every, asked.names, faults)
+                yield SourcePart(table, place, {records + row: fault for row, fault in broken.items()})
+                place += table.num_rows
+                records += table.num_rows + len(broken)
 
-def _parse_csv(path: AnyFile, start: int, names: list[str], wanted: list[str]) -> tuple[dict[str, Any], int, dict[int, Fault]]:
-    """The wanted columns of a CSV file's records, from the byte ``start`` on, as trimmed texts; how many; which are broken."""
-    content, faults = mended(path, start, len(names))
+    def lines(self, numbers: Collection[int]) -> dict[int, int]:
+        """See :meth:`Reader.lines`."""
+        with readable(self._file), open_text(self._stored(), self._dialect) as file:
+            return line_numbers(file, numbers, header=self._names is None)
 
-    def opened() -> Any:
-        if content is not None:
-            return pa.BufferReader(content)
-        raw = pa.OSFile(str(path), "rb") if isinstance(path, Path) else path.open()
-        raw.seek(start)
-        return raw
+    def _stored(self) -> AnyFile:
+        return stored_csv(self._file) if isinstance(self._file, Bucket) else self._file
 
-    return _parse(opened, names, wanted, faults)
+    def _columns(self, lines: Lines) -> list[str]:
+        return lines.names(self._file) if self._names is None else list(self._names)
 
+    def _parsed(
+        self, text: bytes, every: list[str], names: Sequence[str], faults: Mapping[int, Fault]
+    ) -> tuple[Any, dict[int, Fault]]:
+        """The columns wanted, and which lines have too few or too many cells, or were known to be faulty."""
+        places = [str(every.index(name)) for name in names]
+        broken: dict[int, Fault] = {}
 
-def _parse(
-    opened: Callable[[], Any], names: list[str], wanted: list[str], faults: Mapping[int, Fault]
-) -> tuple[dict[str, Any], int, dict[int, Fault]]:
-    """:func:`_parse_csv` of mended lines, of which some are known for faulty."""
-    positions = {name: str(names.index(name)) for name in wanted}
-    broken: dict[int, Fault] = {}
+        def skip(row: Any) -> str:
+            broken[row.number] = faults.get(row.number, Fault.CELLS)
+            return "skip"
 
-    def skip(row: Any) -> str:
-        broken[row.number] = faults.get(row.number, Fault.CELLS)
-        return "skip"
-
-    def parse(threads: bool, skip: Callable[[Any], str] | None) -> Any:
-        with opened() as raw:
+        def parse(threads: bool, skip: Callable[[Any], str] | None) -> Any:
             return pacsv.read_csv(
-                raw,
+                pa.BufferReader(text),
                 read_options=pacsv.ReadOptions(
-                    column_names=[str(index) for index in range(len(names))], use_threads=threads, block_size=_BLOCK
+                    column_names=[str(place) for place in range(len(every))], use_threads=threads, block_size=_BLOCK
                 ),
-                parse_options=pacsv.ParseOptions(newlines_in_values=False, invalid_row_handler=skip),
+                parse_options=pacsv.ParseOptions(
+                    delimiter=self._dialect.delimiter, newlines_in_values=False, invalid_row_handler=skip
+                ),
                 convert_options=pacsv.ConvertOptions(
-                    column_types={position: pa.large_string() for position in positions.values()},
-                    include_columns=list(positions.values()),
-                    strings_can_be_null=False,
+                    column_types=dict.fromkeys(places, pa.large_string()), include_columns=places, strings_can_be_null=False
                 ),
             )
 
-    # Arrow's threads get nothing of Python's: one that lets go of it while the interpreter ends aborts the process
-    try:
-        table = parse(True, None)
-    except pa.ArrowInvalid:  # a row has too few or too many cells
-        table = parse(False, skip)  # on one thread, which numbers the rows as well
-    read = {name: pc.utf8_trim_whitespace(table[position].combine_chunks()) for name, position in positions.items()}
-    return read, table.num_rows, broken
+        # Arrow's threads get nothing of Python's: one that lets go of it while the interpreter ends aborts the process
+        try:
+            table = parse(True, None)
+        except pa.ArrowInvalid:  # a row has too few or too many cells
+            table = parse(False, skip)  # on one thread, which numbers the rows as well
+        return table.rename_columns(list(names)), broken

@@ -12,7 +12,8 @@ import atexit
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,12 +21,25 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from veilsum_node.errors import DataError, VeilsumError
-from veilsum_participant.data.parquet_files import file_parts
-from veilsum_participant.data.queries import failed, missing_package, slow
-from veilsum_participant.data.readers import csv_names, csv_texts, is_csv, is_lines, json_lines, parquet_schema
-from veilsum_participant.query import SourceQuery
+from veilsum_participant.data.csv_files import CsvReader
+from veilsum_participant.data.formats import is_csv
+from veilsum_participant.data.json_files import is_document, is_json, json_texts
+from veilsum_participant.data.lines import Fault
+from veilsum_participant.data.parquet_files import ParquetReader, file_parts
+from veilsum_participant.data.reader import (
+    Found,
+    Reader,
+    RowRequest,
+    SourcePart,
+    distinct_names,
+    failed,
+    missing_package,
+    slow,
+)
+from veilsum_participant.query import PLAIN, Dialect, SourceQuery
 
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -43,60 +57,46 @@ _ending = threading.Event()
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
 
 
-def schema(query: SourceQuery) -> Any:
-    """See :func:`veilsum_participant.data.queries.query_schema`."""
-    with _connection() as connection:
-        for name, path in query.files.items():
-            _add_empty(connection, name, path)
-        connection.execute("SET enable_external_access = false")
-        try:
-            return _answer(connection, query).to_arrow_table().schema
-        except _errors() as error:
-            told = _of_the_query(str(error).splitlines()[0].rstrip("."), query.text)
-            raise DataError(f"The {query}: {told}.", "Correct the query, or the files that it reads.") from error
+class DuckReader(Reader):
+    """Reads what a query on files yields."""
 
+    def __init__(self, query: SourceQuery) -> None:
+        self._query = query
 
-def _of_the_query(told: str, text: str) -> str:
-    """What DuckDB says, up to the first quoted name that the query does not have: that may be a cell of a first line."""
-    parts = re.split(r"([\"'`])", told)
-    for place in range(2, len(parts), 4):  # after an opening mark
-        if parts[place].lower() not in text.lower():
-            return f"{''.join(parts[: place - 1]).rstrip()} …"
-    return told
+    def layout(self) -> list[Found]:
+        """The columns and types of its answer on empty tables."""
+        query = self._query
+        with _connection() as connection:
+            for name, path in query.files.items():
+                _add_empty(connection, name, path, query.dialect)
+            connection.execute("SET enable_external_access = false")
+            try:
+                schema = _answer(connection, query).to_arrow_table().schema
+            except _errors() as error:
+                told = _of_the_query(str(error).splitlines()[0].rstrip("."), query.text)
+                raise DataError(f"The {query}: {told}.", "Correct the query, or the files that it reads.") from error
+        return [Found(f"The {query}", f"The {query} yields", schema)]
 
-
-def rows(query: SourceQuery) -> Any:
-    """See :func:`veilsum_participant.data.queries.query_rows`."""
-    with _connection() as connection:
-        texts = _open(connection, query)
-        with _watched(connection, query, query.timeout, texts):
-            return _answer(connection, query).to_arrow_table()
-
-
-@contextmanager
-def answers(query: SourceQuery) -> Iterator[_DuckAnswers]:
-    """See :func:`veilsum_participant.data.queries.answers`."""
-    with _connection() as connection:
-        yield _DuckAnswers(connection, query, _open(connection, query))
+    @contextmanager
+    def opened(self) -> Iterator[_DuckRows]:
+        """See :meth:`Reader.opened`."""
+        with _connection() as connection:
+            yield _DuckRows(connection, self._query, _open(connection, self._query))
 
 
 @dataclass
-class _DuckAnswers:
+class _DuckRows:
     connection: Any
     query: SourceQuery
     texts: list[_Texts]
+    steady = False
 
     def orders(self, subject: str) -> bool:
         """Never: it would hold all that it sorts."""
         return False
 
-    def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
-        return self._read(rows, None)
-
-    def column(self, rows: int, name: str) -> Iterator[Any]:
-        return self._read(rows, name)
-
-    def _read(self, rows: int, name: str | None) -> Iterator[Any]:
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
         import duckdb
 
         left = float(self.query.timeout)
@@ -106,17 +106,30 @@ class _DuckAnswers:
             with _watched(self.connection, self.query, left, self.texts):
                 if reader is None:
                     found = _answer(self.connection, self.query)
-                    if name is not None:
-                        found = found.select(duckdb.ColumnExpression(name))
-                    reader = found.to_arrow_reader(rows)
-                    yielded = reader.schema.empty_table()
+                    distinct_names(found.columns)
+                    if set() < set(asked.names) < set(found.columns):
+                        found = found.select(*map(duckdb.ColumnExpression, asked.names))
+                    if asked.rows is None:
+                        yielded, reader = found.to_arrow_table(), iter(())
+                    else:
+                        reader = found.to_arrow_reader(asked.rows)
+                        yielded = reader.schema.empty_table()
                 else:
                     batch = next(reader, None)
                     if batch is None:
                         return
                     yielded = pa.Table.from_batches([batch])
             left -= time.monotonic() - began
-            yield yielded
+            yield SourcePart(yielded)
+
+
+def _of_the_query(told: str, text: str) -> str:
+    """What DuckDB says, up to the first quoted name that the query does not have: that may be a cell of a first line."""
+    parts = re.split(r"([\"'`])", told)
+    for place in range(2, len(parts), 4):  # after an opening mark
+        if parts[place].lower() not in text.lower():
+            return f"{''.join(parts[: place - 1]).rstrip()} …"
+    return told
 
 
 @dataclass
@@ -157,7 +170,7 @@ def _open(connection: Any, query: SourceQuery) -> list[_Texts]:
         if _is_text(path):
             if not texts:
                 connection.execute("SET threads = 1")  # no thread but the one that asks comes back to the interpreter
-            texts.append(_texts(path))
+            texts.append(_texts(path, query.dialect))
             connection.register(name, texts[-1])
         else:
             parts = _parts(path)
@@ -262,35 +275,71 @@ def _answer(connection: Any, query: SourceQuery) -> Any:
     return connection.sql(statements[0])
 
 
-def _add_empty(connection: Any, name: str, path: Path) -> None:
+def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None:
     """Make a table with the columns of a file and without its records."""
     if _is_text(path):
-        connection.register(name, _texts(path).schema.empty_table())
+        connection.register(name, _texts(path, dialect).schema.empty_table())
     else:
         connection.read_parquet(_parts(path)).limit(0).create(name)
 
 
-def _texts(path: Path) -> _Texts:
-    """A CSV file's columns as texts, or the lines that are JSON as one column, ``json``."""
-    if is_lines(path):
+def _texts(path: Path, dialect: Dialect) -> _Texts:
+    """A CSV file's columns as texts, or the values of JSON as one column, ``json``."""
+    if is_json(path):
         file_parts(path)
-        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path))
-    return _Texts(pa.schema(dict.fromkeys(csv_names(path), pa.large_string())), lambda: csv_texts(path))
+        return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
+    reader = CsvReader(path, dialect=dialect)
+    names = reader.columns() or []
+    return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), lambda: _csv_texts(reader, names))
 
 
-def _json_texts(path: Path) -> Iterator[Any]:
-    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first."""
+def _csv_texts(reader: CsvReader, names: Sequence[str]) -> Iterator[Any]:
+    """The trimmed cells of a CSV file; broken lines are left out."""
+    for part in reader.parts(RowRequest(names)):
+        yield pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in names})
+
+
+def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
+    """The lines that are JSON, chosen before a query sees them: within it, a condition of its own might be tried first.
+
+    Of a document that is an array, its elements.
+    """
     kind = pa.json_(pa.large_string())
+    values = "unnest(if(json_type(json) = 'ARRAY', json_extract(json, '$[*]'), [json]))" if is_document(path) else "json"
     with _connection() as connection:
-        for lines in json_lines(path):
+        for lines in json_texts(path, dialect):
             texts = connection.from_arrow(pa.table({"json": pa.array(lines, pa.large_string())}))
-            found = texts.filter("json_valid(json)").to_arrow_table()["json"].cast(pa.large_string())
+            valid = texts.filter("json_valid(json)").project(f"{values} AS json")
+            found = valid.to_arrow_table()["json"].cast(pa.large_string())
             yield pa.table({"json": pa.ExtensionArray.from_storage(kind, found.combine_chunks())})
 
 
+def count_json(path: Path, dialect: Dialect = PLAIN) -> tuple[int, int]:
+    """How many values files of JSON hold, a document being one, and how many of their lines or documents are left out.
+
+    Raises:
+        DataError: there is no file, or it cannot be read.
+    """
+    left_out: Counter[Fault] = Counter()
+    read = valid = 0
+    with _connection() as connection:
+        for lines in json_texts(path, dialect, left_out):
+            given = [line for line in lines if is_document(path) or line.strip()]
+            read += len(given)
+            texts = connection.from_arrow(pa.table({"json": pa.array(given, pa.large_string())}))
+            valid += len(texts.filter("json_valid(json)"))
+    return valid, read - valid + left_out.total()
+
+
 def _parts(path: Path) -> list[str]:
-    return [str(part) for part in parquet_schema(path)[0]]
+    """The Parquet files that a path means, which have to be alike."""
+    found = ParquetReader(path).layout()
+    for other in found:
+        if not other.schema.equals(found[0].schema):
+            first = Path(found[0].label).name
+            raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
+    return [one.label for one in found]
 
 
 def _is_text(path: Path) -> bool:
-    return is_lines(path) or is_csv(path)
+    return is_json(path) or is_csv(path)

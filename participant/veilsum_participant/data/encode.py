@@ -77,7 +77,7 @@ def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCou
         if isinstance(column, NumberColumn):
             features[:, place], present[:, place] = _numbers(table.columns, column, schema, counts)
         else:
-            features[:, place], present[:, place] = _indicators(table.columns[column.name], column, schema, counts)
+            features[:, place], present[:, place] = _indicators(table.columns[column.source], column, schema, counts)
     labels = None
     if schema.label is not None:
         name = schema.label.column

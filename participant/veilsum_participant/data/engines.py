@@ -22,66 +22,67 @@ from sqlalchemy.pool import NullPool
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.data.lines import as_text
-from veilsum_participant.data.queries import failed, slow
+from veilsum_participant.data.reader import Found, Reader, RowRequest, SourcePart, failed, slow
 from veilsum_participant.query import SourceQuery
 
 _BATCH = 10_000
 
 
-def schema(query: SourceQuery) -> Any:
-    """See :func:`veilsum_participant.data.queries.query_schema`: the configuration names the columns, all are text."""
-    if not query.columns:
-        raise ConfigurationError(f"The {query} needs `columns`.", "Name what it yields, under datasets in participant.toml.")
-    with _connection(query):
-        return _texts(query)
+class EngineReader(Reader):
+    """Reads what a query on any other database yields."""
 
+    def __init__(self, query: SourceQuery) -> None:
+        self._query = query
 
-def rows(query: SourceQuery) -> Any:
-    """See :func:`veilsum_participant.data.queries.query_rows`."""
-    with answers(query) as found:
-        return pa.concat_tables(found.batches(_BATCH))
+    def layout(self) -> list[Found]:
+        """The columns that the configuration names, all of which are text."""
+        query = self._query
+        if not query.columns:
+            raise ConfigurationError(
+                f"The {query} needs `columns`.", "Name what it yields, under datasets in participant.toml."
+            )
+        with _connection(query):
+            return [Found(f"The {query}", f"The {query} yields", _texts(query))]
 
-
-@contextmanager
-def answers(query: SourceQuery) -> Iterator[_EngineAnswers]:
-    """See :func:`veilsum_participant.data.queries.answers`; of SQLite in one transaction, so that its file stays as it is."""
-    with _connection(query) as connection:
-        if connection.dialect.name == "sqlite":
-            connection.exec_driver_sql("BEGIN")
-        yield _EngineAnswers(connection, query)
+    @contextmanager
+    def opened(self) -> Iterator[_EngineRows]:
+        """See :meth:`Reader.opened`; of SQLite in one transaction, so that its file stays as it is."""
+        with _connection(self._query) as connection:
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN")
+            yield _EngineRows(connection, self._query)
 
 
 @dataclass
-class _EngineAnswers:
+class _EngineRows:
     connection: Connection
     query: SourceQuery
+    steady = False
 
     def orders(self, subject: str) -> bool:
         """Never: SQLite would write what it sorts to a file of its own, and how another database sorts nobody knows."""
         return False
 
-    def column(self, rows: int, name: str) -> Iterator[Any]:
-        return (table.select([name]) for table in self.batches(rows))
-
-    def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
         query, left = self.query, float(self.query.timeout)
-        parts: Iterator[Sequence[Any]] | None = None
+        found: Iterator[Sequence[Any]] | None = None
         part: Sequence[Any] = ()
         while True:
             began = time.monotonic()
             with _watched(self.connection, query, left):
-                if parts is None:
+                if found is None:
                     options = self.connection.execution_options(stream_results=True)
                     result = options.exec_driver_sql(query.text)
-                    parts = result.partitions(rows)
-                    names = tuple(result.keys())
-                elif not (part := next(parts, ())):
+                    found = result.partitions(asked.rows or _BATCH)
+                    yielded = tuple(result.keys())
+                elif not (part := next(found, ())):
                     return
             left -= time.monotonic() - began
-            if names != query.columns:
+            if yielded != query.columns:
                 message = f"The {query} yields other columns than `columns` names."
                 raise DataError(message, "Name them in the query's order.")
-            yield pa.table(_columns(part, len(names)), _texts(query))
+            yield SourcePart(pa.table(_columns(part, len(yielded)), _texts(query)))
 
 
 @contextmanager

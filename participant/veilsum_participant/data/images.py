@@ -1,27 +1,40 @@
 """Images as records: a table names a file for each record, and the file's pixels become columns beside the table's own.
 
-Whatever a file holds, it gives as many numbers as the shape has, or none: if it is missing, damaged or outside the folder, the
-record has no pixels, and no other record changes. PNG and JPEG are decoded by Pillow, DICOM by pydicom, NIfTI by nibabel.
+Whatever a file holds, it gives as many numbers as the shape has, or none: if it is missing, damaged or outside the folder, or
+if its format does not give its values one meaning, the record has no pixels, and no other record changes. What a file is, its
+content says and not its name. PNG and JPEG are decoded by Pillow, DICOM by pydicom, NIfTI by nibabel.
 """
 
 from __future__ import annotations
 
+import gzip
+import logging
 import warnings
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePath
+from typing import IO, Any, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data.queries import missing_package
+from veilsum_participant.data.dicom import open_dicom
+from veilsum_participant.data.reader import missing_package
+from veilsum_participant.data.slices import Floats, NoPixels, NotAnImage, Slices, check_size
 from veilsum_participant.query import Images, pixel_names
 
-Floats = NDArray[np.float32]
+_HEAD = 348
+"""Bytes of a file by which its format is known: NIfTI's magic, the furthest, ends there."""
 
-_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-"""Of red, green and blue (ITU-R BT.601)."""
+_NIFTI = (
+    (344, b"n+1\0", "Nifti1Image"), (344, b"ni1\0", "Nifti1Pair"), (4, b"n+2\0", "Nifti2Image"), (4, b"ni2\0", "Nifti2Pair"),
+)  # fmt: skip
+"""Where which magic stands in a header, and nibabel's class."""
+
+_PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 
 
 def check_images(images: Images) -> None:
@@ -43,7 +56,7 @@ def check_images(images: Images) -> None:
             raise missing_package(name.partition(".")[0], "images") from error
 
 
-def pixel_columns(images: Images, files: Any, wanted: list[str]) -> dict[str, Any]:
+def pixel_columns(images: Images, files: Any, wanted: list[str]) -> tuple[dict[str, Any], Counter[str]]:
     """The wanted pixels of each record's image.
 
     Args:
@@ -52,93 +65,159 @@ def pixel_columns(images: Images, files: Any, wanted: list[str]) -> dict[str, An
         wanted: names of pixels.
 
     Returns:
-        Arrays (n,) of float64, NaN where there is no image.
+        Arrays (n,) of float64, NaN where there is no image; and how many records have none, by reason.
     """
     known = {name: place for place, name in enumerate(pixel_names(images.shape))}
     places = [known[name] for name in wanted]
     names = files.to_pylist()
     found = np.full((len(names), len(places)), np.nan)
+    refused: Counter[str] = Counter()
     for row, name in enumerate(names):
-        if (pixels := read_image(images.folder, name, images.shape)) is not None:
+        pixels = read_image(images.folder, name, images.shape)
+        if isinstance(pixels, NoPixels):
+            refused[pixels] += 1
+        else:
             found[row] = pixels.ravel()[places]
-    return {name: pa.array(found[:, place]) for place, name in enumerate(wanted)}
+    return {name: pa.array(found[:, place]) for place, name in enumerate(wanted)}, refused
 
 
-def read_image(folder: Path, name: object, shape: tuple[int, int, int]) -> Floats | None:
-    """One image as channels or slices, rows and columns; None where there is none. Nothing raises, whatever a file holds."""
+def read_image(folder: Path, name: object, shape: tuple[int, int, int]) -> Floats | NoPixels:
+    """One image as channels or slices, rows and columns, or why there is none. Nothing raises, whatever a file holds."""
+    _silence()
     if not isinstance(name, str) or not name:
-        return None
+        return NoPixels.ABSENT
     try:
-        path = (folder / name).resolve()
-        if not path.is_relative_to(folder.resolve()) or not path.is_file():
-            return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _fit(_decode(path), shape)
+        with ExitStack() as files:
+            return _Opener(folder, files).slices(name).fit(shape)
+    except NotAnImage as refused:
+        return refused.reason
     except Exception:  # noqa: BLE001  what decoders raise is many things
-        return None
+        return NoPixels.DAMAGED
 
 
-def _decode(path: Path) -> Floats:
-    """An image's channels (or slices), rows and columns."""
-    name = path.name.lower()
-    if name.endswith((".nii", ".nii.gz")):
-        return _decode_nifti(path)
-    if name.endswith((".dcm", ".dicom")):
-        return _decode_dicom(path)
+@cache
+def _silence() -> None:
+    """What decoders log and warn of quotes what they decode, and goes to standard error or to the site's log otherwise.
+
+    Once for the process: what is silenced for a while returns while another study's thread still reads.
+    """
+    import nibabel.imageglobals
+    import PIL  # noqa: F401
+    import pydicom  # noqa: F401
+
+    ours = r"veilsum_participant\.data\.(dicom|images|slices)"
+    warnings.filterwarnings("ignore", module=rf"(pydicom|nibabel|PIL|numpy|{ours})\b")
+    nibabel.imageglobals.logger.handlers.clear()
+    for name in ("pydicom", "nibabel", "PIL"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).propagate = False
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens files of a folder, to be closed with ``files``."""
+
+    folder: Path
+    files: ExitStack
+
+    def slices(self, name: str) -> Slices:
+        """The slices of a file, by its content; of NIfTI in two files either may be named."""
+        file, head = self._open(name)
+        packed = isinstance(file, gzip.GzipFile)
+        if head.startswith(b"DICM", 128) and not packed:
+            return open_dicom(file)
+        if (kind := next((kind for place, magic, kind in _NIFTI if head.startswith(magic, place)), None)) is not None:
+            if kind.endswith("Image"):
+                return _open_nifti(kind, image=file)
+            if (pixels := self._beside(name, ".img")) is None:
+                raise NotAnImage(NoPixels.ABSENT)
+            return _open_nifti(kind, header=file, image=self._open(pixels)[0])
+        if name.removesuffix(".gz").endswith(".img") and (header := self._beside(name, ".hdr")) is not None:
+            return self.slices(header)
+        if packed:
+            raise NotAnImage(NoPixels.FORMAT)  # what it holds has no bounds
+        return _open_picture(file, head)
+
+    def _beside(self, name: str, suffix: str) -> str | None:
+        """The file of the same name with another suffix."""
+        other = str(PurePath(name.removesuffix(".gz")).with_suffix(suffix))
+        return next((found for found in (other, f"{other}.gz") if (self.folder / found).is_file()), None)
+
+    def _open(self, name: str) -> tuple[IO[bytes], bytes]:
+        """A file, unpacked where it is of gzip, and its first bytes."""
+        try:
+            path = (self.folder / name).resolve()
+            if not path.is_relative_to(self.folder.resolve()) or not path.is_file():
+                raise NotAnImage(NoPixels.ABSENT)
+            file: IO[bytes] = self.files.enter_context(path.open("rb"))
+        except (OSError, ValueError) as error:  # a name that is too long, or a folder that may not be entered
+            raise NotAnImage(NoPixels.ABSENT) from error
+        if file.read(2) == b"\x1f\x8b":
+            file.seek(0)
+            file = cast(IO[bytes], self.files.enter_context(gzip.GzipFile(fileobj=file)))
+        file.seek(0)
+        head = file.read(_HEAD)
+        file.seek(0)
+        return file, head
+
+
+def _open_nifti(kind: str, **files: IO[bytes]) -> Slices:
+    """The first volume along the closest canonical axes: slices from below, rows from behind, columns from the left.
+
+    Raises:
+        NotAnImage: its values are no numbers and no colours, or it has more than four dimensions.
+        Exception: whatever nibabel raises of a damaged file.
+    """
+    import nibabel
+    from nibabel.orientations import apply_orientation, io_orientation
+
+    family = getattr(nibabel, kind)
+    image = family.from_file_map(family.make_file_map(files), mmap=False)  # a mapped file that is cut short ends the process
+    shape, names = image.shape, image.get_data_dtype().names
+    if any(length != 1 for length in shape[4:]):
+        raise NotAnImage(NoPixels.FRAMES)
+    if image.get_data_dtype().kind == "c":
+        raise NotAnImage(NoPixels.SCALE)
+    if names not in (None, ("R", "G", "B")):
+        raise NotAnImage(NoPixels.COLOURS)
+    space = (*shape, 1, 1, 1)[:3]
+    check_size(*space)
+    volume = np.asarray(image.dataobj[(slice(None),) * len(shape[:3]) + (0,) * len(shape[3:])]).reshape(space)
+    volume = apply_orientation(volume, io_orientation(image.affine)).T  # type: ignore[no-untyped-call]
+
+    def read(place: int) -> Floats:
+        layer = volume[place]
+        return layer.astype(np.float64) if names is None else np.stack([layer[name] for name in names], -1).astype(np.float64)
+
+    return Slices(len(volume), read)
+
+
+def _open_picture(file: IO[bytes], head: bytes) -> Slices:
+    """The one slice of a PNG or JPEG, turned as its EXIF says.
+
+    Raises:
+        NotAnImage: it is neither, or has several frames, or its colours are of ink, translucent, or cut to 8 bits by Pillow.
+        Exception: whatever Pillow raises of a damaged file.
+    """
     from PIL import Image, ImageOps
 
-    with Image.open(path, formats=("PNG", "JPEG")) as opened:
-        image = ImageOps.exif_transpose(opened)
-        if image.mode not in ("L", "RGB", "F") and not image.mode.startswith("I"):
-            image = image.convert("L" if image.mode in ("1", "LA") else "RGB")
-        return _channels_first(np.asarray(image, dtype=np.float32))
-
-
-def _decode_dicom(path: Path) -> Floats:
-    """Pixels by the modality's scale, such as Hounsfield units; where the file counts darkness they are inverted first."""
-    import pydicom
-    from pydicom.pixels.processing import apply_rescale
-
-    dataset = pydicom.dcmread(path)
-    pixels = dataset.pixel_array
-    if dataset.PhotometricInterpretation == "MONOCHROME1":
-        pixels = (1 << int(dataset.BitsStored)) - 1 - pixels.astype(np.int64)
-    return _channels_first(np.asarray(apply_rescale(pixels, dataset), dtype=np.float32))
-
-
-def _decode_nifti(path: Path) -> Floats:
-    """The first volume, from below, from behind and from the left: slices, rows and columns of the closest canonical axes."""
-    import nibabel
-
-    image = nibabel.as_closest_canonical(nibabel.load(path))  # type: ignore[no-untyped-call]
-    volume = np.asarray(image.dataobj, dtype=np.float32)
-    volume = volume.reshape(*volume.shape[:3], -1)[..., 0] if volume.ndim > 3 else volume
-    return volume.reshape(*volume.shape, *[1] * (3 - volume.ndim)).T
-
-
-def _channels_first(pixels: Floats) -> Floats:
-    if pixels.ndim == 2:
-        return pixels[None]
-    return np.moveaxis(pixels, -1, 0) if pixels.shape[-1] in (3, 4) else pixels
-
-
-def _fit(pixels: Floats, shape: tuple[int, int, int]) -> Floats | None:
-    """Pixels in the shape: grey of colours, one channel repeated, else evenly spaced slices; rows and columns resampled."""
-    from PIL import Image
-
-    if pixels.ndim != 3 or not pixels.size:
-        return None
-    channels, height, width = shape
-    if len(pixels) != channels:
-        if channels == 1 and len(pixels) in (3, 4):
-            pixels = np.tensordot(_LUMA, pixels[:3], axes=1)[None]
-        else:
-            pixels = pixels[np.rint(np.linspace(0, len(pixels) - 1, channels)).astype(int)]
-    if pixels.shape[1:] != (height, width):
-        resized = [
-            Image.fromarray(np.ascontiguousarray(channel)).resize((width, height), Image.Resampling.BILINEAR)
-            for channel in pixels
-        ]
-        pixels = np.stack([np.asarray(channel) for channel in resized])
-    return pixels
+    if not head.startswith((_PNG, _JPEG)):
+        raise NotAnImage(NoPixels.FORMAT)
+    depth, kind = head[24:26] if head.startswith(_PNG) else (8, 0)
+    if depth == 16 and kind != 0:
+        raise NotAnImage(NoPixels.COLOURS)
+    try:
+        opened = Image.open(file, formats=("PNG", "JPEG"))
+    except Image.DecompressionBombError as error:
+        raise NotAnImage(NoPixels.SIZE) from error
+    if opened.format == "PNG" and getattr(opened, "is_animated", False):
+        raise NotAnImage(NoPixels.FRAMES)
+    image = ImageOps.exif_transpose(opened)
+    if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "I", "I;16"):
+        raise NotAnImage(NoPixels.COLOURS)
+    wide = image.mode.startswith("I")
+    if image.has_transparency_data and (wide or image.convert("RGBA").getchannel("A").getextrema() != (255, 255)):
+        raise NotAnImage(NoPixels.COLOURS)
+    if not wide:
+        image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+    return Slices(1, lambda _: np.asarray(image, dtype=np.float64))

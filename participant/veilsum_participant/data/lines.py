@@ -1,6 +1,7 @@
 """The lines of a CSV file, each read by itself: what one line holds cannot reach another line's record.
 
-A record is one line, ended by LF, CR or CRLF; an empty line is none. Cells are separated by commas. A cell may stand in
+A record is one line, ended by LF, CR or CRLF; an empty line is none. Cells are separated by commas, or by what the file's
+owner declares (:class:`veilsum_participant.query.Dialect`, as are its encoding and compression). A cell may stand in
 quotation marks, but not reach beyond its line: where a quotation mark is left open, that line alone is not used. A quotation
 mark in a cell that does not begin with one is a letter. A line that is not UTF-8 is Latin-1, which reads any bytes. A byte
 order mark at the beginning of a line is no part of it.
@@ -10,16 +11,24 @@ A parser gets a file as it is where that comes to the same, which is nearly alwa
 
 from __future__ import annotations
 
-import os
+import bz2
+import codecs
+import gzip
+import io
+import lzma
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
+import pyarrow as pa
 
 from veilsum_node.errors import DataError
 from veilsum_participant.data.objects import AnyFile, open_file
+from veilsum_participant.query import PLAIN, Dialect
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line that is used. A record or a header beyond it is taken for no CSV."""
@@ -30,9 +39,7 @@ BATCH = 1 << 24
 _READ = 1 << 18  # what is looked at again and again stays in the processor's cache
 _MARK = b"\xef\xbb\xbf"
 _LINE = re.compile(rb"[^\r\n]*+")
-_CELL = re.compile(rb'(?:"((?:[^"]++|"")*+)"|(?!"))([^,]*+)(,|\Z)')
 _ENDS = np.isin(np.arange(256), list(b"\n\r"))
-_OPENS = np.isin(np.arange(256), list(b'\n\r,"'))
 
 
 class Fault(StrEnum):
@@ -43,11 +50,13 @@ class Fault(StrEnum):
     LENGTH = "line too long"
 
 
-def split_line(line: bytes) -> list[bytes] | None:
+def split_line(line: bytes, delimiter: str = ",") -> list[bytes] | None:
     """The cells of one line; None where a quotation mark is not closed in it."""
+    mark = re.escape(delimiter.encode())
+    cell = re.compile(rb'(?:"((?:[^"]++|"")*+)"|(?!"))([^' + mark + rb"]*+)(" + mark + rb"|\Z)")
     cells = []
     place = 0
-    while (match := _CELL.match(line, place)) is not None:
+    while (match := cell.match(line, place)) is not None:
         quoted, rest, end = match.groups(b"")
         cells.append(quoted.replace(b'""', b'"') + rest)
         if not end:
@@ -64,95 +73,183 @@ def as_text(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-def read_header(path: AnyFile) -> tuple[list[str], int]:
-    """The trimmed names in a CSV file's first line that is not empty, and the place of the byte after it; no more is read.
+@contextmanager
+def open_text(file: AnyFile, dialect: Dialect = PLAIN) -> Iterator[BinaryIO]:
+    """Open a file of text, of which bytes in UTF-8 are read, or bytes as they stand where nothing else is declared.
 
     Raises:
-        DataError: there is no such line, or it is too long or leaves a quotation mark open.
+        DataError: as the file is read: it is damaged, or not compressed so.
     """
-    with open_file(path) as file:
-        place = file.seek(first_byte(path))
-        while data := file.readline(MAX_LINE + 1):
-            text = data.lstrip(b"\r\n")
-            place += len(data) - len(text)
+    with open_file(file) as raw:
+        if (dialect.compression, dialect.encoding) == (PLAIN.compression, PLAIN.encoding):
+            yield raw
+        else:
+            yield cast(BinaryIO, io.BufferedReader(_Decoded(raw, str(file), dialect), _READ))
+
+
+class _Decoded(io.RawIOBase):
+    """The bytes of a compressed file, or one in another encoding, as UTF-8; what is no character there becomes U+FFFD."""
+
+    def __init__(self, raw: BinaryIO, label: str, dialect: Dialect) -> None:
+        self._label, self._compression, self._left = label, dialect.compression, b""
+        self._file = _OPENED[dialect.compression](raw) if dialect.compression else raw
+        other = dialect.encoding != PLAIN.encoding
+        self._decoder = codecs.getincrementaldecoder(dialect.encoding)("replace") if other else None
+
+    def readable(self) -> bool:
+        return True
+
+    def _read(self) -> bytes:
+        try:
+            return cast(bytes, self._file.read(_READ))
+        except Exception as error:  # each library has its own
+            if not self._compression:
+                raise
+            message = f"{self._label}: is not compressed with {self._compression}, or not whole."
+            raise DataError(message, "Correct `compression`, or the file.") from error
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            data = self._read()
+            self._left = data
+            if self._decoder is not None:
+                self._left = self._decoder.decode(data, final=not data).encode(errors="replace")
+            if not data:
+                break
+        taken = self._left[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._left = self._left[len(taken) :]
+        return len(taken)
+
+
+def _zstd(raw: BinaryIO) -> BinaryIO:
+    return cast(BinaryIO, io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"), _READ))
+
+
+_OPENED: dict[str, Any] = {
+    "gzip": lambda raw: gzip.GzipFile(fileobj=raw),
+    "bzip2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+    "zstd": _zstd,
+}
+
+
+class Lines:
+    """The lines of an open file of text, from its first on."""
+
+    def __init__(self, file: BinaryIO, delimiter: str = ",") -> None:
+        self._file, self._delimiter, self._left = file, delimiter, b""
+
+    def names(self, label: object) -> list[str]:
+        """The trimmed cells of the first line that is not empty; no more is taken.
+
+        Args:
+            label: of the file, in messages.
+
+        Raises:
+            DataError: there is no such line, or it is too long or leaves a quotation mark open.
+        """
+        while data := self._file.readline(MAX_LINE + 1):
+            text = _bare(data).lstrip(b"\r\n")
             if not text:
                 continue
             line = _LINE.match(text)[0]  # type: ignore[index]  # it matches anything
             if len(line) > MAX_LINE:
-                raise DataError(f"{path}: its first line is longer than {MAX_LINE >> 20} MiB.", "Is it really a CSV file?")
-            cells = split_line(line)
+                raise DataError(f"{label}: its first line is longer than {MAX_LINE >> 20} MiB.", "Is it really a CSV file?")
+            cells = split_line(line, self._delimiter)
             if cells is None:
-                raise DataError(f"{path}: a quotation mark in its first line is not closed.", "Correct the column names.")
-            return [as_text(cell).strip() for cell in cells], place + len(line)
-    raise DataError(f"{path}: is empty.", "A CSV file's first line holds the names of its columns.")
+                raise DataError(f"{label}: a quotation mark in its first line is not closed.", "Correct the column names.")
+            self._left = text[len(line) :]
+            return [as_text(cell).strip() for cell in cells]
+        raise DataError(f"{label}: is empty.", "A CSV file's first line holds the names of its columns.")
 
+    def parts(self, cells: int, size: int) -> Iterator[tuple[bytes, dict[int, Fault]]]:
+        """The records such that a parser reads each line by itself, in parts of whole lines of about ``size`` bytes, one at
+        least.
 
-def first_byte(path: AnyFile) -> int:
-    """Where the first line of a CSV file begins: after a byte order mark."""
-    with open_file(path) as file:
-        return len(_MARK) if file.read(len(_MARK)) == _MARK else 0
+        A line that cannot be used is replaced by one with a cell too many, so that the parser leaves it out and its count of
+        lines stays right.
 
+        Args:
+            cells: of a record.
+            size: of a part.
 
-def mended(path: AnyFile, start: int, cells: int) -> tuple[bytes | None, dict[int, Fault]]:
-    """Make a CSV file's records, from the byte ``start`` on, such that a parser reads each line by itself.
-
-    A line that cannot be used is replaced by one with a cell too many, so that the parser leaves it out and its count of lines
-    stays right.
-
-    Returns:
-        UTF-8 in which every quotation mark is closed in its line, None where the file is so already; and what is wrong with
-        which of the lines that are not empty, counted from 1.
-    """
-    empty = b"\n"  # no record, but a table, which no bytes at all are not
-    with open_file(path) as file:
-        file.seek(start)
-        plain = [_plain(block) for block in _blocks(file)]
-        if all(plain):
-            return (None if plain else empty), {}
-        file.seek(start)
-        parts = [empty]
+        Yields:
+            UTF-8 in which every quotation mark is closed in its line; and what is wrong with which of a part's lines that are
+            not empty, counted from 1.
+        """
+        unusable, closed = self._delimiter.encode() * cells, _Closed(self._delimiter)
+        parts, length = [b"\n"], 0  # no record, but a table, which no bytes at all are not
         faults: dict[int, Fault] = {}
-        row = 0
-        for block, is_plain in zip(_blocks(file), plain, strict=True):
-            for line in () if is_plain else _lines(block):
-                row += 1
-                record = _record(line)
-                if isinstance(record, Fault):
-                    faults[row] = record
-                    record = b"," * cells
-                parts += (record, b"\n")
-            if is_plain:
-                row += sum(map(bool, block.splitlines()))
+        row, uncounted = 0, list[bytes]()
+        for block in self.blocks():
+            if closed(block):
+                uncounted.append(block)
                 parts += (block, b"\n")
-    return b"".join(parts), faults
-
-
-def mended_parts(path: AnyFile, start: int, cells: int, size: int) -> Iterator[bytes]:
-    """The same records in parts of whole lines, of about ``size`` bytes; there is one part at least."""
-    parts, length = [b"\n"], 0
-    with open_file(path) as file:
-        file.seek(start)
-        for block in _blocks(file):
-            is_plain = _plain(block)
-            for line in (block,) if is_plain else _lines(block):
-                record = block if is_plain else _record(line)
-                parts += (b"," * cells if isinstance(record, Fault) else record, b"\n")
+            else:
+                row += sum(1 for before in uncounted for _ in _lines(before))
+                uncounted.clear()
+                for line in _lines(block):
+                    row += 1
+                    record = self._record(line)
+                    if isinstance(record, Fault):
+                        faults[row] = record
+                        record = unusable
+                    parts += (record, b"\n")
             length += len(block)
             if length >= size:
-                yield b"".join(parts)
-                parts, length = [b"\n"], 0
-    yield b"".join(parts)
+                yield b"".join(parts), faults
+                parts, length, faults, row = [b"\n"], 0, {}, 0
+                uncounted.clear()
+        yield b"".join(parts), faults
+
+    def _record(self, line: bytes) -> bytes | Fault:
+        """A line as a parser may have it, or why it may not."""
+        if len(line) > MAX_LINE:
+            return Fault.LENGTH
+        if b'"' in line and split_line(line, self._delimiter) is None:
+            return Fault.QUOTE
+        return as_text(line).encode()
+
+    def blocks(self) -> Iterator[bytes]:
+        """What is left in blocks of whole lines; of a line that is too long, no more than shows that it is."""
+        rest = bytearray()
+        for data in self._chunks():
+            if rest.endswith(b"\r") and not data.startswith(b"\n"):
+                yield bytes(rest)
+                rest.clear()
+            end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1  # the LF of a CR at the end may come yet
+            if end:
+                yield bytes(rest) + data[:end]
+                rest = bytearray(data[end:])
+            elif len(rest) <= MAX_LINE:
+                rest += data
+            elif data.endswith(b"\r"):
+                rest += b"\r"
+        if rest:
+            yield bytes(rest)
+
+    def _chunks(self) -> Iterator[bytes]:
+        if self._left:
+            yield self._left
+        while data := self._file.read(_READ):
+            yield data
 
 
-def texts(path: AnyFile) -> Iterator[list[str]]:
-    """The lines of a file that LF ends, some :data:`BATCH` bytes at a time, without those longer than :data:`MAX_LINE`."""
+def texts(path: AnyFile, dialect: Dialect = PLAIN, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:
+    """The lines of a file that LF ends, some :data:`BATCH` bytes at a time.
+
+    Those longer than :data:`MAX_LINE` are left out, and counted in ``left_out``.
+    """
     found: list[str] = []
     length = 0
-    with open_file(path) as file:
+    with open_text(path, dialect) as file:
         while line := file.readline(MAX_LINE + 1):
             if len(line) > MAX_LINE and not line.endswith(b"\n"):
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_LINE)
+                if left_out is not None:
+                    left_out[Fault.LENGTH] += 1
                 continue
             found.append(as_text(line.removesuffix(b"\n").removeprefix(_MARK)))
             length += len(line)
@@ -162,40 +259,20 @@ def texts(path: AnyFile) -> Iterator[list[str]]:
     yield found
 
 
-def line_numbers(path: AnyFile, rows: Collection[int], *, header: bool) -> dict[int, int]:
-    """On which line of a CSV file each of some data rows stands; both are counted from 1, and empty lines are no rows."""
+def line_numbers(file: BinaryIO, rows: Collection[int], *, header: bool) -> dict[int, int]:
+    """On which line of an open file each of some data rows stands; both are counted from 1, and empty lines are no rows."""
     wanted, found = set(rows), dict[int, int]()
     row, number = -int(header), 0
-    with open_file(path) as file:
-        for block in _blocks(file):
-            for line in block.splitlines():
-                number += 1
-                if _bare(line):
-                    row += 1
-                    if row in wanted:
-                        found[row] = number
-            if len(found) == len(wanted):
-                break
+    for block in Lines(file).blocks():
+        for line in block.splitlines():
+            number += 1
+            if _bare(line):
+                row += 1
+                if row in wanted:
+                    found[row] = number
+        if len(found) == len(wanted):
+            break
     return found
-
-
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The rest of a file in blocks of whole lines; of a line that is too long, no more than shows that it is."""
-    rest = bytearray()
-    while data := file.read(_READ):
-        if data.endswith(b"\r") and (after := file.read(1)):
-            if after == b"\n":
-                data += after
-            else:
-                file.seek(-1, os.SEEK_CUR)
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if end:
-            yield bytes(rest) + data[:end]
-            rest = bytearray(data[end:])
-        elif len(rest) <= MAX_LINE:
-            rest += data
-    if rest:
-        yield bytes(rest)
 
 
 def _lines(block: bytes) -> Iterator[bytes]:
@@ -209,44 +286,39 @@ def _bare(line: bytes) -> bytes:
     return line
 
 
-def _record(line: bytes) -> bytes | Fault:
-    """A line as a parser may have it, or why it may not."""
-    if len(line) > MAX_LINE:
-        return Fault.LENGTH
-    if b'"' in line and split_line(line) is None:
-        return Fault.QUOTE
-    return as_text(line).encode()
+class _Closed:
+    """Tells whether every line of a block is a record as it stands; if not, each has to be looked at."""
 
+    def __init__(self, delimiter: str) -> None:
+        self._opens = np.isin(np.arange(256), list(b'\n\r"' + delimiter.encode()))
 
-def _plain(block: bytes) -> bool:
-    """Whether every line of a block is a record as it stands; if it is False, each has to be looked at."""
-    if not block.isascii():
-        if any(start + _MARK in block for start in (b"\n", b"\r")) or block.startswith(_MARK):
+    def __call__(self, block: bytes) -> bool:
+        if not block.isascii():
+            if any(start + _MARK in block for start in (b"\n", b"\r")) or block.startswith(_MARK):
+                return False
+            try:
+                block.decode()
+            except UnicodeDecodeError:
+                return False
+        start = 0
+        while len(block) - start > MAX_LINE:
+            end = max(block.rfind(end, start, start + MAX_LINE + 1) for end in (b"\n", b"\r"))
+            if end < 0:
+                return False
+            start = end + 1
+        return b'"' not in block or self._quotes(block)
+
+    def _quotes(self, block: bytes) -> bool:
+        """Whether each line has an even number of quotation marks, every other of which begins a cell or follows a mark.
+
+        Then each of these opens a quoted part, or is the second of a pair within one, and the mark after it ends that part or
+        is the first of such a pair; so nothing is open where a line ends.
+        """
+        data = np.frombuffer(block, np.uint8)
+        marks = np.flatnonzero(data == ord('"'))
+        ends = np.flatnonzero(data <= ord("\r"))
+        ends = ends[_ENDS[data[ends]]]
+        if len(marks) % 2 or (np.searchsorted(marks, ends) & 1).any():
             return False
-        try:
-            block.decode()
-        except UnicodeDecodeError:
-            return False
-    start = 0
-    while len(block) - start > MAX_LINE:
-        end = max(block.rfind(end, start, start + MAX_LINE + 1) for end in (b"\n", b"\r"))
-        if end < 0:
-            return False
-        start = end + 1
-    return b'"' not in block or _closed(block)
-
-
-def _closed(block: bytes) -> bool:
-    """Whether each line has an even number of quotation marks, every other of which begins a cell or follows a mark.
-
-    Then each of these opens a quoted part, or is the second of a pair within one, and the mark after it ends that part or is
-    the first of such a pair; so nothing is open where a line ends.
-    """
-    data = np.frombuffer(block, np.uint8)
-    marks = np.flatnonzero(data == ord('"'))
-    ends = np.flatnonzero(data <= ord("\r"))
-    ends = ends[_ENDS[data[ends]]]
-    if len(marks) % 2 or (np.searchsorted(marks, ends) & 1).any():
-        return False
-    opening = marks[2 * (marks[0] == 0) :: 2]
-    return bool(_OPENS[data[opening - 1]].all())
+        opening = marks[2 * (marks[0] == 0) :: 2]
+        return bool(self._opens[data[opening - 1]].all())

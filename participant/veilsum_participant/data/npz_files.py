@@ -1,19 +1,23 @@
-"""Read npz archives of numpy arrays. What libraries raise :mod:`.readers` makes a :class:`DataError`."""
+"""Read npz archives of NumPy's arrays."""
 
 from __future__ import annotations
 
 import threading
 import zipfile
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from veilsum_node.errors import DataError
+from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.data import typed
-from veilsum_participant.data.table import Table, check_texts, require_columns, typed_table, unreadable_column, wanted_columns
+from veilsum_participant.data.formats import readable
+from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
+from veilsum_participant.data.table import require_columns, unreadable_column, wanted_columns
 from veilsum_privacy.study.schema import DatasetSchema
 
 _HEADERS = threading.Lock()
@@ -24,34 +28,72 @@ _HEADERS = threading.Lock()
 _SHORT = 2**20  # bytes of an array
 
 
-def npz_layout(path: Path, schema: DatasetSchema, subject: str | None) -> dict[str, tuple[str, int | None]]:
-    """For each column to read: the array of an npz archive that holds it, and which column of that one, None for all of it."""
-    features = [column.name for column in schema.columns]
-    wanted = wanted_columns(schema, subject)
-    shapes, dtypes = _npz_headers(path, {*wanted, "X", "y"})
-    layout: dict[str, tuple[str, int | None]] = {name: (name, None) for name in shapes}
-    if "X" in shapes and not all(name in shapes for name in features):
-        if len(shapes["X"]) != 2 or shapes["X"][1] != len(features):
-            shape = ", ".join(["n", *map(str, shapes["X"][1:])])
+class NpzReader(FileReader):
+    """Reads an npz archive of NumPy's arrays: one a column, or ``X`` with all features and ``y`` with the classes.
+
+    Args:
+        path: the archive.
+        schema: whose columns those of ``X`` are, in order; without one nothing can be read.
+        subject: a further column, which tells whose record each is.
+    """
+
+    def __init__(self, path: Path, schema: DatasetSchema | None, subject: str | None) -> None:
+        self._path, self._schema, self._subject = path, schema, subject
+
+    def columns(self) -> list[str] | None:
+        """None: they have no names but what a schema gives them."""
+        with readable(self._path):
+            return None
+
+    def layout(self) -> list[Found]:
+        """The names, types and shapes in the arrays' headers."""
+        with readable(self._path):
+            places, dtypes = self._places()
+        fields = [pa.field(name, typed.arrow_type(dtypes[array])) for name, (array, _) in places.items()]
+        return [Found(str(self._path), f"{self._path} has", pa.schema(fields))]
+
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`; all is one."""
+        with readable(self._path):
+            places = {name: place for name, place in self._places()[0].items() if name in asked.names}
+            with _HEADERS, zipfile.ZipFile(self._path) as archive:
+                arrays = {name: _array(archive, name) for name in {array for array, _ in places.values()}}
+            columns = {
+                name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
+                for name, (array, column) in places.items()
+            }
+            yield SourcePart(pa.table(columns))
+
+    def _places(self) -> tuple[dict[str, tuple[str, int | None]], dict[str, np.dtype[Any]]]:
+        """For each column to read the array that holds it, and which column of that one, None for all; and arrays' types."""
+        path, schema = self._path, self._schema
+        if schema is None:
+            raise Misuse("An npz archive is read under a schema.")
+        features = [column.source for column in schema.columns]
+        wanted = wanted_columns(schema, self._subject)
+        shapes, dtypes = _npz_headers(path, {*wanted, "X", "y"})
+        places: dict[str, tuple[str, int | None]] = {name: (name, None) for name in shapes}
+        if "X" in shapes and not all(name in shapes for name in features):
+            if len(shapes["X"]) != 2 or shapes["X"][1] != len(features):
+                shape = ", ".join(["n", *map(str, shapes["X"][1:])])
+                raise DataError(
+                    f"{path}: array 'X' has shape ({shape}), the schema has {len(features)} columns.",
+                    "X needs one row for each record and one column for each column of the schema, in its order.",
+                )
+            places |= {name: ("X", index) for index, name in enumerate(features)}
+            if schema.label is not None and "y" in shapes:
+                places.setdefault(schema.label.column, ("y", None))
+        require_columns(f"{path} has", wanted, list(places))
+        places = {name: places[name] for name in wanted}
+        for name, (array, _) in places.items():
+            if not typed.readable_dtype(dtypes[array]):
+                raise unreadable_column(path, name, dtypes[array], self._subject)
+        flat = all(len(shapes[array]) == (1 if column is None else 2) for array, column in places.values())
+        if not flat or len({shapes[array][0] for array, _ in places.values()}) != 1:
             raise DataError(
-                f"{path}: array 'X' has shape ({shape}), the schema has {len(features)} columns.",
-                "X needs one row for each record and one column for each column of the schema, in its order.",
+                f"{path}: its arrays are not all one-dimensional and equally long.", "Store one value for each record."
             )
-        layout |= {name: ("X", index) for index, name in enumerate(features)}
-        if schema.label is not None and "y" in shapes:
-            layout.setdefault(schema.label.column, ("y", None))
-    require_columns(f"{path} has", wanted, list(layout))
-    layout = {name: layout[name] for name in wanted}
-    for name, (array, _) in layout.items():
-        if not typed.readable_dtype(dtypes[array]):
-            raise unreadable_column(path, name, dtypes[array], subject)
-        check_texts(path, name, typed.arrow_type(dtypes[array]), schema)
-    flat = all(len(shapes[array]) == (1 if column is None else 2) for array, column in layout.values())
-    if not flat or len({shapes[array][0] for array, _ in layout.values()}) != 1:
-        raise DataError(
-            f"{path}: its arrays are not all one-dimensional and equally long.", "Store one value for each record."
-        )
-    return layout
+        return places, dtypes
 
 
 def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
@@ -76,18 +118,6 @@ def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]
                 with _HEADERS:
                     shapes[name], _, dtypes[name] = read(file)
     return shapes, dtypes
-
-
-def read_npz(path: Path, schema: DatasetSchema, subject: str | None) -> Table:
-    """See :func:`.readers.read_table`."""
-    layout = npz_layout(path, schema, subject)
-    with _HEADERS, zipfile.ZipFile(path) as archive:
-        arrays = {name: _array(archive, name) for name in {array for array, _ in layout.values()}}
-    columns = {
-        name: typed.from_numpy(arrays[array] if column is None else arrays[array][:, column])
-        for name, (array, column) in layout.items()
-    }
-    return typed_table(path, schema, subject, columns, len(columns[schema.file_columns[0]]))
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:

@@ -1,11 +1,11 @@
-"""Read Parquet, in parts too: a folder, a glob, or S3. What libraries raise :mod:`.readers` makes a :class:`DataError`."""
+"""Read Parquet: a file, a folder, a glob, or S3."""
 
 from __future__ import annotations
 
 import os
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from veilsum_node.errors import DataError
-from veilsum_participant.data import typed
+from veilsum_participant.data.formats import CHECK_FORMAT, PARQUET, readable
 from veilsum_participant.data.objects import StoredFile, stored_files
-from veilsum_participant.data.table import (
-    CHECK_FORMAT,
-    Table,
-    cells,
-    check_types,
-    named_texts,
-    typed_table,
-    wanted_columns,
-    with_subject,
-)
+from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.query import Bucket
-from veilsum_privacy.study.schema import DatasetSchema
-
-SUFFIXES = (".parquet", ".pq")
 
 _NOTE = b"unused:key.."
 _GLOB = re.compile(r"[*?\[]")
@@ -48,7 +36,7 @@ def file_parts(path: Path | Bucket) -> Sequence[Path | StoredFile]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = [part for part in path.rglob("*") if part.suffix.lower() in SUFFIXES and part.is_file()]
+        found = [part for part in path.rglob("*") if part.suffix.lower() in PARQUET and part.is_file()]
         what = "is a folder that holds no Parquet file; of other formats name a file"
     else:
         start = next((index for index, part in enumerate(path.parts) if _GLOB.search(part)), None)
@@ -61,92 +49,42 @@ def file_parts(path: Path | Bucket) -> Sequence[Path | StoredFile]:
     return sorted(found)
 
 
-def parquet_schema(path: Path | Bucket) -> tuple[Sequence[Path | StoredFile], Any]:
-    """See :func:`.readers.parquet_schema`."""
-    parts = file_parts(path)
-    schemas = []
-    for part in parts:
-        with _open_parquet(part) as file:
-            schemas.append(file.schema_arrow.remove_metadata())
-    for part, found in zip(parts, schemas, strict=True):
-        if not found.equals(schemas[0]):
-            raise DataError(f"{part}: its columns or their types are not those of {parts[0].name}.", "Write all alike.")
-    return parts, schemas[0]
+class ParquetReader(FileReader):
+    """Reads a Parquet file, all in a folder or of a glob, or objects."""
 
+    def __init__(self, file: Path | Bucket) -> None:
+        self._file = file
 
-def parquet_layout(
-    path: Path | Bucket, schema: DatasetSchema, subject: str | None
-) -> tuple[Sequence[Path | StoredFile], list[str], dict[str, Any]]:
-    """The files to read, the columns, and what all files hold in each: a type of :func:`typed.common`."""
-    parts = file_parts(path)
-    found = []
-    for part in parts:
-        with _open_parquet(part) as file:
-            found.append(_written(file.schema_arrow))
-    names = wanted_columns(schema, subject)
-    for part, one in zip(parts, found, strict=True):
-        check_types(part, one, schema, subject)
-    common = {}
-    for name in names:
-        kinds = [one.field(name).type for one in found]
-        named = named_texts(schema, name) is not None
-        kind = typed.common(kinds, numbered=name != subject)
-        common[name] = pa.large_string() if named else kind
-        if kind is None and (name == subject or not named):
-            told = " and ".join(sorted({str(kind) for kind in kinds}))
-            raise DataError(f"{path}: column {name!r} holds {told}.", "Store it as the same type in all files.")
-    return parts, names, common
+    def layout(self) -> list[Found]:
+        """The columns and types in the files' footers."""
+        found = []
+        with readable(self._file):
+            for part in file_parts(self._file):
+                with open_parquet(part) as file:
+                    found.append(Found(str(part), f"{part} has", _written(file.schema_arrow).remove_metadata()))
+        return found
 
-
-def read_parquet(path: Path | Bucket, schema: DatasetSchema, subject: str | None) -> Table:
-    """See :func:`.readers.read_table`."""
-    parts, wanted, common = parquet_layout(path, schema, subject)
-    read: list[Table] = []
-    for part in parts:
-        with _open_parquet(part) as file:
-            table = _in_its_zone(file.read(columns=wanted))
-        read.append(typed_table(_local(path), schema, subject, table))
-    if len(read) == 1:
-        return read[0]
-    columns = {name: typed.joined([part.columns[name] for part in read], common[name]) for name in schema.file_columns}
-    subjects = None if subject is None else typed.joined([part.subjects for part in read], common[subject])
-    return Table(_local(path), columns, sum(part.rows for part in read), subjects)
-
-
-def parquet_batches(
-    path: Path | Bucket,
-    schema: DatasetSchema,
-    subject: str | None,
-    names: list[str],
-    rows: int,
-    wanted: Callable[[int, int], bool] | None,
-) -> Iterator[tuple[int, Table]]:
-    """See :func:`.readers.read_batches`; ``names`` are the columns wanted beside the subject."""
-    parts, _, common = parquet_layout(path, schema, subject)
-    place, read = 0, with_subject(names, subject)
-
-    def typed_batch(table: Any) -> Table:
-        columns = {name: cells(table[name], name, schema).cast(common[name]) for name in names}
-        subjects = None if subject is None else typed.identifiers(table[subject]).cast(common[subject])
-        return Table(_local(path), columns, table.num_rows, subjects)
-
-    for part in parts:
-        with _open_parquet(part) as file:
-            for group in range(file.num_row_groups):
-                end = place + file.metadata.row_group(group).num_rows
-                if wanted is None or wanted(place, end):
-                    for batch in file.iter_batches(rows, row_groups=[group], columns=read):
-                        yield place, typed_batch(_in_its_zone(pa.Table.from_batches([batch])))
-                        place += batch.num_rows
-                place = end
-            empty = file.schema_arrow.empty_table()
-    if not place:
-        yield 0, typed_batch(empty)
-
-
-def _local(path: Path | Bucket) -> Path | None:
-    """The path of a file on this machine."""
-    return None if isinstance(path, Bucket) else path
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
+        place, rows, read = 0, asked.rows, list(asked.names)
+        with readable(self._file):
+            for part in file_parts(self._file):
+                with open_parquet(part) as file:
+                    if rows is None:
+                        table = file.read(columns=read)
+                        yield SourcePart(_in_its_zone(table), place)
+                        place += table.num_rows
+                        continue
+                    for group in range(file.num_row_groups):
+                        end = place + file.metadata.row_group(group).num_rows
+                        if asked.wanted is None or asked.wanted(place, end):
+                            for batch in file.iter_batches(rows, row_groups=[group], columns=read):
+                                yield SourcePart(_in_its_zone(pa.Table.from_batches([batch])), place)
+                                place += batch.num_rows
+                        place = end
+                    empty = file.schema_arrow.empty_table().select(read)
+            if rows is not None and not place:
+                yield SourcePart(_in_its_zone(empty))
 
 
 def _written(found: Any) -> Any:
@@ -172,7 +110,7 @@ def _in_its_zone(table: Any) -> Any:
     return table if written.equals(table.schema) else table.cast(written)
 
 
-def _open_parquet(path: Path | StoredFile) -> Any:
+def open_parquet(path: Path | StoredFile) -> Any:
     """Open a Parquet file by what Parquet itself says of its columns.
 
     What Arrow says beside it is left aside: it would make Arrow refuse all texts of a column for one that is not UTF-8.

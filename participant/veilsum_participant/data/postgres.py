@@ -15,7 +15,16 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 import pyarrow as pa
 
 from veilsum_node.errors import DataError, Unavailable, VeilsumError
-from veilsum_participant.data.queries import failed, missing_package, slow
+from veilsum_participant.data.reader import (
+    Found,
+    Reader,
+    RowRequest,
+    SourcePart,
+    distinct_names,
+    failed,
+    missing_package,
+    slow,
+)
 from veilsum_participant.query import SourceQuery
 
 _CANCELLED = "57014"
@@ -30,63 +39,71 @@ _PARAMETERS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_int
 """Of libpq, where the URL does not say otherwise: a server that vanishes is noticed within a minute."""
 
 
-def schema(query: SourceQuery) -> Any:
-    """See :func:`veilsum_participant.data.queries.query_schema`: the server prepares the query and does not run it."""
-    with _cursor(query) as cursor:
-        try:
-            return cursor.adbc_execute_schema(_as_table(query))
-        except _driver_error() as error:
-            _raise_away(query, error)
-            told = str(error).partition("ERROR:")[2].splitlines()
-            message = f"The {query}: {told[0].strip() if told else 'is not accepted'} (SQLSTATE {error.sqlstate})."
-            raise DataError(message, "Correct the query, or the rights of the database's role.") from None
+class PostgresReader(Reader):
+    """Reads what a query on PostgreSQL yields."""
 
+    def __init__(self, query: SourceQuery) -> None:
+        self._query = query
 
-def rows(query: SourceQuery) -> Any:
-    """See :func:`veilsum_participant.data.queries.query_rows`."""
-    with _cursor(query) as cursor, _told(query):
-        cursor.execute(_as_table(query))
-        return cursor.fetch_arrow_table()
+    def layout(self) -> list[Found]:
+        """The columns and types of the query, which the server prepares and does not run."""
+        query = self._query
+        with _cursor(query) as cursor:
+            try:
+                schema = cursor.adbc_execute_schema(_as_table(query))
+            except _driver_error() as error:
+                _raise_away(query, error)
+                told = str(error).partition("ERROR:")[2].splitlines()
+                message = f"The {query}: {told[0].strip() if told else 'is not accepted'} (SQLSTATE {error.sqlstate})."
+                raise DataError(message, "Correct the query, or the rights of the database's role.") from None
+        return [Found(f"The {query}", f"The {query} yields", _with_money(schema.empty_table()).schema)]
 
-
-@contextmanager
-def answers(query: SourceQuery) -> Iterator[_ServerAnswers]:
-    """See :func:`veilsum_participant.data.queries.answers`; all is read in one transaction, which sees one state."""
-    with _cursor(query) as cursor:
-        with _told(query):
-            cursor.execute("SELECT current_setting('server_encoding')")
-            (encoding,) = cursor.fetchone()
-            kinds = {part.name: part.type for part in cursor.adbc_execute_schema(_as_table(query))}
-        cursor.execute("SET LOCAL cursor_tuple_fraction = 1")  # all rows will be read
-        cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})  # FETCH is no query that COPY takes
-        yield _ServerAnswers(cursor, query, encoding, kinds)
+    @contextmanager
+    def opened(self) -> Iterator[_ServerRows]:
+        """See :meth:`Reader.opened`; all is read in one transaction, which sees one state."""
+        with _cursor(self._query) as cursor:
+            with _told(self._query):
+                cursor.execute("SELECT current_setting('server_encoding')")
+                (encoding,) = cursor.fetchone()
+                kinds = {part.name: part.type for part in cursor.adbc_execute_schema(_as_table(self._query))}
+            yield _ServerRows(cursor, self._query, encoding, kinds)
 
 
 @dataclass
-class _ServerAnswers:
+class _ServerRows:
     """A server-side cursor: the server's ``statement_timeout`` holds for each FETCH, not for what is computed between them."""
 
     cursor: Any
     query: SourceQuery
     encoding: str
     kinds: Mapping[str, Any]
+    steady = False
 
     def orders(self, subject: str) -> bool:
         """Numbers always; texts where Unicode's composed forms can be compared as the participant does, byte by byte."""
         return _is_number(self.kinds[subject]) or self.encoding == "UTF8"
 
-    def batches(self, rows: int, *, order: str | None = None) -> Iterator[Any]:
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
         text = _as_table(self.query)
-        if order is not None:
-            name = _quoted(order)
-            text += f" ORDER BY {name if _is_number(self.kinds[order]) else _as_told(name)}"
-        return self._read(text, rows)
+        if set() < set(asked.names) < set(self.kinds):
+            text = f"SELECT {', '.join(map(_quoted, asked.names))} FROM ({text}) AS records"  # noqa: S608  the site's own
+        if asked.order is not None:
+            name = _quoted(asked.order)
+            text += f" ORDER BY {name if _is_number(self.kinds[asked.order]) else _as_told(name)}"
+        for table in [self._copied(text)] if asked.rows is None else self._fetched(text, asked.rows):
+            distinct_names(table.column_names)
+            yield SourcePart(_with_money(table))
 
-    def column(self, rows: int, name: str) -> Iterator[Any]:
-        return self._read(f"SELECT {_quoted(name)} FROM ({_as_table(self.query)}) AS records", rows)  # noqa: S608
-
-    def _read(self, text: str, rows: int) -> Iterator[Any]:
+    def _copied(self, text: str) -> Any:
         with _told(self.query):
+            self.cursor.execute(text)
+            return self.cursor.fetch_arrow_table()
+
+    def _fetched(self, text: str, rows: int) -> Iterator[Any]:
+        with _told(self.query):
+            self.cursor.execute("SET LOCAL cursor_tuple_fraction = 1")  # all rows will be read
+            self.cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})  # COPY takes no FETCH
             self.cursor.execute(f"DECLARE records NO SCROLL CURSOR FOR {text}")
         left, count = float(self.query.timeout), rows
         first = True
@@ -101,6 +118,16 @@ class _ServerAnswers:
             yield found
         with _told(self.query):
             self.cursor.execute("CLOSE records")
+
+
+def _with_money(table: Any) -> Any:
+    """A table whose money, which the driver gives as whole numbers of the smallest coin, is of a type of its own."""
+    for place, part in enumerate(table.schema):
+        if (part.metadata or {}).get(b"POSTGRESQL:type") == b"money":
+            kind = pa.opaque(pa.int64(), "money", "PostgreSQL")
+            chunks = [pa.ExtensionArray.from_storage(kind, chunk) for chunk in table.column(place).chunks]
+            table = table.set_column(place, pa.field(part.name, kind), pa.chunked_array(chunks, kind))
+    return table
 
 
 def _is_number(kind: Any) -> bool:

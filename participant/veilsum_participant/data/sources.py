@@ -1,23 +1,54 @@
-"""Read a dataset, whatever it comes from: all sources give the same typed columns, held against the schema in the same way."""
+"""Read a dataset, whatever it comes from: every source gives rows through one interface, which mean the same under a schema.
+
+Whether a source can be read is a matter of its structure, which :func:`check_structure` looks at without reading a record.
+Beyond it nothing raises because of what a record holds, and none changes how another is read; only a file that is damaged, or
+changes while it is read, or a query that fails, ends in a :class:`DataError` then. Nothing is pickled, no code from a file
+runs, and no column is kept but the schema's and the one that tells subjects apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
-from veilsum_node.errors import DataError, Misuse
-from veilsum_participant.data import readers, typed
+from veilsum_aggregation.arrays import Bools
+from veilsum_node.errors import DataError, Unavailable
+from veilsum_participant.data import typed
+from veilsum_participant.data.csv_files import CsvReader
+from veilsum_participant.data.formats import is_csv, is_npz
 from veilsum_participant.data.images import check_images, pixel_columns
-from veilsum_participant.data.queries import Answers, plain, query_rows, query_schema
-from veilsum_participant.data.table import Table, check_types, require_columns, typed_table
+from veilsum_participant.data.json_files import is_json
+from veilsum_participant.data.npz_files import NpzReader
+from veilsum_participant.data.parquet_files import ParquetReader
+from veilsum_participant.data.reader import Found, OpenRows, Reader, RowRequest
+from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
 from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.query import Bucket, Images, Source, SourceQuery, pixel_names
+from veilsum_participant.query import PLAIN, Bucket, Images, Source, SourceQuery, TextFile, pixel_names
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
+
+PAUSES = (1.0, 5.0)
+"""Seconds between the tries of a source whose connection breaks while records are read: what fails after them is charged."""
+
+_Read = TypeVar("_Read")
+
+
+def reader_of(source: Source, schema: DatasetSchema | None = None, subject: str | None = None) -> Reader:
+    """What reads a source; without a schema a CSV file's first line names its columns."""
+    table = _table(source)
+    if isinstance(table, SourceQuery):
+        return _query_reader(table)
+    if is_npz(table):
+        return NpzReader(Path(str(table)), schema, subject)
+    if not is_csv(table):
+        return ParquetReader(table)  # type: ignore[arg-type]  # a file of text is CSV
+    file, dialect = (table.file, table.dialect) if isinstance(table, TextFile) else (table, PLAIN)
+    return CsvReader(file, None if schema is None or schema.header else schema.order, dialect)
 
 
 def check_structure(
@@ -30,33 +61,53 @@ def check_structure(
 ) -> None:
     """Check that a source can be read under a schema, by its structure alone; no record is read, and none changes the outcome.
 
+    That is, of a CSV file its first line if it names the columns, else nothing but that the file is there; of a Parquet file
+    the columns and types in its footer; of an npz archive the names, types and shapes in its arrays' headers; of a query what
+    its database says without running it.
+
     Args:
         source, schema: what is read, and the columns wanted.
         subject: a further column, which tells whose record each is.
-        header: of a file, as in :func:`veilsum_participant.data.readers.check_structure`.
-        columns: of a CSV file and of a query, all that the owner says that there are, as there.
+        header: whether its owner says that a CSV file's first line names the columns. Were it the schema's word alone, a first
+            record could be held against a study's column names. None where the schema is the owner's own.
+        columns: all that the owner says that a CSV file's first line, or a query, names: what is wrong with these is wrong for
+            every study, whatever columns it asks for.
 
     Raises:
-        DataError: as there; or the database does not accept the query, or its columns are not the schema's.
-        Unavailable: the database is away.
+        DataError: the file or a column is missing, of a type that holds neither numbers nor texts, or not in the format;
+            schema and owner differ about a CSV file's first line; or the database does not accept the query.
+        Unavailable: the database, or the store, is away.
         ConfigurationError: the database's URL, or a package that it needs, is missing.
     """
     if isinstance(source, Images):
         check_images(source)
-        check_structure(source.table, _beside_pixels(source, schema), subject=subject, header=header, columns=columns)
-    elif isinstance(source, Path | Bucket):
-        readers.check_structure(source, schema, subject=subject, header=header, columns=columns)
-    else:
-        found = query_schema(source)
-        require_columns(f"The {source} yields", columns, found.names)
-        check_types(f"The {source}", found, schema, subject)
+    _checked(source, schema, subject, header, columns)
+
+
+def _checked(
+    source: Source, schema: DatasetSchema, subject: str | None, header: bool | None, columns: Sequence[str] = ()
+) -> Reader:
+    own = _beside_pixels(source, schema) if isinstance(source, Images) else schema
+    reader = reader_of(source, own, subject)
+    if isinstance(reader, CsvReader) and header not in (None, schema.header):
+        advice = "State `header` under [datasets] in participant.toml as the file is, or use a schema that fits it."
+        raise DataError(f"{_table(source)}: {header_conflict(schema)}", advice)
+    stated = columns if isinstance(reader, CsvReader) or asked_query(source) is not None else ()
+    check_found(source, reader.layout(), own, subject, stated)
+    return reader
+
+
+def header_conflict(schema: DatasetSchema) -> str:
+    """What schema and owner of a CSV file say of its first line where they differ."""
+    said = ("holds records", "names the columns")
+    return f"The schema says that a CSV file's first line {said[schema.header]}; its owner, that it {said[not schema.header]}."
 
 
 def named_in_records(offered: DatasetConfig) -> bool:
     """Whether the names of a dataset's columns stand in a line that could be a record: of CSV, and of a query on CSV."""
     if offered.file is not None:
-        return offered.header and readers.is_csv(offered.file)
-    return any(map(readers.is_csv_table, offered.files.values()))
+        return offered.header and is_csv(offered.file)
+    return any(is_csv(path) and not is_json(path) for path in offered.files.values())
 
 
 def found_columns(source: Source, *, header: bool = True) -> list[str] | None:
@@ -65,110 +116,137 @@ def found_columns(source: Source, *, header: bool = True) -> list[str] | None:
     Raises:
         DataError, Unavailable, ConfigurationError: as :func:`check_structure`.
     """
-    if isinstance(source, Images):
-        return found_columns(source.table, header=header)
-    if isinstance(source, SourceQuery):
-        return list(query_schema(source).names)
-    return readers.found_columns(source) if header or not readers.is_csv(source) else None
+    reader = reader_of(source)
+    return reader.columns() if header or not isinstance(reader, CsvReader) else None
 
 
-def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:
-    """Read the schema's columns, and the column ``subject``, from a source.
+def found_lines(source: Source, schema: DatasetSchema, rows: Collection[int]) -> dict[int, int]:
+    """On which line of a CSV file each of some data rows stands, both counted from 1; none of other sources."""
+    return reader_of(source, schema).lines(rows)
+
+
+def found_advice(source: Source, schema: DatasetSchema) -> str:
+    """What the owner of a CSV file had better declare of it, by its first line; empty where nothing stands out."""
+    reader = reader_of(source, schema)
+    return reader.declared() if isinstance(reader, CsvReader) else ""
+
+
+@dataclass(frozen=True)
+class SourceTables:
+    """A source that is being read under a schema."""
+
+    source: Source
+    rows: OpenRows
+    schema: DatasetSchema
+    subject: str | None
+
+    def identifiers(self, rows: int) -> Iterator[Any]:
+        """The column that tells subjects apart, in arrays of about so many rows, one at least."""
+        if self.subject is not None:
+            for part in self.rows.parts(RowRequest([self.subject], rows)):
+                yield typed.identifiers(part.table[self.subject])
+
+    def read(
+        self,
+        rows: int | None = None,
+        *,
+        subjects: bool = True,
+        ordered: bool = False,
+        keep: Callable[[int, Table], Bools] | None = None,
+        wanted: Callable[[int, int], bool] | None = None,
+    ) -> Iterator[Table]:
+        """Tables of about so many rows, or of as many as the source pleases; there is one at least, unless none is wanted.
+
+        Args:
+            rows: of a table.
+            subjects: whether to read the column that tells subjects apart.
+            ordered: whether they are sorted by it.
+            keep: which rows of a table are wanted, by the place of its first row among all.
+            wanted: whether any row from one place to before another is; others may be left out.
+        """
+        images = self.source if isinstance(self.source, Images) else None
+        own = self.schema if images is None else _beside_pixels(images, self.schema)
+        subject = self.subject if subjects else None
+        decimal, query = _decimal(self.source), asked_query(self.source)
+        asked = RowRequest(wanted_columns(own, subject), rows, subject if ordered else None, wanted)
+        for part in self.rows.parts(asked):
+            if query is not None:
+                check_found(query, [Found(f"The {query}", f"The {query} yields", part.table.schema)], own, subject)
+            table = typed_table(part, own, subject, decimal)
+            if keep is not None:
+                kept = keep(part.place, table)
+                if table.rows and not kept.any():
+                    continue
+                table = table if kept.all() else table.filter(kept)
+            yield table if images is None else _with_pixels(images, table, self.schema)
+
+
+@contextmanager
+def opened(
+    source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None
+) -> Iterator[SourceTables]:
+    """Open a source to read the schema's columns, and the column ``subject``.
 
     Args:
         source, schema, subject, header: as in :func:`check_structure`.
 
     Raises:
-        DataError, Unavailable, ConfigurationError: as :func:`check_structure`, or the file is damaged, or the query fails.
+        DataError, Unavailable, ConfigurationError: as :func:`check_structure`, here or as tables are taken; or the file is
+            damaged, or the query fails.
     """
-    if isinstance(source, Images):
-        return _read_images(source, schema, subject, header)
-    if isinstance(source, Path | Bucket):
-        return readers.read_table(source, schema, subject=subject, header=header)
-    found = query_rows(source)
-    check_types(f"The {source}", found.schema, schema, subject)
-    return typed_table(None, schema, subject, found)
+    query = asked_query(source) is not None
+    reader = reader_of(source, schema, subject) if query else _checked(source, schema, subject, header)
+    with reader.opened() as rows:
+        yield SourceTables(source, rows, schema, subject)
 
 
-def read_batches(
-    source: Source,
-    schema: DatasetSchema,
-    rows: int,
-    *,
-    subject: str | None = None,
-    header: bool | None = None,
-    keep: NDArray[np.bool_] | None = None,
-) -> Iterator[Table]:
-    """What :func:`read_table` reads, in the same order, in tables of about so many rows, one at least.
+def tried(read: Callable[[], Iterator[_Read]]) -> Iterator[_Read]:
+    """Try again what breaks before its first item, after :data:`PAUSES`: none has been taken for another yet."""
+    for pause in PAUSES:
+        items = read()
+        try:
+            first = next(items)
+        except Unavailable:
+            time.sleep(pause)
+        else:
+            yield first
+            yield from items
+            return
+    yield from read()
+
+
+def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:
+    """Read the schema's columns, and the column ``subject``, from a source: the join of its tables.
 
     Args:
-        source, schema, subject, header: as in :func:`check_structure`, without a query (:func:`ask_batches`).
-        rows: of a table.
-        keep: (n,) which of its rows are read; some are.
+        source, schema, subject, header: as in :func:`check_structure`.
 
     Raises:
-        DataError, ConfigurationError: as :func:`read_table`; or a source that has been changed has other rows than ``keep``.
+        DataError, Unavailable, ConfigurationError: as :func:`opened`. A connection that breaks is tried again after
+            :data:`PAUSES`.
     """
-    if isinstance(source, SourceQuery):
-        raise Misuse("A query is asked.")
-    if isinstance(source, Images):
-        for table in read_batches(
-            source.table, _beside_pixels(source, schema), rows, subject=subject, header=header, keep=keep
-        ):
-            yield _with_pixels(source, table, schema)
-        return
 
-    def wanted(start: int, end: int) -> bool:
-        return keep is None or bool(keep[start:end].any())
+    def whole() -> Iterator[Table]:
+        with opened(source, schema, subject=subject, header=header) as tables:
+            yield joined_tables([*tables.read()])
 
-    for place, table in readers.read_batches(source, schema, rows, subject=subject, header=header, wanted=wanted):
-        if keep is None:
-            yield table
-        elif len(kept := keep[place : place + table.rows]) != table.rows:
-            raise changed(source)
-        elif kept.any():
-            yield table if kept.all() else table.filter(kept)
+    return next(tried(whole))
+
+
+def query_rows(query: SourceQuery, names: Sequence[str] = ()) -> Any:
+    """What a query of the owner's yields, as one Arrow table; of the columns ``names`` alone, if these are among its own.
+
+    Raises:
+        DataError, Unavailable, ConfigurationError: as :func:`opened`.
+    """
+    with reader_of(query).opened() as rows:
+        return pa.concat_tables([part.table for part in rows.parts(RowRequest(names))])
 
 
 def asked_query(source: Source) -> SourceQuery | None:
     """The query that a source is, or that names its images; None without one."""
-    table = source.table if isinstance(source, Images) else source
+    table = _table(source)
     return table if isinstance(table, SourceQuery) else None
-
-
-def ask_batches(
-    source: Source,
-    answers: Answers,
-    schema: DatasetSchema,
-    rows: int,
-    *,
-    subject: str | None = None,
-    ordered: bool = False,
-    keep: Callable[[Any], NDArray[np.bool_]] | None = None,
-) -> Iterator[Table]:
-    """What a query yields, and the pixels of the images that its rows name, in tables of about so many rows, one at least.
-
-    Args:
-        source, answers: the query, or the images that it names; and where it is asked.
-        schema, rows, subject: as in :func:`read_batches`.
-        ordered: whether it is sorted by the subject.
-        keep: by the column ``subject``, which rows are wanted.
-
-    Raises:
-        DataError, Unavailable: as :func:`veilsum_participant.data.queries.answers`.
-    """
-    own = _beside_pixels(source, schema) if isinstance(source, Images) else schema
-    for found in map(plain, answers.batches(rows, order=subject if ordered else None)):
-        check_types(f"The {asked_query(source)}", found.schema, own, subject)
-        table = typed_table(None, own, subject, found)
-        if keep is not None:
-            table = table.filter(keep(table.subjects))
-        yield _with_pixels(source, table, schema) if isinstance(source, Images) else table
-
-
-def ask_identifiers(answers: Answers, subject: str, rows: int) -> Iterator[Any]:
-    """The column ``subject`` of a query, in arrays of about so many rows, one at least."""
-    return (typed.identifiers(plain(found)[subject]) for found in answers.column(rows, subject))
 
 
 def changed(source: Source) -> DataError:
@@ -178,19 +256,29 @@ def changed(source: Source) -> DataError:
     return DataError(f"{source}: was changed while it was read.", "Write it under another name, then rename it.")
 
 
-def read_identifiers(source: Source, schema: DatasetSchema, subject: str, rows: int, *, header: bool | None) -> Iterator[Any]:
-    """The column ``subject`` of a source without a query, in arrays of about so many rows, one at least.
+def _query_reader(query: SourceQuery) -> Reader:
+    """What asks the database that a query names."""
+    if not query.url:
+        from veilsum_participant.data.duck import DuckReader
 
-    Raises:
-        DataError: as :func:`read_table`.
-    """
-    if isinstance(source, Images):
-        yield from read_identifiers(source.table, _beside_pixels(source, schema), subject, rows, header=header)
-        return
-    if isinstance(source, SourceQuery):
-        raise Misuse("A query is asked.")
-    for _, table in readers.read_batches(source, schema, rows, subject=subject, header=header, identifiers=True):
-        yield table.subjects
+        return DuckReader(query)
+    if query.url.partition(":")[0] in ("postgresql", "postgres"):
+        from veilsum_participant.data.postgres import PostgresReader
+
+        return PostgresReader(query)
+    from veilsum_participant.data.engines import EngineReader
+
+    return EngineReader(query)
+
+
+def _table(source: Source) -> Path | Bucket | TextFile | SourceQuery:
+    """What a source's columns are read from, but for pixels."""
+    return source.table if isinstance(source, Images) else source
+
+
+def _decimal(source: Source) -> str:
+    table = _table(source)
+    return table.dialect.decimal if isinstance(table, TextFile) else PLAIN.decimal
 
 
 def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:
@@ -202,14 +290,8 @@ def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:
     return schema.model_copy(update={"columns": tuple(columns)})
 
 
-def _read_images(images: Images, schema: DatasetSchema, subject: str | None, header: bool | None) -> Table:
-    """The table's columns, and the pixels of the image that each record names."""
-    return _with_pixels(
-        images, read_table(images.table, _beside_pixels(images, schema), subject=subject, header=header), schema
-    )
-
-
 def _with_pixels(images: Images, table: Table, schema: DatasetSchema) -> Table:
     wanted = [name for name in schema.file_columns if name not in table.columns]
-    columns = table.columns | pixel_columns(images, table.columns[images.column], wanted)
-    return replace(table, columns={name: columns[name] for name in schema.file_columns})
+    pixels, unread = pixel_columns(images, table.columns[images.column], wanted)
+    columns = table.columns | pixels
+    return replace(table, columns={name: columns[name] for name in schema.file_columns}, unread=unread)

@@ -12,8 +12,7 @@ records of next buckets: whatever it yields, a subject's records are in one buck
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,21 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from veilsum_node.errors import DataError, Unavailable
-from veilsum_participant.data import queries
+from veilsum_node.errors import DataError
 from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.queries import Answers
-from veilsum_participant.data.sources import (
-    ask_batches,
-    ask_identifiers,
-    asked_query,
-    changed,
-    read_batches,
-    read_identifiers,
-)
+from veilsum_participant.data.formats import is_npz
+from veilsum_participant.data.sources import SourceTables, changed, opened, tried
 from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_parts, told
 from veilsum_participant.data.table import Table
-from veilsum_participant.query import Bucket, Images, Source, SourceQuery
+from veilsum_participant.query import Images, Source, SourceQuery
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records, join_batches
 
@@ -56,7 +47,7 @@ def record_bytes(schema: DatasetSchema) -> int:
 def comes_in_batches(source: Source) -> bool:
     """Whether :func:`stream_records` takes less memory than all records do: of everything but npz files."""
     table = source.table if isinstance(source, Images) else source
-    return isinstance(table, SourceQuery | Bucket) or table.suffix.lower() != ".npz"
+    return isinstance(table, SourceQuery) or not is_npz(table)
 
 
 def stream_records(
@@ -81,58 +72,38 @@ def stream_records(
             after the first batch.
     """
     rows = rows or max(1, BATCH // record_bytes(schema))
-    if (query := asked_query(source)) is not None:
 
-        def ask() -> Iterator[Records]:
-            with queries.answers(query) as answers:
-                yield from _asked(source, answers, schema, subject, rows, persons or rows)
+    def read() -> Iterator[Records]:
+        with opened(source, schema, subject=subject, header=header) as tables:
+            if subject is None:
+                for table in tables.read(rows):
+                    yield encode_table(table, schema)[0]
+            elif tables.rows.steady:
+                yield from _by_place(tables, rows, persons or rows)
+            elif tables.rows.orders(subject):
+                yield from _by_order(tables, rows)
+            else:
+                yield from _by_bucket(tables, rows, persons or rows)
 
-        yield from _tried(ask)
-    elif subject is None:
-        for table in read_batches(source, schema, rows, header=header):
-            yield encode_table(table, schema)[0]
-    else:
-        numbers, _ = number_parts(read_identifiers(source, schema, subject, rows, header=header))
-        for first, last in _ranges(np.bincount(numbers, minlength=1), persons or rows):
-            held = _persons(source, schema, header, rows, numbers, (numbers >= first) & (numbers <= last))
-            yield from _slices(held, rows)
-            del held  # before the next ones are read
+    yield from tried(read)
 
 
-def _tried(ask: Callable[[], Iterator[Records]]) -> Iterator[Records]:
-    """Try again what breaks before its first batch: none has been taken for another yet."""
-    for pause in queries.PAUSES:
-        batches = ask()
-        try:
-            first = next(batches)
-        except Unavailable:
-            time.sleep(pause)
-        else:
-            yield first
-            yield from batches
-            return
-    yield from ask()
+def _by_place(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
+    """Records of some subjects after others, of a source in which each keeps its place."""
+    numbers, _ = number_parts(tables.identifiers(rows))
+    for first, last in _ranges(np.bincount(numbers, minlength=1), persons):
+        held = _persons(tables, rows, numbers, (numbers >= first) & (numbers <= last))
+        yield from _slices(held, rows)
+        del held  # before the next ones are read
 
 
-def _asked(
-    source: Source, answers: Answers, schema: DatasetSchema, subject: str | None, rows: int, persons: int
-) -> Iterator[Records]:
-    if subject is None:
-        for table in ask_batches(source, answers, schema, rows):
-            yield encode_table(table, schema)[0]
-    elif answers.orders(subject):
-        yield from _by_order(source, ask_batches(source, answers, schema, rows, subject=subject, ordered=True), schema, rows)
-    else:
-        yield from _by_bucket(source, answers, schema, subject, rows, persons)
-
-
-def _by_order(source: Source, tables: Iterator[Table], schema: DatasetSchema, rows: int) -> Iterator[Records]:
+def _by_order(tables: SourceTables, rows: int) -> Iterator[Records]:
     """Records whose subjects ascend; each without an identifier is a subject of its own."""
     number, alone, last = -1, _ALONE, None
     held: list[Records] = []
     nobody = np.empty(0, dtype=np.int64)
-    for table in tables:
-        identifiers, given, records = _told_apart(table, schema)
+    for table in tables.read(rows, ordered=True):
+        identifiers, given, records = _told_apart(table, tables.schema)
         if not given.all():
             others = records.take(~given)
             yield replace(others, subjects=alone + np.arange(len(others)))
@@ -143,7 +114,7 @@ def _by_order(source: Source, tables: Iterator[Table], schema: DatasetSchema, ro
             continue
         before = pa.concat_arrays([present[:1] if last is None else pa.array([last], present.type), present[:-1]])
         if pc.any(pc.less(present, before)).as_py():
-            raise DataError(f"{asked_query(source)}: its database does not sort subjects as the site does.", _HOLD)
+            raise DataError(f"{tables.source}: its database does not sort subjects as the site does.", _HOLD)
         starts = pc.not_equal(present, before).to_numpy(zero_copy_only=False).astype(np.int64)
         starts[0] |= last is None
         numbers = number + np.cumsum(starts)
@@ -168,12 +139,11 @@ def _told_apart(table: Table, schema: DatasetSchema) -> tuple[Any, NDArray[np.bo
 _HOLD = "Raise the dataset's `memory` beyond its records, which are then held, or store the identifiers as numbers."
 
 
-def _by_bucket(
-    source: Source, answers: Answers, schema: DatasetSchema, subject: str, rows: int, persons: int
-) -> Iterator[Records]:
+def _by_bucket(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
     """Records of some buckets of subjects after another; first those without an identifier, each a subject of its own."""
+    schema = tables.schema
     sizes = np.zeros(BUCKETS + 1, dtype=np.int64)
-    for identifiers in ask_identifiers(answers, subject, rows):
+    for identifiers in tables.identifiers(rows):
         sizes += np.bincount(bucket_subjects(identifiers) + 1, minlength=BUCKETS + 1)
     number = 0
     for first, last in _ranges(sizes[1:], persons):
@@ -183,11 +153,11 @@ def _by_bucket(
         found: list[Any] = []
         end = 0
 
-        def wanted(identifiers: Any, first: int = first, last: int = last) -> NDArray[np.bool_]:
-            buckets = bucket_subjects(identifiers)
+        def keep(_: int, table: Table, first: int = first, last: int = last) -> NDArray[np.bool_]:
+            buckets = bucket_subjects(table.subjects)
             return ((buckets >= first) & (buckets <= last)) | ((buckets < 0) & (first == 0))
 
-        for table in ask_batches(source, answers, schema, rows, subject=subject, keep=wanted):
+        for table in tables.read(rows, keep=keep):
             identifiers, given, part = _told_apart(table, schema)
             if not given.all():
                 others = part.take(~given)
@@ -196,23 +166,28 @@ def _by_bucket(
                 part = part.take(given)
             start, end = end, end + len(part)
             if end > most:
-                raise changed(source)
+                raise changed(tables.source)
             features[start:end], present[start:end] = part.features, part.present
             if labels is not None and part.labels is not None:
                 labels[start:end] = part.labels
             found.append(identifiers.drop_null())
         if end != most:
-            raise changed(source)
+            raise changed(tables.source)
         numbers = number_parts(found)[0] + number
         number = int(numbers.max(initial=number)) + 1
         yield from _slices(Records(features, present, labels, numbers), rows, np.argsort(numbers, kind="stable"))
         del features, present, labels  # before the next ones are read
 
 
-def _persons(
-    source: Source, schema: DatasetSchema, header: bool | None, rows: int, numbers: NDArray[np.int64], keep: NDArray[np.bool_]
-) -> Records:
+def _persons(tables: SourceTables, rows: int, numbers: NDArray[np.int64], keep: NDArray[np.bool_]) -> Records:
     """The records of some of the subjects, sorted by subject; those of one keep their order."""
+    schema = tables.schema
+
+    def kept(place: int, table: Table) -> NDArray[np.bool_]:
+        if len(found := keep[place : place + table.rows]) != table.rows:
+            raise changed(tables.source)
+        return found
+
     own = numbers[keep]
     order = np.argsort(own, kind="stable")
     places = np.empty_like(order)
@@ -220,16 +195,16 @@ def _persons(
     features, present = np.empty((len(own), schema.width)), np.empty((len(own), schema.width), dtype=np.bool_)
     labels = None if schema.label is None else np.empty(len(own), dtype=np.int64)
     end = 0
-    for table in read_batches(source, schema, rows, header=header, keep=keep if len(keep) else None):
+    for table in tables.read(rows, subjects=False, keep=kept, wanted=lambda start, end: bool(keep[start:end].any())):
         part = encode_table(table, schema)[0]
         start, end = end, end + len(part)
         if end > len(own):
-            raise changed(source)
+            raise changed(tables.source)
         features[places[start:end]], present[places[start:end]] = part.features, part.present
         if labels is not None and part.labels is not None:
             labels[places[start:end]] = part.labels
     if end != len(own):
-        raise changed(source)
+        raise changed(tables.source)
     return Records(features, present, labels, own[order])
 
 

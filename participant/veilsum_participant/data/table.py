@@ -1,11 +1,10 @@
-"""The columns that are read of a file or a query, and the checks and names that all formats have in common."""
+"""The columns that are read of a source: whether a schema's can be, by names and types, and what their cells mean under it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,41 +15,36 @@ from veilsum_node.errors import DataError
 from veilsum_node.phrases import counted, listed
 from veilsum_participant.data import typed
 from veilsum_participant.data.lines import Fault
-from veilsum_participant.data.objects import AnyFile
+from veilsum_participant.data.reader import Found, SourcePart
 from veilsum_participant.data.spellings import clash
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
-
-CHECK_FORMAT = "Is it really a CSV, Parquet or npz file, and whole?"
+from veilsum_privacy.study.schema import CategoryColumn, CodeColumn, DatasetSchema
 
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of one file, or of a query.
+    """The columns that are read of a source.
 
     Attributes:
-        path: the file; None for a query.
         columns: by name, an array of trimmed text (missing cells null or as written) or float64 (missing cells null or NaN);
             of categories and classes always of text.
         rows: number of rows read.
-        subjects: the column that tells whose record each row is: trimmed text, or numbers in the file's own type, which keeps
-            long numbers apart; None if none was asked for.
+        subjects: the column that tells whose record each row is: trimmed text, or numbers in the source's own type, which
+            keeps long numbers apart; None if none was asked for.
         broken: 1-based data rows of a CSV file that are not among ``rows``, in order, and why.
-        header: whether the CSV file's first line names its columns; None for other formats.
+        unread: how many rows name an image that gives no pixels, by reason; for the site's own eyes.
     """
 
-    path: AnyFile | None
     columns: dict[str, Any]
     rows: int
     subjects: Any = None
     broken: Mapping[int, Fault] = field(default_factory=dict)
-    header: bool | None = None
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     def filter(self, keep: NDArray[np.bool_]) -> Table:
         """The rows (rows,) that are True, but for what is told of broken ones."""
         mask = pa.array(keep)
         columns = {name: column.filter(mask) for name, column in self.columns.items()}
-        subjects = None if self.subjects is None else self.subjects.filter(mask)
-        return Table(self.path, columns, int(keep.sum()), subjects, header=self.header)
+        return Table(columns, int(keep.sum()), None if self.subjects is None else self.subjects.filter(mask))
 
     def row_numbers(self) -> NDArray[np.int64]:
         """The 1-based data row of each row: broken rows were skipped when it was read."""
@@ -58,51 +52,94 @@ class Table:
         return np.setdiff1d(every, np.array([*self.broken], dtype=np.int64), assume_unique=True)
 
 
-def typed_table(path: Path | None, schema: DatasetSchema, subject: str | None, columns: Any, rows: int | None = None) -> Table:
-    """The table of chunked columns, by name: an Arrow table, or a mapping with the number of its ``rows``."""
-    read = {name: cells(columns[name], name, schema) for name in schema.file_columns}
-    count = columns.num_rows if rows is None else rows
-    return Table(path, read, count, None if subject is None else typed.identifiers(columns[subject]))
+def typed_table(part: SourcePart, schema: DatasetSchema, subject: str | None, decimal: str = ".") -> Table:
+    """What a source's rows mean under a schema.
+
+    Args:
+        part: the rows, with the columns of :func:`wanted_columns`.
+        schema, subject: of these.
+        decimal: the mark between whole and decimal places of numbers that stand as text.
+    """
+    columns = {name: cells_of(part.table[name], name, schema, decimal) for name in schema.file_columns}
+    subjects = None if subject is None else typed.identifiers(part.table[subject])
+    return Table(columns, part.table.num_rows, subjects, part.broken)
 
 
-def cells(column: Any, name: str, schema: DatasetSchema) -> Any:
+def joined_tables(tables: Sequence[Table]) -> Table:
+    """Tables of one source, of which there is one at least, as one."""
+    if len(tables) == 1:
+        return tables[0]
+    first = tables[0]
+    columns = {name: typed.joined([table.columns[name] for table in tables]) for name in first.columns}
+    subjects = None if first.subjects is None else typed.joined([table.subjects for table in tables])
+    broken = {row: fault for table in tables for row, fault in table.broken.items()}
+    unread = sum((Counter(table.unread) for table in tables), Counter())
+    return Table(columns, sum(table.rows for table in tables), subjects, broken, unread)
+
+
+def cells_of(column: Any, name: str, schema: DatasetSchema, decimal: str = ".") -> Any:
     """A chunked column as :class:`Table` has it: as text where the schema names texts of it."""
     known = named_texts(schema, name)
-    return typed.values(column) if known is None else typed.texts(column, known)
+    return typed.values(column, decimal) if known is None else typed.texts(column, known)
 
 
 def named_texts(schema: DatasetSchema, name: str) -> list[tuple[str, int]] | None:
-    """The categories of a column or the values of its classes, with their codes; None where the schema names neither."""
+    """The categories of a column or the values of its classes, with their codes; None where the schema names neither.
+
+    Of a column of codes, which is text, none.
+    """
     for column in schema.columns:
-        if column.name == name and isinstance(column, CategoryColumn):
+        if isinstance(column, CodeColumn):
+            if column.source == name:
+                return []
+        elif column.name == name and isinstance(column, CategoryColumn):
             return [(text, code) for code, text in enumerate(column.categories)]
     if schema.label is not None and schema.label.column == name:
         return [(text, code) for code, item in enumerate(schema.label.classes) for text in item.values]
     return None
 
 
-def check_types(source: object, found: Any, schema: DatasetSchema, subject: str | None) -> None:
-    """Check that an Arrow schema ``found`` in ``source`` has the columns to read, of types that can be read.
+def check_found(
+    source: object, found: Sequence[Found], schema: DatasetSchema, subject: str | None, stated: Sequence[str] = ()
+) -> None:
+    """Check that what a source has can be read under a schema.
+
+    Args:
+        source: the source, in messages.
+        found: what each of its files, or its query, has.
+        schema, subject: of the columns to read.
+        stated: all columns that its owner says that there are.
 
     Raises:
         DataError: a column is missing, of a type that holds neither numbers nor texts, or of one in which two categories are
-            the same.
+            the same; or of types in two files that do not go together.
     """
     wanted = wanted_columns(schema, subject)
-    require_columns(f"{source} has", wanted, found.names)
-    for name in wanted:
-        kind = found.field(name).type
-        if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
-            raise unreadable_column(source, name, kind, subject)
-        check_texts(source, name, kind, schema)
+    for one in found:
+        require_columns(one.says, [*wanted, *stated], one.schema.names, one.advice)
+        for name in wanted:
+            kind = one.schema.field(name).type
+            if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
+                raise unreadable_column(one.label, name, kind, subject)
+            check_texts(one.label, name, typed.plain(kind), schema)
+    for name in wanted if len(found) > 1 else ():
+        kinds = [one.schema.field(name).type for one in found]
+        named = named_texts(schema, name) is not None
+        if not typed.common(kinds, numbered=name != subject) and (name == subject or not named):
+            told = " and ".join(sorted({str(kind) for kind in kinds}))
+            raise DataError(f"{source}: column {name!r} holds {told}.", "Store it as the same type in all files.")
 
 
 def check_texts(source: object, name: str, kind: Any, schema: DatasetSchema) -> None:
     """Check that a column of an Arrow type can hold the texts that the schema names of it.
 
     Raises:
-        DataError: two of them are one number, or one truth.
+        DataError: two of them are one number, or one truth; or they are codes, and the column no text.
     """
+    coded = any(isinstance(column, CodeColumn) and column.source == name for column in schema.columns)
+    if coded and not (typed.is_text(kind) or pa.types.is_null(kind)):
+        told = f"{source}: column {name!r} holds {_outer(kind)}; codes are texts, of which no zero is lost."
+        raise DataError(told, "Store texts.")
     alike = None if typed.is_text(kind) else clash(named_texts(schema, name) or (), kind)
     if alike is not None:
         told = f"{source}: column {name!r} holds {_outer(kind)}, in which {alike[0]!r} and {alike[1]!r} are the same."
@@ -114,11 +151,13 @@ def unreadable_column(path: object, name: str, kind: object, subject: str | None
     if name == subject:
         told = f"{path}: column {name!r} holds {_outer(kind)}, by which subjects cannot be told apart."
         return DataError(told, "Store texts or numbers.")
-    return DataError(f"{path}: column {name!r} holds {_outer(kind)}.", "Store numbers or texts.")
+    return DataError(f"{path}: column {name!r} holds {_outer(kind)}.", "Store numbers or texts; a query can CAST.")
 
 
 def _outer(kind: object) -> str:
     """A type without what it holds: the names of fields in it may come from records."""
+    if isinstance(kind, pa.OpaqueType):
+        return str(kind.type_name)  # a database's own
     return str(kind).partition("<")[0].partition("[(")[0].strip()
 
 
@@ -132,7 +171,7 @@ def with_subject(names: list[str], subject: str | None) -> list[str]:
     return list(dict.fromkeys([*names, subject] if subject is not None else names))
 
 
-def require_columns(what: str, names: Sequence[str], present: Sequence[str], advice: str = "") -> None:
+def require_columns(what: str, names: Sequence[str], present: Sequence[str], advice: Callable[[], str] = str) -> None:
     """Insist that every named column is there, once.
 
     What a source calls its columns may be a record, as in a CSV file without the header that it should have. So nothing of it
@@ -142,7 +181,7 @@ def require_columns(what: str, names: Sequence[str], present: Sequence[str], adv
         what: the source, and the verb that how many there are is said with.
         names: wanted.
         present: in the source.
-        advice: for columns that are missing.
+        advice: gives it for columns that are missing.
     """
     times = Counter(present)
     if missing := [name for name in dict.fromkeys(names) if not times[name]]:
@@ -153,7 +192,7 @@ def require_columns(what: str, names: Sequence[str], present: Sequence[str], adv
         several = f"columns {_named(missing)} are" if len(missing) > 1 else f"column {missing[0]!r} is"
         raise DataError(
             f"{what} {wanted - len(missing)} of the {counted(wanted, 'column')} wanted: {several} missing.",
-            f"{hint} {advice}".strip(),
+            f"{hint} {advice()}".strip(),
         )
     for name in names:
         if times[name] > 1:

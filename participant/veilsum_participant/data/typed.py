@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +19,33 @@ from veilsum_participant.data import spellings
 from veilsum_participant.data.lines import as_text
 from veilsum_participant.data.spellings import exact
 
+_COMMA = r"^[+-]?([0-9]+,[0-9]*|,[0-9]+)([eE][+-]?[0-9]+)?$"
+_POINT = r"^[+-]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+
+
+def plain(kind: Any) -> Any:
+    """What a column of an Arrow type holds: of a dictionary its values, of an extension of texts the texts, UUIDs as texts."""
+    if pa.types.is_dictionary(kind):
+        return plain(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        # JSON, and PostgreSQL's NUMERIC
+        texts = pa.types.is_string(kind.storage_type) or pa.types.is_large_string(kind.storage_type)
+        return pa.large_string() if texts or _is_uuid(kind) else kind
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if pa.types.is_binary_view(kind) else kind
+
 
 def readable(kind: Any) -> bool:
     """Whether a column of an Arrow type holds numbers or texts."""
+    kind = plain(kind)
     tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null, is_text)
     return any(test(kind) for test in tests)
 
 
 def is_date(kind: Any) -> bool:
     """Whether a column of an Arrow type holds days, or times of days."""
+    kind = plain(kind)
     return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
@@ -41,9 +60,14 @@ def arrow_type(dtype: np.dtype[Any]) -> Any:
     return texts.get(dtype.kind) or pa.from_numpy_dtype(dtype.newbyteorder("="))
 
 
-def values(column: Any) -> Any:
-    """A chunked column as one array of float64, or of trimmed text; null where a cell is."""
-    return _joined(column, _values)
+def values(column: Any, decimal: str = ".") -> Any:
+    """A chunked column as one array of float64, or of trimmed text; null where a cell is.
+
+    Args:
+        column: of one Arrow type.
+        decimal: the mark before the decimal places of numbers in text; where it is a comma, those of the result have a point.
+    """
+    return _joined(column, _values if decimal == "." else _with_points)
 
 
 def texts(column: Any, known: Sequence[tuple[str, int]]) -> Any:
@@ -53,7 +77,8 @@ def texts(column: Any, known: Sequence[tuple[str, int]]) -> Any:
         column: of one Arrow type.
         known: the texts that a schema names, with their codes.
     """
-    meant = {} if is_text(column.type) else spellings.stored(known, column.type)
+    kind = plain(column.type)
+    meant = {} if is_text(kind) else spellings.stored(known, kind)
     return _joined(column, lambda chunk: _texts(chunk, meant))
 
 
@@ -62,16 +87,14 @@ def identifiers(column: Any) -> Any:
     return _joined(column, _identifiers)
 
 
-def common(kinds: Sequence[Any], *, numbered: bool) -> Any:
-    """What a column of numbers or subjects becomes whose parts are of these Arrow types; None where they do not go together.
+def common(kinds: Sequence[Any], *, numbered: bool) -> bool:
+    """Whether parts of these Arrow types make one column of numbers or texts; one of nothing but nulls goes with any.
 
     Args:
-        kinds: of the parts; one of nothing but nulls goes with any.
+        kinds: of the parts.
         numbered: whether all numbers are float64 (:func:`values`), or keep their type (:func:`identifiers`).
     """
-    given = [kind for kind in kinds if not pa.types.is_null(kind)]
-    found = {_becomes(kind, numbered) for kind in given} or {_becomes(pa.null(), numbered)}
-    return found.pop() if len(found) == 1 else None
+    return len({_becomes(plain(kind), numbered) for kind in kinds if not pa.types.is_null(kind)}) <= 1
 
 
 def _becomes(kind: Any, numbered: bool) -> Any:
@@ -82,9 +105,12 @@ def _becomes(kind: Any, numbered: bool) -> Any:
     return pa.float32() if pa.types.is_float16(kind) else kind
 
 
-def joined(arrays: Sequence[Any], kind: Any) -> Any:
-    """The arrays of a column's parts as one, of the type that :func:`common` names."""
-    return pa.concat_arrays([array.cast(kind) for array in arrays])
+def joined(arrays: Sequence[Any]) -> Any:
+    """The arrays of a column's parts as one; parts of another type than the others' hold nothing but nulls."""
+    if len(arrays) == 1:
+        return arrays[0]
+    kind = next((array.type for array in arrays if array.null_count < len(array)), arrays[0].type)
+    return pa.concat_arrays([array if array.type == kind else pa.nulls(len(array), kind) for array in arrays])
 
 
 def from_numpy(array: Any) -> Any:
@@ -109,8 +135,24 @@ def is_text(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
+def _is_uuid(kind: Any) -> bool:
+    return isinstance(kind, pa.UuidType)
+
+
 def _joined(column: Any, convert: Any) -> Any:
-    return pa.concat_arrays([convert(chunk) for chunk in column.chunks] or [convert(pa.nulls(0, column.type))])
+    return joined([convert(_plain(chunk)) for chunk in column.chunks] or [convert(_plain(pa.nulls(0, column.type)))])
+
+
+def _plain(chunk: Any) -> Any:
+    kind = chunk.type
+    if pa.types.is_dictionary(kind):
+        return _plain(chunk.dictionary_decode())
+    if isinstance(kind, pa.BaseExtensionType) and _is_uuid(kind):
+        cells = chunk.storage.cast(pa.binary()).to_pylist()
+        return pa.array([None if cell is None else str(UUID(bytes=cell)) for cell in cells], pa.large_string())
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(chunk.storage)
+    return chunk if plain(kind) == kind else chunk.cast(plain(kind))
 
 
 def _values(chunk: Any) -> Any:
@@ -123,6 +165,17 @@ def _values(chunk: Any) -> Any:
     elif pa.types.is_decimal(chunk.type) or chunk.type in (pa.float32(), pa.float16()):
         chunk = _shortest(chunk)
     return pc.cast(chunk, pa.float64(), safe=False)
+
+
+def _with_points(chunk: Any) -> Any:
+    """:func:`_values` where a number has a comma before its decimal places; then one with a point is none."""
+    if not is_text(chunk.type):
+        return _values(chunk)
+    cells = _text(chunk)
+    comma = pc.fill_null(pc.match_substring_regex(cells, _COMMA), False)
+    point = pc.fill_null(pc.match_substring_regex(cells, _POINT), False)
+    cells = pc.if_else(comma, pc.replace_substring(cells, ",", "."), cells)
+    return pc.if_else(point, pc.replace_substring(cells, ".", "?"), cells)
 
 
 def _texts(chunk: Any, meant: Mapping[Any, str]) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from veilsum_node.errors import DataError
 from veilsum_node.phrases import unreadable
 from veilsum_participant.drafting.draft import MAX_CATEGORIES, MAX_NAME, NUMBER, Drafted, SchemaDraft, checked_draft
+from veilsum_privacy.study.codes import recognised
 
 MAX_DICTIONARY_BYTES = 1 << 24
 """Largest data dictionary that is read, in bytes."""
@@ -139,7 +140,9 @@ def _described(row: Mapping[str, str]) -> list[Drafted] | str | None:
     if kind in _LEFT_OUT:
         return _LEFT_OUT[kind]
     if len(choices) > MAX_CATEGORIES:
-        return f"more than {MAX_CATEGORIES} categories"
+        if kind == "category" and (table := recognised(dict.fromkeys(choices, 1), 1)) is not None:
+            return [Drafted(row["name"], "codes", groups=table, note=f"{row['label']}: codes, by a public table")]
+        return f'more than {MAX_CATEGORIES} categories: group them, kind = "codes"'
     if kind == "checkbox":
         return _boxes(row, choices) or "no boxes"
     if kind == "category":

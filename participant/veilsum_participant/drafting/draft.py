@@ -22,12 +22,13 @@ class Drafted:
 
     Attributes:
         name: of the column.
-        kind: ``number``, ``date`` or ``category``.
+        kind: ``number``, ``date``, ``category`` or ``codes``.
         low: lower bound in the column's unit; None where it is open, as a date's always is.
         high: upper bound, likewise.
         unit: of a number; may be empty.
         categories: known ones; fewer than two are open.
         note: a line for the reader; may be empty.
+        groups: of codes, a public table; without one ``categories`` are the prefixes that count.
     """
 
     name: str
@@ -37,10 +38,13 @@ class Drafted:
     unit: str = ""
     categories: tuple[str, ...] = ()
     note: str = ""
+    groups: str = ""
 
     @property
     def open(self) -> bool:
         """Whether a person has to fill something in."""
+        if self.kind == "codes":
+            return False
         return len(self.categories) < 2 if self.kind == "category" else self.low is None or self.high is None
 
     def lines(self) -> Iterator[str]:
@@ -50,6 +54,9 @@ class Drafted:
             yield f"# {_one_line(self.note)}"
         yield f"kind = {_quoted(self.kind)}"
         yield f"name = {_quoted(self.name)}"
+        if self.kind == "codes":
+            yield from self._codes()
+            return
         if self.kind == "category":
             yield f"{'# ' if self.open else ''}categories = [{', '.join(map(_quoted, self.categories))}]"
             return
@@ -59,6 +66,17 @@ class Drafted:
             yield f"# {key} = " if bound is None else f"{key} = {number_text(bound)}"
         if self.unit:
             yield f"unit = {_quoted(self.unit)}"
+
+    def _codes(self) -> Iterator[str]:
+        other = "other"
+        while other in self.categories:
+            other += "_"
+        if self.groups:
+            yield f"groups = {_quoted(self.groups)}"
+        else:
+            yield f"prefix = {len(self.categories[0])}"
+            yield f"categories = [{', '.join(map(_quoted, self.categories))}]"
+        yield f"other = {_quoted(other)}"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from veilsum_participant.drafting.draft import (
     check_count,
     checked_draft,
 )
+from veilsum_privacy.study.codes import SYSTEMS, recognised
 
 if TYPE_CHECKING:
     from veilsum_privacy.study.schema import DatasetSchema
@@ -29,6 +30,9 @@ LEAST = 10
 MAX_CODES = 5
 """Whole numbers of a column that count as codes, at most."""
 
+LONGEST_CODE = 12
+"""Characters of a code that a draft rolls up by a prefix."""
+
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ].*)?", re.DOTALL)
 
 
@@ -38,7 +42,7 @@ def draft_records(path: Path, *, private: bool) -> SchemaDraft:
     A column is what most of its cells are: numbers, dates or texts. Values *repeat* that at least two records name, of private
     records at least :data:`LEAST`. Texts are categories if at most 256 values repeat and they make up half of the cells; whole
     numbers are if two to five repeat and make up 95 %. A draft lists all values of public records, of private ones those that
-    repeat.
+    repeat. Codes of more kinds are rolled up, by a public table or by prefixes that repeat.
 
     Args:
         path: CSV whose first line names the columns, or Parquet.
@@ -47,7 +51,7 @@ def draft_records(path: Path, *, private: bool) -> SchemaDraft:
     Raises:
         DataError: the file cannot be read, or its first line holds no names.
     """
-    from veilsum_participant.data.readers import read_table
+    from veilsum_participant.data.sources import read_table
     from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn
 
     if path.suffix.lower() == ".npz":
@@ -81,19 +85,20 @@ def _readable_columns(path: Path) -> tuple[list[str], set[str], dict[str, str]]:
     Raises:
         DataError: the file cannot be read, or its first line holds no names.
     """
-    from veilsum_participant.data.readers import csv_names, is_csv, parquet_schema
+    from veilsum_participant.data.formats import is_csv
+    from veilsum_participant.data.sources import reader_of
     from veilsum_participant.data.typed import is_date, readable
 
     left_out: dict[str, str] = {}
     dates: set[str] = set()
     if is_csv(path):
-        names = csv_names(path)
+        names = reader_of(path).columns() or []
         if any(not name or NUMBER.fullmatch(name) or _DATE.fullmatch(name) for name in names):
             raise DataError(
                 f"{path}: its first line does not name the columns.", "Put a line with their names before the records."
             )
     else:
-        found = parquet_schema(path)[1]
+        found = reader_of(path).layout()[0].schema
         dates = {name for name in found.names if is_date(found.field(name).type)}
         names = [name for name in found.names if name in dates or readable(found.field(name).type)]
         left_out = {name: "neither numbers, texts nor dates" for name in found.names if name not in names}
@@ -132,8 +137,38 @@ def _observed(name: str, counts: Counter[str], *, private: bool) -> Drafted | st
             )
         return Drafted(name, "number")
     if not repeated or 2 * covered < cells or len(listed) > MAX_CATEGORIES:
-        return "texts of too many kinds, or none"
+        return _rolled_up(name, counts, private=private) or "texts of too many kinds, or none"
     return Drafted(name, "category", categories=listed)
+
+
+def _rolled_up(name: str, counts: Counter[str], *, private: bool) -> Drafted | None:
+    """A column of codes of too many kinds, rolled up; None where its texts are none.
+
+    Codes of a public table's system take that table. Others take the longest prefix of which few enough repeat and make up
+    most cells, unless nearly every cell holds one of its own, as identifiers do.
+    """
+    table = recognised(counts, LEAST if private else 1)
+    if table is not None:
+        return Drafted(name, "codes", groups=table, note=f"Codes, by the public table {table}: or state groups of your own.")
+    cells = counts.total()
+    known = SYSTEMS["any"].normal
+    codes: Counter[str] = Counter()
+    for text, count in counts.items():
+        code = known(text)
+        if code is not None and len(code) <= LONGEST_CODE and not code.isalpha():
+            codes[code] += count
+    if 20 * codes.total() < 19 * cells or 2 * len(codes) > cells:
+        return None
+    for length in range(4, 0, -1):
+        prefixes: Counter[str] = Counter()
+        for code, count in codes.items():
+            if len(code) >= length:
+                prefixes[code[:length]] += count
+        repeated = sorted(prefix for prefix, count in prefixes.items() if count >= (LEAST if private else 2))
+        if 2 <= len(repeated) < MAX_CATEGORIES and 10 * sum(prefixes[item] for item in repeated) >= 9 * cells:
+            told = f"Codes, by their first {length} characters: or state groups of your own."
+            return Drafted(name, "codes", categories=tuple(repeated), note=told)
+    return None
 
 
 def _order(value: str) -> tuple[float, str]:

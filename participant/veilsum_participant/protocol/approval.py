@@ -109,7 +109,12 @@ def policy_refusals(connection: Connection, site: Site, agreed: AgreedStudy, ana
     """Everything that speaks against a verified study, but for what its population has spent."""
     study = agreed.study
     delta = site.budget_delta(study.dataset, connection)
-    faults = study_faults(agreed, analyst, site.config, site.name, delta)
+    faults = [*study_faults(agreed, analyst, site.config, site.name, delta)]
+    if site.withheld(study.dataset):
+        told = f"Dataset {study.dataset!r} is withheld: its records do not suit this site's own schema of it."
+        faults.append(
+            Refusal(RefusalCode.DATASET, told, "Ask the site; `veilsum participant check` shows it what to correct.")
+        )
     return [*faults, *joining_faults(connection, study, site.config, site.name)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from veilsum_node.errors import Misuse
 from veilsum_node.identity.files import write_new
 
-RECIPES = {"omop": "OMOP CDM 5.4, in PostgreSQL or as Parquet", "fhir": "FHIR R4 bulk export, ndjson"}
+RECIPES = {"omop": "OMOP CDM 5.4, in PostgreSQL or as Parquet", "fhir": "FHIR R4: bulk export or Bundles"}
 
 
 def write_recipe(name: str, directory: Path) -> list[Path]:

@@ -346,6 +346,9 @@ def run_participant(config: ParticipantConfig) -> None:
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
     client = Client(open_site(config, same_key=True))
+    client.core.site.hold_against_schemas()
+    for name in filter(client.core.site.withheld, config.datasets):
+        LOG.warning("dataset %s is withheld: more of its cells match nothing in its schema than most_unmatched", name)
     for name, offered in config.datasets.items():
         if not offered.columns and named_in_records(offered):
             LOG.warning("dataset %s: its columns are not stated, so every study is refused: datasets.%s.columns", name, name)

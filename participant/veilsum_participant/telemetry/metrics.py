@@ -118,6 +118,19 @@ class SiteMetrics(SiteObserver):
             registry=registry,
         ).set(math.nan if site.directory is None else site.directory.expires)
 
+        unmatched = Gauge(
+            "veilsum_dataset_unmatched_ratio",
+            "At the start, the largest share of a column's cells that match nothing in the site's schema, in whole percents.",
+            ("dataset",),
+            registry=registry,
+        )
+        withheld = Gauge(
+            "veilsum_dataset_withheld", "Whether that is more than the site takes part with.", ("dataset",), registry=registry
+        )
+        for name, share in site.unmatched.items():
+            unmatched.labels(name).set(math.ceil(100 * share) / 100)
+            withheld.labels(name).set(site.withheld(name))
+
     def _preset(self) -> None:
         for method in (*sorted(self._methods), OTHER):
             for outcome in AttemptOutcome:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from veilsum_node.fields import SMALLEST, Frozen, Name, Real
+from veilsum_privacy.study.codes import MAX_CODES, SYSTEMS, TABLES, CodeGroup, Groups
 
 MAX_NAME = 128
 """Characters of a column's name."""
+
+MAX_CATEGORIES = 256
+"""Categories of a column."""
 
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 
@@ -34,6 +39,11 @@ class _Fillable(Frozen):
         if missing:
             raise ValueError(f"column {value['name']!r}: to be filled in: {', '.join(missing)}")
         return value
+
+    @property
+    def source(self) -> str:
+        """The file's column that it is read from."""
+        return str(getattr(self, "of", "") or getattr(self, "name"))  # noqa: B009
 
 
 class NumberColumn(_Fillable):
@@ -92,8 +102,17 @@ class CategoryColumn(_Fillable):
 
     kind: Literal["category"] = "category"
     name: ColumnName
-    categories: tuple[str, ...] = Field(min_length=2, max_length=256)
+    categories: tuple[str, ...] = Field(min_length=2, max_length=MAX_CATEGORIES)
     impute: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        named = value.get("categories") if isinstance(value, dict) else None
+        if isinstance(named, list | tuple) and len(named) > MAX_CATEGORIES:
+            told = f"column {value.get('name')!r}: has {len(named):,} categories, of {MAX_CATEGORIES} at most."
+            raise ValueError(f'{told} Roll codes up into groups: kind = "codes", docs/files.md')
+        return value
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -106,6 +125,113 @@ class CategoryColumn(_Fillable):
     @property
     def width(self) -> int:
         return len(self.categories)
+
+
+_STATE = '{}: state either `groups`, such as "icd-10-chapters", or `prefix` with the `categories` that count'
+
+
+def _text(item: object) -> str:
+    """The name of a group, or a category, of an unchecked schema."""
+    return str(item.get("name") if isinstance(item, dict) else getattr(item, "name", item))
+
+
+class CodeColumn(CategoryColumn):
+    """A column of codes, each of which counts as the group that it is of: the categories.
+
+    Attributes:
+        of: the file's column of codes; empty for one of this column's own name. Several columns may be of one.
+        system: how the codes are written (:data:`veilsum_privacy.study.codes.SYSTEMS`). A cell that holds no such code has no
+            category. Case, dots and what follows a code, as in ``E11.-``, do not count: ``e11.9`` is ``E119``.
+        prefix: how many characters a code's group is; the categories are those that count. None where ``groups`` are stated.
+        groups: or groups by name; the longest code that a cell begins with decides. In a file, the name of a public table
+            stands for its groups (:data:`veilsum_privacy.study.codes.TABLES`); the study carries them.
+        other: the category of every other code; without one it has none.
+        categories: of groups their names; the last is ``other``, if it is not among them.
+    """
+
+    kind: Literal["codes"] = "codes"  # type: ignore[assignment]  # tells the two apart in a schema
+    of: Annotated[str, StringConstraints(max_length=MAX_NAME)] = ""
+    system: Literal["any", "icd-10", "icd-9-cm", "atc"] = "any"
+    prefix: int | None = Field(default=None, ge=1, le=16)
+    groups: tuple[CodeGroup, ...] = Field(default=(), max_length=MAX_CATEGORIES)
+    other: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, value: Any) -> Any:
+        """Put a public table's groups in place of its name, and name the categories that follow from the rest."""
+        if not isinstance(value, dict):
+            return value
+        value, where = dict(value), f"column {value.get('name')!r}"
+        named = value.get("groups")
+        if isinstance(named, str):
+            if named not in TABLES:
+                raise ValueError(f"{where}: there is no public table {named!r}; there are {', '.join(TABLES)}")
+            system, groups = TABLES[named]
+            if value.setdefault("system", system) != system:
+                raise ValueError(f"{where}: {named!r} is of codes of {system}")
+            value["groups"] = named = groups
+        if isinstance(named, dict):
+            raise ValueError(f"{where}: a file of groups is named in a schema's file, beside which it lies")
+        other = [value["other"]] if isinstance(value.get("other"), str) else []
+        stated = named or value.get("categories")
+        if isinstance(stated, list | tuple) and (number := len({*map(_text, stated), *other})) > MAX_CATEGORIES:
+            told = f"{where}: makes {number:,} categories, of {MAX_CATEGORIES} at most."
+            raise ValueError(f"{told} State fewer, and `other` for the rest")
+        if isinstance(named, list | tuple) and named:
+            made = tuple(dict.fromkeys([*map(_text, named), *other]))
+            if len(made) == 1:
+                raise ValueError(f"{where}: one group alone tells nothing apart; state `other` for all other codes")
+            if value.setdefault("categories", made) is not made and tuple(value["categories"]) != made:
+                raise ValueError(f"{where}: its categories are its groups and `other`; leave `categories` out")
+        elif isinstance(given := value.get("categories"), list | tuple):
+            value["categories"] = given if not other or other[0] in given else (*given, *other)
+        elif value.keys() <= cls.model_fields.keys():
+            raise ValueError(
+                f"{where}: state as categories the prefixes that count" if value.get("prefix") else _STATE.format(where)
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _grouped(self) -> Self:
+        where = f"column {self.name!r}"
+        if (self.prefix is None) == (not self.groups):
+            raise ValueError(_STATE.format(where))
+        names = {group.name for group in self.groups}
+        if len(names) != len(self.groups) or self.other in names:
+            raise ValueError(f"{where}: a group stands twice")
+        if (number := sum(len(group.codes) for group in self.groups)) > MAX_CODES:
+            raise ValueError(f"{where}: names {number:,} codes, of {MAX_CODES:,} at most; a code stands for all below it")
+        for text in self.categories if self.prefix is not None else ():
+            if text != self.other and len(text.strip().replace(".", "")) != self.prefix:
+                raise ValueError(f"{where}: {text!r} is no prefix of {self.prefix} characters, dots aside")
+        try:
+            self._index  # noqa: B018  # found malformed here, and kept
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        return self
+
+    @cached_property
+    def _index(self) -> tuple[Groups, tuple[int, ...]]:
+        """What finds a code's group, and the category of each group."""
+        named = [(group.name, group.codes) for group in self.groups]
+        named = named or [(text, (text,)) for text in self.categories if text != self.other]
+        places = {text: place for place, text in enumerate(self.categories)}
+        return Groups(SYSTEMS[self.system], named), tuple(places[name] for name, _ in named)
+
+    @property
+    def other_place(self) -> int:
+        """The index of the category of codes without a group; -1 without one."""
+        return -1 if self.other is None else self.categories.index(self.other)
+
+    def place(self, text: str) -> int:
+        """The index of the category of a cell's text; -1 for what is no code, and for a code without a category."""
+        code = SYSTEMS[self.system].normal(text)
+        if code is None:
+            return -1
+        groups, places = self._index
+        found = groups.find(code)
+        return places[found] if found >= 0 else self.other_place
 
 
 class ClassValues(Frozen):
@@ -130,7 +256,7 @@ class LabelColumn(Frozen):
         return self
 
 
-Column = Annotated[NumberColumn | DateColumn | CategoryColumn, Field(discriminator="kind")]
+Column = Annotated[NumberColumn | DateColumn | CategoryColumn | CodeColumn, Field(discriminator="kind")]
 
 
 class DatasetSchema(Frozen):
@@ -172,7 +298,7 @@ class DatasetSchema(Frozen):
     def file_columns(self) -> tuple[str, ...]:
         """Every column that is read of a file, each once: the features, what dates count from, and the label."""
         label = [] if self.label is None else [self.label.column]
-        return tuple(dict.fromkeys([*(column.name for column in self.columns), *self.date_columns, *label]))
+        return tuple(dict.fromkeys([*(column.source for column in self.columns), *self.date_columns, *label]))
 
     @property
     def date_columns(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from fuzzing.targets.base import Corpus
 from veilsum_node.errors import DataError
 from veilsum_participant.data.check import check_dataset
 from veilsum_participant.data.encode import load_records
-from veilsum_participant.data.readers import check_structure
+from veilsum_participant.data.sources import check_structure
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 
 SCHEMA = DatasetSchema(

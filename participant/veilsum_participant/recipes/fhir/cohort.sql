@@ -1,94 +1,270 @@
--- FHIR R4 bulk export, one row a Patient. Tables: patient, condition, observation, encounter; each has the column json, a resource a row.
+-- FHIR R4: one row a Patient.
+-- Tables, each with the column json, a resource or a Bundle a row: patient, condition, observation, encounter.
+-- What is of another type is left aside, so they may all be the same files. Of what a patient has several times under one id the last
+-- version counts, by meta.lastUpdated, then meta.versionId. A subject is a Patient's id, whatever stands before it and its version
+-- after it, or a URN; who is named by an identifier alone, or contained in the resource, is nobody. misses.sql counts what is left
+-- aside.
 -- Conditions by SNOMED CT or ICD-10, whatever their clinical status, unless refuted or entered in error; observations by LOINC in the
 -- UCUM unit named here, the mean of those that are final, amended or corrected; systolic pressure also as a panel's component.
-WITH persons AS (
-    SELECT
-        json->>'$.id' AS patient,
-        any_value(json->>'$.gender') AS sex,
-        any_value(try_cast(substr(json->>'$.birthDate', 1, 4) AS INTEGER)) AS birth_year,
-        bool_or(
-            coalesce(json->>'$.deceasedBoolean' = 'true', false) OR json->>'$.deceasedDateTime' IS NOT NULL
-        ) AS deceased
-    FROM patient
-    WHERE json->>'$.resourceType' = 'Patient'
-    GROUP BY ALL
+WITH systems(system, kind) AS (
+    -- Code systems by URL or OID; those of your country or house go here, in all files of this recipe.
+    VALUES
+        ('http://snomed.info/sct', 'snomed'),
+        ('urn:oid:2.16.840.1.113883.6.96', 'snomed'),
+        ('http://loinc.org', 'loinc'),
+        ('urn:oid:2.16.840.1.113883.6.1', 'loinc'),
+        ('http://hl7.org/fhir/sid/icd-10', 'icd-10'),
+        ('urn:oid:2.16.840.1.113883.6.3', 'icd-10'),
+        ('http://hl7.org/fhir/sid/icd-10-cm', 'icd-10'),
+        ('http://hl7.org/fhir/sid/icd-10-us', 'icd-10'),
+        ('urn:oid:2.16.840.1.113883.6.90', 'icd-10'),
+        ('http://fhir.de/CodeSystem/bfarm/icd-10-gm', 'icd-10'),
+        ('http://fhir.de/CodeSystem/dimdi/icd-10-gm', 'icd-10')
 ),
-coded AS (
+versions AS (
     SELECT
-        regexp_extract(json->>'$.subject.reference', 'Patient/([^/]+)$', 1) AS patient,
-        json->>'$.verificationStatus.coding[0].code' AS status,
-        unnest(json_extract(json, '$.code.coding[*]')) AS coding
-    FROM condition
-    WHERE json->>'$.resourceType' = 'Condition'
+        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
+        item->>'$.fullUrl' AS url,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'gender', item->'$.resource.gender',
+            'birthDate', item->'$.resource.birthDate',
+            'deceasedBoolean', item->'$.resource.deceasedBoolean',
+            'deceasedDateTime', item->'$.resource.deceasedDateTime',
+            'link', item->'$.resource.link'
+        ) AS resource
+    FROM (
+        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
+        FROM patient
+    )
+    WHERE item->>'$.resource.resourceType' = 'Patient'
 ),
-named AS (
+persons AS (
+    -- The last version of each patient, unless another patient has replaced it.
+    SELECT patient, url, resource
+    FROM (
+        SELECT
+            *,
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+        FROM versions
+        WHERE patient IS NOT NULL
+    )
+    WHERE place = 1 AND NOT list_contains(json_extract_string(resource, '$.link[*].type'), 'replaced-by')
+),
+names AS (
+    -- What a reference calls a patient: its id, or a URN of its id or of its place in a Bundle.
+    SELECT patient AS name, patient FROM persons
+    UNION
+    SELECT 'urn:' || lower(patient), patient FROM persons
+    UNION
+    SELECT 'urn:' || lower(regexp_extract(url, '(?i)^urn:[a-z]+:(.+)$', 1)), patient FROM persons WHERE starts_with(lower(url), 'urn:')
+),
+diagnosis_read AS (
     SELECT
-        patient,
-        coding->>'$.code' AS code,
-        coding->>'$.system' = 'http://snomed.info/sct' AS snomed,
-        starts_with(coding->>'$.system', 'http://hl7.org/fhir/sid/icd-10') AS icd
-    FROM coded
-    WHERE status IS NULL OR status NOT IN ('refuted', 'entered-in-error')
+        CASE
+            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+        END AS name,
+        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'code', item->'$.resource.code',
+            'verificationStatus', item->'$.resource.verificationStatus'
+        ) AS resource
+    FROM (
+        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
+        FROM condition
+    )
+    WHERE item->>'$.resource.resourceType' = 'Condition'
+),
+diagnosis AS (
+    -- Of each patient's, the last version of each; what has no id counts by itself.
+    SELECT patient, resource
+    FROM (
+        SELECT
+            names.patient,
+            diagnosis_read.id,
+            diagnosis_read.resource,
+            row_number() OVER (PARTITION BY names.patient, diagnosis_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+        FROM diagnosis_read
+        JOIN names ON names.name = diagnosis_read.name
+    )
+    WHERE id IS NULL OR place = 1
+),
+result_read AS (
+    SELECT
+        CASE
+            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+        END AS name,
+        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'code', item->'$.resource.code',
+            'component', item->'$.resource.component',
+            'valueQuantity', item->'$.resource.valueQuantity',
+            'effectiveDateTime', item->'$.resource.effectiveDateTime',
+            'effectiveInstant', item->'$.resource.effectiveInstant',
+            'effectivePeriod', item->'$.resource.effectivePeriod'
+        ) AS resource
+    FROM (
+        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
+        FROM observation
+    )
+    WHERE item->>'$.resource.resourceType' = 'Observation'
+),
+result AS (
+    -- Of each patient's, the last version of each; what has no id counts by itself.
+    SELECT patient, resource
+    FROM (
+        SELECT
+            names.patient,
+            result_read.id,
+            result_read.resource,
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+        FROM result_read
+        JOIN names ON names.name = result_read.name
+    )
+    WHERE id IS NULL OR place = 1
+),
+stay_read AS (
+    SELECT
+        CASE
+            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+        END AS name,
+        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'class', item->'$.resource.class',
+            'period', item->'$.resource.period'
+        ) AS resource
+    FROM (
+        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
+        FROM encounter
+    )
+    WHERE item->>'$.resource.resourceType' = 'Encounter'
+),
+stay AS (
+    -- Of each patient's, the last version of each; what has no id counts by itself.
+    SELECT patient, resource
+    FROM (
+        SELECT
+            names.patient,
+            stay_read.id,
+            stay_read.resource,
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+        FROM stay_read
+        JOIN names ON names.name = stay_read.name
+    )
+    WHERE id IS NULL OR place = 1
 ),
 conditions AS (
     SELECT
         patient,
-        bool_or((snomed AND code IN ('73211009', '44054006', '46635009')) OR (icd AND regexp_matches(code, '^E1[0-4]'))) AS diabetes,
-        bool_or((snomed AND code IN ('38341003', '59621000')) OR (icd AND regexp_matches(code, '^I1[0-5]'))) AS hypertension,
-        bool_or((snomed AND code IN ('84114007', '42343007')) OR (icd AND starts_with(code, 'I50'))) AS heart_failure,
-        bool_or((snomed AND code = '13645005') OR (icd AND starts_with(code, 'J44'))) AS copd
-    FROM named
+        bool_or((kind = 'snomed' AND code IN ('73211009', '44054006', '46635009')) OR (kind = 'icd-10' AND regexp_matches(code, '^E1[0-4]'))) AS diabetes,
+        bool_or((kind = 'snomed' AND code IN ('38341003', '59621000')) OR (kind = 'icd-10' AND regexp_matches(code, '^I1[0-5]'))) AS hypertension,
+        bool_or((kind = 'snomed' AND code IN ('84114007', '42343007')) OR (kind = 'icd-10' AND starts_with(code, 'I50'))) AS heart_failure,
+        bool_or((kind = 'snomed' AND code = '13645005') OR (kind = 'icd-10' AND starts_with(code, 'J44'))) AS copd
+    FROM (
+        SELECT diagnoses.patient, systems.kind, upper(trim(diagnoses.coding->>'$.code')) AS code
+        FROM (
+            SELECT patient, unnest(json_extract(resource, '$.code.coding[*]')) AS coding
+            FROM diagnosis
+            WHERE NOT (
+                list_has_any(json_extract_string(resource, '$.verificationStatus.coding[*].code'), ['refuted', 'entered-in-error'])
+                OR coalesce(resource->>'$.verificationStatus' IN ('refuted', 'entered-in-error'), false)
+            )
+        ) AS diagnoses
+        JOIN systems ON lower(systems.system) = regexp_replace(regexp_replace(lower(diagnoses.coding->>'$.system'), '^https:', 'http:'), '/*([|].*)?$', '')
+    )
     GROUP BY patient
 ),
+parts AS (
+    -- An observation, and the components of a panel, each once however often it is coded.
+    SELECT row_number() OVER () AS part, patient, item
+    FROM (
+        SELECT patient, unnest(list_concat([resource], json_extract(resource, '$.component[*]'))) AS item
+        FROM result
+        WHERE resource->>'$.status' IN ('final', 'amended', 'corrected')
+    )
+),
 measured AS (
-    SELECT
+    -- A value with a comparator, such as < 5, is none.
+    SELECT DISTINCT
+        part,
         patient,
-        avg(value) FILTER (WHERE code = '4548-4' AND unit = '%') AS hba1c,
-        avg(value) FILTER (WHERE code = '2160-0' AND unit = 'mg/dL') AS creatinine,
-        avg(value) FILTER (WHERE code = '8480-6' AND unit = 'mm[Hg]') AS systolic,
-        avg(value) FILTER (WHERE code = '39156-5' AND unit = 'kg/m2') AS bmi
+        CASE
+            WHEN code = '4548-4' AND unit = '%' THEN 'hba1c'
+            WHEN code = '2160-0' AND unit = 'mg/dL' THEN 'creatinine'
+            WHEN code = '8480-6' AND unit = 'mm[Hg]' THEN 'systolic'
+            WHEN code = '39156-5' AND unit = 'kg/m2' THEN 'bmi'
+        END AS kind,
+        value
     FROM (
         SELECT
-            patient,
-            item->>'$.valueQuantity.code' AS unit,
-            try_cast(item->>'$.valueQuantity.value' AS DOUBLE) AS value,
-            unnest(json_extract(item, '$.code.coding[*]'))->>'$.code' AS code
-        FROM (
-            SELECT
-                regexp_extract(json->>'$.subject.reference', 'Patient/([^/]+)$', 1) AS patient,
-                unnest(list_concat([json], json_extract(json, '$.component[*]'))) AS item
-            FROM observation
-            WHERE json->>'$.resourceType' = 'Observation' AND json->>'$.status' IN ('final', 'amended', 'corrected')
-        )
+            coded.*,
+            coded.item->>'$.valueQuantity.code' AS unit,
+            try_cast(coded.item->>'$.valueQuantity.value' AS DOUBLE) AS value,
+            trim(coded.coding->>'$.code') AS code
+        FROM (SELECT *, unnest(json_extract(item, '$.code.coding[*]')) AS coding FROM parts) AS coded
+        JOIN systems
+            ON systems.kind = 'loinc' AND lower(systems.system) = regexp_replace(regexp_replace(lower(coded.coding->>'$.system'), '^https:', 'http:'), '/*([|].*)?$', '')
+        WHERE coded.item->>'$.valueQuantity.comparator' IS NULL
     )
+    WHERE isfinite(value)
+),
+means AS (
+    SELECT
+        patient,
+        avg(value) FILTER (WHERE kind = 'hba1c') AS hba1c,
+        avg(value) FILTER (WHERE kind = 'creatinine') AS creatinine,
+        avg(value) FILTER (WHERE kind = 'systolic') AS systolic,
+        avg(value) FILTER (WHERE kind = 'bmi') AS bmi
+    FROM measured
     GROUP BY patient
 ),
 visited AS (
     SELECT
-        regexp_extract(json->>'$.subject.reference', 'Patient/([^/]+)$', 1) AS patient,
-        count(*) FILTER (WHERE json->>'$.class.code' = 'IMP') AS stays,
-        count(*) FILTER (WHERE json->>'$.class.code' = 'EMER') AS emergencies
-    FROM encounter
-    WHERE json->>'$.resourceType' = 'Encounter' AND coalesce(json->>'$.status', '') NOT IN ('cancelled', 'entered-in-error')
-    GROUP BY ALL
+        patient,
+        count(*) FILTER (WHERE resource->>'$.class.code' IN ('IMP', 'ACUTE', 'NONAC')) AS stays,
+        count(*) FILTER (WHERE resource->>'$.class.code' = 'EMER') AS emergencies
+    FROM stay
+    WHERE coalesce(resource->>'$.status', '') NOT IN ('planned', 'cancelled', 'entered-in-error')
+    GROUP BY patient
 )
 SELECT
     persons.patient,
-    persons.birth_year,
-    persons.sex,
+    try_cast(substr(persons.resource->>'$.birthDate', 1, 4) AS INTEGER) AS birth_year,
+    persons.resource->>'$.gender' AS sex,
     CASE WHEN conditions.diabetes THEN 'yes' ELSE 'no' END AS diabetes,
     CASE WHEN conditions.hypertension THEN 'yes' ELSE 'no' END AS hypertension,
     CASE WHEN conditions.heart_failure THEN 'yes' ELSE 'no' END AS heart_failure,
     CASE WHEN conditions.copd THEN 'yes' ELSE 'no' END AS copd,
-    measured.hba1c,
-    measured.creatinine,
-    measured.systolic,
-    measured.bmi,
+    means.hba1c,
+    means.creatinine,
+    means.systolic,
+    means.bmi,
     coalesce(visited.stays, 0) AS stays,
     coalesce(visited.emergencies, 0) AS emergencies,
-    CASE WHEN persons.deceased THEN 'yes' ELSE 'no' END AS died
+    CASE
+        WHEN persons.resource->>'$.deceasedBoolean' = 'true' OR persons.resource->>'$.deceasedDateTime' IS NOT NULL THEN 'yes'
+        ELSE 'no'
+    END AS died
 FROM persons
-LEFT JOIN conditions USING (patient)
-LEFT JOIN measured USING (patient)
-LEFT JOIN visited USING (patient)
-WHERE persons.patient IS NOT NULL
+LEFT JOIN conditions ON conditions.patient = persons.patient
+LEFT JOIN means ON means.patient = persons.patient
+LEFT JOIN visited ON visited.patient = persons.patient

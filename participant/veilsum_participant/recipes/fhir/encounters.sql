@@ -1,27 +1,107 @@
--- FHIR R4 bulk export, one row an encounter that was neither cancelled nor entered in error. Tables: encounter, patient.
-WITH visits AS (
+-- FHIR R4: one row an encounter that was neither cancelled nor entered in error, nor is only planned.
+-- Tables, each with the column json, a resource or a Bundle a row: encounter, patient.
+-- What is of another type is left aside, so they may all be the same files. Of what a patient has several times under one id the last
+-- version counts, by meta.lastUpdated, then meta.versionId. A subject is a Patient's id, whatever stands before it and its version
+-- after it, or a URN; who is named by an identifier alone, or contained in the resource, is nobody. misses.sql counts what is left
+-- aside.
+WITH versions AS (
     SELECT
-        regexp_extract(json->>'$.subject.reference', 'Patient/([^/]+)$', 1) AS patient,
-        CASE json->>'$.class.code'
+        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
+        item->>'$.fullUrl' AS url,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'gender', item->'$.resource.gender',
+            'birthDate', item->'$.resource.birthDate',
+            'deceasedBoolean', item->'$.resource.deceasedBoolean',
+            'deceasedDateTime', item->'$.resource.deceasedDateTime',
+            'link', item->'$.resource.link'
+        ) AS resource
+    FROM (
+        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
+        FROM patient
+    )
+    WHERE item->>'$.resource.resourceType' = 'Patient'
+),
+persons AS (
+    -- The last version of each patient, unless another patient has replaced it.
+    SELECT patient, url, resource
+    FROM (
+        SELECT
+            *,
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+        FROM versions
+        WHERE patient IS NOT NULL
+    )
+    WHERE place = 1 AND NOT list_contains(json_extract_string(resource, '$.link[*].type'), 'replaced-by')
+),
+names AS (
+    -- What a reference calls a patient: its id, or a URN of its id or of its place in a Bundle.
+    SELECT patient AS name, patient FROM persons
+    UNION
+    SELECT 'urn:' || lower(patient), patient FROM persons
+    UNION
+    SELECT 'urn:' || lower(regexp_extract(url, '(?i)^urn:[a-z]+:(.+)$', 1)), patient FROM persons WHERE starts_with(lower(url), 'urn:')
+),
+stay_read AS (
+    SELECT
+        CASE
+            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+        END AS name,
+        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'class', item->'$.resource.class',
+            'period', item->'$.resource.period'
+        ) AS resource
+    FROM (
+        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
+        FROM encounter
+    )
+    WHERE item->>'$.resource.resourceType' = 'Encounter'
+),
+stay AS (
+    -- Of each patient's, the last version of each; what has no id counts by itself.
+    SELECT patient, resource
+    FROM (
+        SELECT
+            names.patient,
+            stay_read.id,
+            stay_read.resource,
+            row_number() OVER (PARTITION BY names.patient, stay_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+        FROM stay_read
+        JOIN names ON names.name = stay_read.name
+    )
+    WHERE id IS NULL OR place = 1
+),
+visits AS (
+    SELECT
+        patient,
+        CASE resource->>'$.class.code'
             WHEN 'IMP' THEN 'inpatient'
+            WHEN 'ACUTE' THEN 'inpatient'
+            WHEN 'NONAC' THEN 'inpatient'
             WHEN 'AMB' THEN 'outpatient'
             WHEN 'EMER' THEN 'emergency'
         END AS kind,
-        try_cast(substr(json->>'$.period.start', 1, 10) AS DATE) AS begins,
-        try_cast(substr(json->>'$.period.end', 1, 10) AS DATE) AS ends
-    FROM encounter
-    WHERE json->>'$.resourceType' = 'Encounter' AND coalesce(json->>'$.status', '') NOT IN ('cancelled', 'entered-in-error')
-),
-born AS (
-    SELECT json->>'$.id' AS patient, any_value(try_cast(substr(json->>'$.birthDate', 1, 4) AS DOUBLE)) AS year
-    FROM patient
-    WHERE json->>'$.resourceType' = 'Patient'
-    GROUP BY ALL
+        try_cast(substr(resource->>'$.period.start', 1, 10) AS DATE) AS begins,
+        try_cast(substr(resource->>'$.period.end', 1, 10) AS DATE) AS ends
+    FROM stay
+    WHERE coalesce(resource->>'$.status', '') NOT IN ('planned', 'cancelled', 'entered-in-error')
 )
 SELECT
     visits.patient,
     visits.kind,
-    CAST(EXTRACT(EPOCH FROM visits.ends) AS DOUBLE) / 86400 - CAST(EXTRACT(EPOCH FROM visits.begins) AS DOUBLE) / 86400 AS days,
-    EXTRACT(YEAR FROM visits.begins) - born.year AS age
+    CASE
+        WHEN visits.ends >= visits.begins
+            THEN CAST(EXTRACT(EPOCH FROM visits.ends) AS DOUBLE) / 86400 - CAST(EXTRACT(EPOCH FROM visits.begins) AS DOUBLE) / 86400
+    END AS days,
+    EXTRACT(YEAR FROM visits.begins) - try_cast(substr(persons.resource->>'$.birthDate', 1, 4) AS DOUBLE) AS age
 FROM visits
-JOIN born ON born.patient = visits.patient
+JOIN persons ON persons.patient = visits.patient

@@ -1,40 +1,144 @@
--- FHIR R4 bulk export, one row an observation that is final, amended or corrected, by LOINC, in the UCUM unit named here. Tables:
--- observation, patient.
-WITH items AS (
-    SELECT
-        regexp_extract(json->>'$.subject.reference', 'Patient/([^/]+)$', 1) AS patient,
-        try_cast(substr(json->>'$.effectiveDateTime', 1, 4) AS INTEGER) AS year,
-        unnest(list_concat([json], json_extract(json, '$.component[*]'))) AS item
-    FROM observation
-    WHERE json->>'$.resourceType' = 'Observation' AND json->>'$.status' IN ('final', 'amended', 'corrected')
+-- FHIR R4: one row an observation that is final, amended or corrected, by LOINC, in the UCUM unit named here.
+-- Tables, each with the column json, a resource or a Bundle a row: observation, patient.
+-- What is of another type is left aside, so they may all be the same files. Of what a patient has several times under one id the last
+-- version counts, by meta.lastUpdated, then meta.versionId. A subject is a Patient's id, whatever stands before it and its version
+-- after it, or a URN; who is named by an identifier alone, or contained in the resource, is nobody. misses.sql counts what is left
+-- aside.
+WITH systems(system, kind) AS (
+    -- Code systems by URL or OID; those of your country or house go here, in all files of this recipe.
+    VALUES
+        ('http://snomed.info/sct', 'snomed'),
+        ('urn:oid:2.16.840.1.113883.6.96', 'snomed'),
+        ('http://loinc.org', 'loinc'),
+        ('urn:oid:2.16.840.1.113883.6.1', 'loinc'),
+        ('http://hl7.org/fhir/sid/icd-10', 'icd-10'),
+        ('urn:oid:2.16.840.1.113883.6.3', 'icd-10'),
+        ('http://hl7.org/fhir/sid/icd-10-cm', 'icd-10'),
+        ('http://hl7.org/fhir/sid/icd-10-us', 'icd-10'),
+        ('urn:oid:2.16.840.1.113883.6.90', 'icd-10'),
+        ('http://fhir.de/CodeSystem/bfarm/icd-10-gm', 'icd-10'),
+        ('http://fhir.de/CodeSystem/dimdi/icd-10-gm', 'icd-10')
 ),
-coded AS (
+versions AS (
     SELECT
+        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS patient,
+        item->>'$.fullUrl' AS url,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'gender', item->'$.resource.gender',
+            'birthDate', item->'$.resource.birthDate',
+            'deceasedBoolean', item->'$.resource.deceasedBoolean',
+            'deceasedDateTime', item->'$.resource.deceasedDateTime',
+            'link', item->'$.resource.link'
+        ) AS resource
+    FROM (
+        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
+        FROM patient
+    )
+    WHERE item->>'$.resource.resourceType' = 'Patient'
+),
+persons AS (
+    -- The last version of each patient, unless another patient has replaced it.
+    SELECT patient, url, resource
+    FROM (
+        SELECT
+            *,
+            row_number() OVER (PARTITION BY patient ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+        FROM versions
+        WHERE patient IS NOT NULL
+    )
+    WHERE place = 1 AND NOT list_contains(json_extract_string(resource, '$.link[*].type'), 'replaced-by')
+),
+names AS (
+    -- What a reference calls a patient: its id, or a URN of its id or of its place in a Bundle.
+    SELECT patient AS name, patient FROM persons
+    UNION
+    SELECT 'urn:' || lower(patient), patient FROM persons
+    UNION
+    SELECT 'urn:' || lower(regexp_extract(url, '(?i)^urn:[a-z]+:(.+)$', 1)), patient FROM persons WHERE starts_with(lower(url), 'urn:')
+),
+result_read AS (
+    SELECT
+        CASE
+            WHEN regexp_matches(item->>'$.resource.subject.reference', '(?i)^urn:(uuid|oid):')
+                THEN 'urn:' || lower(regexp_extract(item->>'$.resource.subject.reference', '(?i)^urn:[a-z]+:(.+)$', 1))
+            ELSE nullif(regexp_extract(item->>'$.resource.subject.reference', '(?:^|/)Patient/([^/?#|]+)(?:/_history/[^/]+)?/?$', 1), '')
+        END AS name,
+        coalesce(item->>'$.resource.id', item->>'$.fullUrl') AS id,
+        try_cast(item->>'$.resource.meta.lastUpdated' AS TIMESTAMPTZ) AS changed,
+        try_cast(item->>'$.resource.meta.versionId' AS BIGINT) AS version,
+        md5(CAST(item->'$.resource' AS VARCHAR)) AS digest,
+        json_object(
+            'status', item->'$.resource.status',
+            'code', item->'$.resource.code',
+            'component', item->'$.resource.component',
+            'valueQuantity', item->'$.resource.valueQuantity',
+            'effectiveDateTime', item->'$.resource.effectiveDateTime',
+            'effectiveInstant', item->'$.resource.effectiveInstant',
+            'effectivePeriod', item->'$.resource.effectivePeriod'
+        ) AS resource
+    FROM (
+        SELECT unnest(if(json->>'$.resourceType' = 'Bundle', json_extract(json, '$.entry[*]'), [json_object('resource', json)])) AS item
+        FROM observation
+    )
+    WHERE item->>'$.resource.resourceType' = 'Observation'
+),
+result AS (
+    -- Of each patient's, the last version of each; what has no id counts by itself.
+    SELECT patient, resource
+    FROM (
+        SELECT
+            names.patient,
+            result_read.id,
+            result_read.resource,
+            row_number() OVER (PARTITION BY names.patient, result_read.id ORDER BY changed DESC NULLS LAST, version DESC NULLS LAST, digest DESC) AS place
+        FROM result_read
+        JOIN names ON names.name = result_read.name
+    )
+    WHERE id IS NULL OR place = 1
+),
+parts AS (
+    -- An observation, and the components of a panel, each once however often it is coded.
+    SELECT row_number() OVER () AS part, patient, try_cast(substr(coalesce(resource->>'$.effectiveDateTime', resource->>'$.effectiveInstant', resource->>'$.effectivePeriod.start'), 1, 4) AS INTEGER) AS year, item
+    FROM (
+        SELECT patient, resource, unnest(list_concat([resource], json_extract(resource, '$.component[*]'))) AS item
+        FROM result
+        WHERE resource->>'$.status' IN ('final', 'amended', 'corrected')
+    )
+),
+measured AS (
+    -- A value with a comparator, such as < 5, is none.
+    SELECT DISTINCT
+        part,
         patient,
         year,
-        item->>'$.valueQuantity.code' AS unit,
-        try_cast(item->>'$.valueQuantity.value' AS DOUBLE) AS value,
-        unnest(json_extract(item, '$.code.coding[*]'))->>'$.code' AS code
-    FROM items
-),
-known AS (
-    SELECT
-        *,
         CASE
             WHEN code = '4548-4' AND unit = '%' THEN 'hba1c'
             WHEN code = '2160-0' AND unit = 'mg/dL' THEN 'creatinine'
             WHEN code = '8480-6' AND unit = 'mm[Hg]' THEN 'systolic'
             WHEN code = '39156-5' AND unit = 'kg/m2' THEN 'bmi'
-        END AS kind
-    FROM coded
-),
-born AS (
-    SELECT json->>'$.id' AS patient, any_value(try_cast(substr(json->>'$.birthDate', 1, 4) AS DOUBLE)) AS year
-    FROM patient
-    WHERE json->>'$.resourceType' = 'Patient'
-    GROUP BY ALL
+        END AS kind,
+        value
+    FROM (
+        SELECT
+            coded.*,
+            coded.item->>'$.valueQuantity.code' AS unit,
+            try_cast(coded.item->>'$.valueQuantity.value' AS DOUBLE) AS value,
+            trim(coded.coding->>'$.code') AS code
+        FROM (SELECT *, unnest(json_extract(item, '$.code.coding[*]')) AS coding FROM parts) AS coded
+        JOIN systems
+            ON systems.kind = 'loinc' AND lower(systems.system) = regexp_replace(regexp_replace(lower(coded.coding->>'$.system'), '^https:', 'http:'), '/*([|].*)?$', '')
+        WHERE coded.item->>'$.valueQuantity.comparator' IS NULL
+    )
+    WHERE isfinite(value)
 )
-SELECT known.patient, known.kind, known.value, known.year - born.year AS age
-FROM known
-JOIN born ON born.patient = known.patient
-WHERE known.kind IS NOT NULL
+SELECT
+    measured.patient,
+    measured.kind,
+    measured.value,
+    measured.year - try_cast(substr(persons.resource->>'$.birthDate', 1, 4) AS DOUBLE) AS age
+FROM measured
+JOIN persons ON persons.patient = measured.patient
+WHERE measured.kind IS NOT NULL

@@ -3,7 +3,13 @@
 --   hypertension: 316866, hypertensive disorder
 --   heart_failure: 316139, heart failure
 --   copd: 255573, chronic obstructive pulmonary disease
-WITH conditions AS (
+WITH persons AS (
+    -- A person once, however often the table has them.
+    SELECT person_id, max(year_of_birth) AS year_of_birth, max(gender_concept_id) AS gender_concept_id
+    FROM person
+    GROUP BY person_id
+),
+conditions AS (
     SELECT
         condition_occurrence.person_id,
         max(CASE WHEN concept_ancestor.ancestor_concept_id = 201820 THEN 1 ELSE 0 END) AS diabetes,
@@ -16,11 +22,11 @@ WITH conditions AS (
     GROUP BY condition_occurrence.person_id
 )
 SELECT
-    person.person_id,
+    persons.person_id,
     CASE WHEN conditions.diabetes = 1 THEN 'yes' ELSE 'no' END AS diabetes,
     CASE WHEN conditions.hypertension = 1 THEN 'yes' ELSE 'no' END AS hypertension,
     CASE WHEN conditions.heart_failure = 1 THEN 'yes' ELSE 'no' END AS heart_failure,
     CASE WHEN conditions.copd = 1 THEN 'yes' ELSE 'no' END AS copd
-FROM person
-JOIN (SELECT DISTINCT person_id FROM observation_period) AS observed ON observed.person_id = person.person_id
-LEFT JOIN conditions ON conditions.person_id = person.person_id
+FROM persons
+JOIN (SELECT DISTINCT person_id FROM observation_period) AS observed ON observed.person_id = persons.person_id
+LEFT JOIN conditions ON conditions.person_id = persons.person_id

@@ -2,7 +2,13 @@
 --   metformin: 1503297, metformin
 --   insulin: 21600713, ATC A10A, insulins and analogues
 --   statin: 21601855, ATC C10AA, HMG CoA reductase inhibitors
-WITH drugs AS (
+WITH persons AS (
+    -- A person once, however often the table has them.
+    SELECT person_id, max(year_of_birth) AS year_of_birth, max(gender_concept_id) AS gender_concept_id
+    FROM person
+    GROUP BY person_id
+),
+drugs AS (
     SELECT
         drug_exposure.person_id,
         max(CASE WHEN concept_ancestor.ancestor_concept_id = 1503297 THEN 1 ELSE 0 END) AS metformin,
@@ -14,10 +20,10 @@ WITH drugs AS (
     GROUP BY drug_exposure.person_id
 )
 SELECT
-    person.person_id,
+    persons.person_id,
     CASE WHEN drugs.metformin = 1 THEN 'yes' ELSE 'no' END AS metformin,
     CASE WHEN drugs.insulin = 1 THEN 'yes' ELSE 'no' END AS insulin,
     CASE WHEN drugs.statin = 1 THEN 'yes' ELSE 'no' END AS statin
-FROM person
-JOIN (SELECT DISTINCT person_id FROM observation_period) AS observed ON observed.person_id = person.person_id
-LEFT JOIN drugs ON drugs.person_id = person.person_id
+FROM persons
+JOIN (SELECT DISTINCT person_id FROM observation_period) AS observed ON observed.person_id = persons.person_id
+LEFT JOIN drugs ON drugs.person_id = persons.person_id

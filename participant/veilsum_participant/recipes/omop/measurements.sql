@@ -3,19 +3,31 @@
 --   creatinine: 3016723 in mg/dL (8840), creatinine in serum or plasma
 --   systolic: 3004249 in mmHg (8876), systolic blood pressure
 --   bmi: 3038553 in kg/m2 (9531), body mass index
+WITH persons AS (
+    -- A person once, however often the table has them.
+    SELECT person_id, max(year_of_birth) AS year_of_birth, max(gender_concept_id) AS gender_concept_id
+    FROM person
+    GROUP BY person_id
+),
+measures AS (
+    -- A value with an operator other than =, such as < 5, is none.
+    SELECT DISTINCT person_id, measurement_id, measurement_concept_id, unit_concept_id, measurement_date, value_as_number
+    FROM measurement
+    WHERE coalesce(operator_concept_id, 0) IN (0, 4172703)
+)
 SELECT
-    measurement.person_id,
-    CASE measurement.measurement_concept_id
+    measures.person_id,
+    CASE measures.measurement_concept_id
         WHEN 3004410 THEN 'hba1c'
         WHEN 3016723 THEN 'creatinine'
         WHEN 3004249 THEN 'systolic'
         WHEN 3038553 THEN 'bmi'
     END AS kind,
-    measurement.value_as_number AS value,
-    CAST(EXTRACT(YEAR FROM measurement.measurement_date) AS float8) - person.year_of_birth AS age
-FROM measurement
-JOIN person ON person.person_id = measurement.person_id
-WHERE (measurement.measurement_concept_id = 3004410 AND measurement.unit_concept_id = 8554)
-   OR (measurement.measurement_concept_id = 3016723 AND measurement.unit_concept_id = 8840)
-   OR (measurement.measurement_concept_id = 3004249 AND measurement.unit_concept_id = 8876)
-   OR (measurement.measurement_concept_id = 3038553 AND measurement.unit_concept_id = 9531)
+    measures.value_as_number AS value,
+    CAST(EXTRACT(YEAR FROM measures.measurement_date) AS float8) - persons.year_of_birth AS age
+FROM measures
+JOIN persons ON persons.person_id = measures.person_id
+WHERE (measures.measurement_concept_id = 3004410 AND measures.unit_concept_id = 8554)
+   OR (measures.measurement_concept_id = 3016723 AND measures.unit_concept_id = 8840)
+   OR (measures.measurement_concept_id = 3004249 AND measures.unit_concept_id = 8876)
+   OR (measures.measurement_concept_id = 3038553 AND measures.unit_concept_id = 9531)

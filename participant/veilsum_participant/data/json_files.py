@@ -1,0 +1,72 @@
+"""JSON files, which are tables of a query: a value a line, or one document. A file's name says which.
+
+Where nothing is declared, its first bytes say whether it is compressed by gzip, or in UTF-16: they begin no JSON.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from veilsum_participant.data.formats import readable
+from veilsum_participant.data.lines import Fault, as_text, open_text, texts
+from veilsum_participant.data.objects import AnyFile, StoredFile, open_file
+from veilsum_participant.data.parquet_files import file_parts
+from veilsum_participant.query import PLAIN, Dialect
+
+MAX_DOCUMENT = 1 << 28
+"""Bytes of the longest document that is used; a longer one is taken for no JSON."""
+
+_GZIP = b"\x1f\x8b"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_UTF_8 = b"\xef\xbb\xbf"
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file of a name, or a glob of several, holds JSON."""
+    return is_document(path) or _suffix(path) in (".ndjson", ".jsonl")
+
+
+def is_document(path: Path) -> bool:
+    """Whether a file holds one JSON document, in any number of lines."""
+    return _suffix(path) == ".json"
+
+
+def _suffix(path: Path) -> str:
+    """The last suffix, before that of a compression."""
+    name = path.name.lower()
+    for packed in (".gz", ".bz2", ".xz", ".zst"):
+        name = name.removesuffix(packed)
+    return Path(name).suffix
+
+
+def json_texts(path: Path, dialect: Dialect, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:
+    """The lines of a file or of a glob of several, batch by batch, or their documents, one a batch.
+
+    Args:
+        path: the files.
+        dialect: as declared.
+        left_out: counts lines that are too long, if anybody asks.
+
+    Raises:
+        DataError: there is no file, or it cannot be read.
+    """
+    for part in file_parts(path):
+        with readable(path if isinstance(part, StoredFile) else part):
+            own = _recognised(part) if dialect.encoding == PLAIN.encoding and not dialect.compression else dialect
+            if is_document(path):
+                with open_text(part, own) as file:
+                    data = file.read(MAX_DOCUMENT + 1)
+                yield [as_text(data.removeprefix(_UTF_8)) if len(data) <= MAX_DOCUMENT else ""]
+            else:
+                yield from texts(part, own, left_out)
+
+
+def _recognised(file: AnyFile) -> Dialect:
+    """How a file of JSON is written, by its first bytes."""
+    with open_file(file) as raw:
+        dialect = replace(PLAIN, compression="gzip") if raw.read(2) == _GZIP else PLAIN
+    with open_text(file, dialect) as text:
+        return replace(dialect, encoding="utf-16") if text.read(2) in _UTF_16 else dialect

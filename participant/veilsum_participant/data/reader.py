@@ -1,0 +1,161 @@
+"""What every source of records is to those who read it: columns and types that are told without a record, and rows in parts.
+
+There is a reader for each kind of source, and :mod:`veilsum_participant.data.sources` picks it. A part is an Arrow table with
+the types in which the source stores its columns; what its cells mean is decided once, for all sources, by
+:mod:`veilsum_participant.data.table`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from veilsum_node.errors import ConfigurationError, DataError
+from veilsum_participant.data.lines import Fault
+from veilsum_participant.query import SourceQuery
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one file of a source, or its query, has.
+
+    Attributes:
+        label: of it, in messages.
+        says: how a message begins on how many of its columns there are.
+        schema: Arrow's names and types of its columns.
+        advice: gives it where a column is missing.
+    """
+
+    label: str
+    says: str
+    schema: Any
+    advice: Callable[[], str] = str
+
+
+@dataclass(frozen=True)
+class SourcePart:
+    """Some rows of a source.
+
+    Attributes:
+        table: an Arrow table of the columns asked for, or of all that a query yields.
+        place: of a file, of the first row among all.
+        broken: lines of a CSV file that are no records, and why, each by its number among all lines that hold one or should,
+            from 1.
+    """
+
+    table: Any
+    place: int = 0
+    broken: Mapping[int, Fault] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowRequest:
+    """What is asked of a source.
+
+    Attributes:
+        names: of columns; a query of which others are asked yields all that it has.
+        rows: of a part, about; of CSV the file's bytes decide. None for as many as the source pleases.
+        order: a column to sort by, where :meth:`OpenRows.orders` says so.
+        wanted: of a file, whether any row from one place to before another is asked for; others may be left out.
+    """
+
+    names: Sequence[str]
+    rows: int | None = None
+    order: str | None = None
+    wanted: Callable[[int, int], bool] | None = None
+
+
+class OpenRows(Protocol):
+    """The rows of a source: of a file that nobody changes, or of a transaction."""
+
+    steady: bool
+    """Whether they come in the same order each time."""
+
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """Read rows part by part; there is one part at least, unless none is wanted."""
+        ...
+
+    def orders(self, subject: str) -> bool:
+        """Whether :meth:`parts` can sort by a column, as :func:`veilsum_participant.data.subjects.told` compares it."""
+        ...
+
+
+class Reader(ABC):
+    """Reads one source."""
+
+    @abstractmethod
+    def layout(self) -> list[Found]:
+        """The columns of each of its files, or of its query; no record is read, and none changes the outcome.
+
+        Raises:
+            DataError: the file is missing, damaged or not in its format; or the database does not accept the query.
+            Unavailable: the database or the store is away.
+            ConfigurationError: its URL, or a package that it needs, is missing.
+        """
+
+    @abstractmethod
+    def opened(self) -> AbstractContextManager[OpenRows]:
+        """Its rows.
+
+        Raises:
+            DataError, Unavailable, ConfigurationError: as :meth:`layout`, here or as parts are taken; or a file is damaged, or
+                the query fails or does not end in time: then the message says no more than the kind of fault.
+        """
+
+    def columns(self) -> list[str] | None:
+        """The names of its columns as they stand in it, for its owner's eyes alone; None where it has none of its own.
+
+        Raises:
+            DataError, Unavailable, ConfigurationError: as :meth:`layout`.
+        """
+        return list(self.layout()[0].schema.names)
+
+    def lines(self, numbers: Collection[int]) -> dict[int, int]:
+        """On which line of a file of text each of some records stands, both counted from 1; none of other sources."""
+        return {}
+
+
+class FileReader(Reader):
+    """Reads a file, or several, whose rows keep their order."""
+
+    steady = True
+
+    def opened(self) -> AbstractContextManager[OpenRows]:
+        """See :meth:`Reader.opened`."""
+        return nullcontext(self)
+
+    def orders(self, subject: str) -> bool:
+        """Never."""
+        return False
+
+    @abstractmethod
+    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
+        """See :meth:`OpenRows.parts`."""
+
+
+def distinct_names(names: Sequence[str]) -> None:
+    """Insist that a query names each of its columns once.
+
+    Raises:
+        DataError: two have one name.
+    """
+    if len(set(names)) < len(names):
+        raise DataError("The query yields two columns of one name.", "Give each a name of its own: AS.")
+
+
+def slow(query: SourceQuery) -> DataError:
+    """The error where a query does not end in time."""
+    return DataError(f"The {query} did not end within {query.timeout} s.", "Make it faster, or raise its timeout.")
+
+
+def failed(query: SourceQuery, kind: str) -> DataError:
+    """The error where a query fails on records, by the kind of fault alone: what the database says may hold a value."""
+    return DataError(f"The {query} failed ({kind}).", "Run the query yourself. Records that it cannot convert must give NULL.")
+
+
+def missing_package(name: str, extra: str) -> ConfigurationError:
+    """The error where a package of one of the distribution's extras is not installed."""
+    return ConfigurationError(f"The package {name} is not installed.", f"Install veilsum with its extra {extra!r}.")

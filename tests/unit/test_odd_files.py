@@ -1,0 +1,298 @@
+"""Odd files of every kind: each is read as its reference reader reads it, or refused by name; and no record changes another.
+
+The reference of CSV is a reading letter by letter, of Parquet Arrow's own values, of ndjson Python's ``json``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import json
+import math
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from veilsum_node.errors import DataError
+from veilsum_participant.data import csv_files, lines, load_records
+from veilsum_participant.data.sources import opened, read_table
+from veilsum_participant.data.stream import stream_records
+from veilsum_participant.query import Dialect, Source, SourceQuery, TextFile
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, DateColumn, NumberColumn
+
+ODD = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+NAMED = ("1", "2.5", "true", "no", "042", "x")
+SPACES = "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())
+UTC = dt.UTC
+DAYS = st.datetimes(dt.datetime(1900, 1, 2), dt.datetime(2100, 1, 1))  # noqa: DTZ001  one is in no zone
+
+KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "int8": (pa.int8(), st.integers(-128, 127)),
+    "int64": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "uint64": (pa.uint64(), st.integers(0, 2**64 - 1)),
+    "float16": (pa.float16(), st.floats(width=16).map(np.float16)),
+    "float32": (pa.float32(), st.floats(width=32)),
+    "float64": (pa.float64(), st.floats()),
+    "decimal": (pa.decimal128(6, 2), st.decimals(-9999, 9999, places=2)),
+    "bool": (pa.bool_(), st.booleans()),
+    "string": (pa.string(), st.sampled_from([*NAMED, " 1", "1.0", "042 ", "", "nan", "é"])),
+    "large_string": (pa.large_string(), st.text(max_size=4)),
+    "string_view": (pa.string_view(), st.text(max_size=4)),
+    "binary": (pa.binary(), st.binary(max_size=4)),
+    "dictionary": (pa.dictionary(pa.int32(), pa.string()), st.sampled_from(NAMED)),
+    "null": (pa.null(), st.none()),
+    "uuid": (pa.uuid(), st.uuids()),
+    "date32": (pa.date32(), st.dates(dt.date(1900, 1, 1), dt.date(2100, 1, 1))),
+    "timestamp": (pa.timestamp("us"), DAYS),
+    "zoned": (pa.timestamp("us", "+05:00"), DAYS.map(lambda day: day.replace(tzinfo=UTC))),
+    "duration": (pa.duration("s"), st.integers(0, 9).map(lambda n: dt.timedelta(seconds=n))),
+    "time": (pa.time64("us"), st.times()),
+    "list": (pa.list_(pa.int64()), st.lists(st.integers(0, 9), max_size=2)),
+    "struct": (pa.struct({"a": pa.int64()}), st.fixed_dictionaries({"a": st.integers(0, 9)})),
+}  # fmt: skip
+DATES = ("date32", "timestamp", "zoned")
+REFUSED = ("duration", "time", "list", "struct")
+
+
+def spelled(value: Any, kind: str) -> str | None:
+    """A cell as a text; None where there is none."""
+    if value is None:
+        return None
+    if kind == "binary":
+        try:
+            return bytes(value).decode().strip(SPACES)
+        except UnicodeDecodeError:
+            return bytes(value).decode("latin-1").strip(SPACES)
+    if isinstance(value, str):
+        return value.strip(SPACES)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if kind == "float32":
+        return str(np.float32(value))
+    return str(value)
+
+
+def number(value: Any, kind: str) -> float:
+    """What a number column makes of a cell: NaN where there is no number."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool | int | float | Decimal | np.floating):
+        read = float(str(value)) if kind == "float16" else float(str(np.float32(value))) if kind == "float32" else float(value)
+    else:
+        text = spelled(value, kind) or ""
+        shape = text.removeprefix("+").removeprefix("-") if text[:1] in "+-" else text
+        if not shape or not set(shape) <= set("0123456789.eE+-") or shape[0] in "eE+-":
+            return math.nan
+        try:
+            read = float(text)
+        except ValueError:
+            return math.nan
+    return read if math.isfinite(read) else math.nan
+
+
+def code(value: Any, kind: str) -> int:
+    """The category that a cell means: by its text, else as the only one of its number or truth."""
+    text = spelled(value, kind)
+    if text is None:
+        return -1
+    if text in NAMED:
+        return NAMED.index(text)
+    if isinstance(value, bool):
+        return {True: -1, False: NAMED.index("no")}[value]
+    meant = {"1": Decimal(1), "2.5": Decimal("2.5")}
+    if kind not in ("string", "large_string", "string_view", "binary", "dictionary", "uuid"):
+        meant["042"] = Decimal(42)  # a number has no leading zeros that could tell it apart
+    try:
+        exact = Decimal(text)
+    except ArithmeticError:
+        return -1
+    odd = any(letter not in "0123456789.eE+-" for letter in text)
+    digits = text.lstrip("+-").partition(".")[0]
+    if odd or (len(digits) > 1 and digits.startswith("0")) or not exact.is_finite():
+        return -1
+    return next((NAMED.index(name) for name, own in meant.items() if own == exact), -1)
+
+
+def columns_of(found: Any) -> tuple[list[float], list[int]]:
+    """Numbers, NaN for none, and codes, -1 for none, of records under :func:`schema`."""
+    values = np.where(found.present[:, 0], found.features[:, 0], np.nan)
+    names = found.features[:, 1 : 1 + len(NAMED)]
+    return values.tolist(), [int(row.argmax()) if row.any() else -1 for row in names]
+
+
+def schema() -> DatasetSchema:
+    return DatasetSchema(
+        columns=(NumberColumn(name="n", low=-1000.0, high=1000.0), CategoryColumn(name="c", categories=NAMED)),
+        max_records=1000,
+    )
+
+
+def scaled(value: float) -> float:
+    clamped = min(max(value, -1000.0), 1000.0)
+    return value if math.isnan(value) else min(max((clamped + 1000.0) / 1000.0 - 1.0, -1.0), 1.0)
+
+
+def joined(source: Source, under: DatasetSchema, rows: int) -> Any:
+    whole, counts = load_records(source, under)
+    parts = list(stream_records(source, under, None, rows=rows))
+    np.testing.assert_array_equal(np.concatenate([part.features for part in parts]), whole.features)
+    np.testing.assert_array_equal(np.concatenate([part.present for part in parts]), whole.present)
+    assert counts.used == len(whole)
+    return whole
+
+
+@ODD
+@given(data=st.data(), kind=st.sampled_from(sorted(KINDS)), rows=st.integers(1, 5), group=st.integers(1, 4))
+def test_parquet_of_every_type(tmp_path: Path, data: st.DataObject, kind: str, rows: int, group: int) -> None:
+    arrow, cells = KINDS[kind]
+    given_cells = data.draw(st.lists(st.none() | cells, max_size=8))
+    storage = (
+        pa.array([None if cell is None else cell.bytes for cell in given_cells], pa.binary(16)) if kind == "uuid" else None
+    )
+    column = pa.array(given_cells, arrow) if storage is None else pa.ExtensionArray.from_storage(pa.uuid(), storage)
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"n": column, "c": column}), path, row_group_size=group)
+    under = schema()
+    if kind in (*REFUSED, *DATES):
+        with pytest.raises(DataError, match=r"column '[nc]' holds "):
+            load_records(path, under)
+        if kind in DATES:
+            days(path, given_cells, kind, rows)
+        return
+    if kind == "bool":
+        with pytest.raises(DataError, match="in which '1' and 'true' are the same"):
+            load_records(path, under)
+        return
+    found, codes = columns_of(joined(path, under, rows))
+    np.testing.assert_array_equal(found, [scaled(number(cell, kind)) for cell in given_cells])
+    assert codes == [code(cell, kind) for cell in given_cells]
+    if given_cells:
+        place = data.draw(st.integers(0, len(given_cells) - 1))
+        parquet.write_table(pa.table({"n": column, "c": column}).slice(0, place), tmp_path / "less.parquet")
+        fewer, others = columns_of(joined(tmp_path / "less.parquet", under, rows))
+        np.testing.assert_array_equal(fewer, found[:place])
+        assert others == codes[:place]
+
+
+def days(path: Path, cells: list[Any], kind: str, rows: int) -> None:
+    """A date is its day where it was taken."""
+    under = DatasetSchema(columns=(DateColumn(name="n", low=-40_000, high=60_000, origin="1970-01-01"),), max_records=1000)
+    records = joined(path, under, rows)
+    found = np.where(records.present[:, 0], (records.features[:, 0] + 1) * 50_000 - 40_000, np.nan)
+    zone = dt.timezone(dt.timedelta(hours=5))
+    own = [cell.astimezone(zone) if kind == "zoned" and cell is not None else cell for cell in cells]
+    want = [
+        math.nan if cell is None else (dt.date(cell.year, cell.month, cell.day) - dt.date(1970, 1, 1)).days for cell in own
+    ]
+    np.testing.assert_allclose(found, want, atol=1e-6)
+
+
+CELLS = st.one_of(
+    st.sampled_from([*NAMED, "", " 1 ", "1.0", '"x"', '"x', 'a"b', '"1",', '"x"y', "\x00", "\u00e9", "\ufeff", "1e400"]),
+    st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=5),
+)  # fmt: skip
+LINES = st.one_of(st.tuples(CELLS, CELLS).map(";".join), CELLS, st.just(""), st.just("a;b;c"))
+
+
+def plain_cells(line: str) -> list[str] | None:
+    cells, cell, state = [], "", "start"
+    for letter in line:
+        if state == "quoted":
+            state, cell = ("mark", cell) if letter == '"' else (state, cell + letter)
+        elif state == "mark" and letter == '"':
+            cell, state = cell + letter, "quoted"
+        elif letter == ";":
+            cells.append(cell)
+            cell, state = "", "start"
+        elif state == "start" and letter == '"':
+            state = "quoted"
+        else:
+            cell, state = cell + letter, "open"
+    return None if state == "quoted" else [*cells, cell]
+
+
+@ODD
+@given(
+    content=st.lists(LINES, max_size=10),
+    encoding=st.sampled_from(["utf-8", "utf-16"]),
+    small=st.booleans(),
+    last=st.booleans(),
+)
+def test_csv_line_by_line(tmp_path: Path, content: list[str], encoding: str, small: bool, last: bool) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(("n;c\n" + "\n".join(content) + "\n" * last).encode(encoding))
+    source = TextFile(path, Dialect(delimiter=";", encoding=encoding))
+    bare = [line.lstrip("\ufeff") for line in content]
+    read = [cells for line in bare if line and (cells := plain_cells(line)) is not None and len(cells) == 2]
+    with pytest.MonkeyPatch.context() as patched:
+        if small:
+            patched.setattr(lines, "_READ", 5)
+            patched.setattr(csv_files, "BATCH", 20)
+        table = read_table(source, schema())
+        found, codes = columns_of(joined(source, schema(), 3))
+    assert len(table.broken) == sum(map(bool, bare)) - len(read)
+    np.testing.assert_array_equal(found, [scaled(number(cells[0], "string")) for cells in read])
+    assert codes == [code(cells[1], "string") for cells in read]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-99, 99) | st.floats(-9, 9) | st.sampled_from(NAMED),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("nac"), inner, max_size=2),
+    max_leaves=3,
+)
+JSON_LINES = st.one_of(
+    st.dictionaries(st.sampled_from("nc"), VALUES).map(json.dumps),
+    VALUES.map(json.dumps),
+    st.sampled_from(["", "{", "{'n': 1}", '{"n": 1} {"n": 2}', "\ufeff{}", "NaN", "[1,", '"open', "\x00"]),
+)
+
+
+@ODD
+@given(content=st.lists(JSON_LINES, max_size=8), compressed=st.booleans())
+def test_ndjson_line_by_line(tmp_path: Path, content: list[str], compressed: bool) -> None:
+    text = "\n".join(content)
+    path = tmp_path / ("t.ndjson.gz" if compressed else "t.ndjson")
+    path.write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
+    want: list[int] = []
+    for line in content:
+        try:
+            value = json.loads(line.removeprefix("\ufeff"))
+        except ValueError:
+            continue
+        told = value.get("c") if isinstance(value, dict) else None
+        want.append(code(told, "string") if isinstance(told, str) else -1)
+    assume(all(not isinstance(json_of(line), dict) or isinstance(json_of(line).get("c"), str | None) for line in content))
+    query = SourceQuery(
+        "d",
+        "SELECT 0 AS n, json->>'$.c' AS c FROM t",
+        files={"t": path},
+        dialect=Dialect(compression="gzip" if compressed else ""),
+    )
+    assert columns_of(joined(query, schema(), 3))[1] == want
+
+
+def json_of(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def test_uuids_tell_subjects_apart(tmp_path: Path) -> None:
+    people = [uuid.UUID(int=number) for number in (7, 8, 7)]
+    storage = pa.array([one.bytes for one in people], pa.binary(16))
+    table = pa.table({"n": [1.0, 2.0, 3.0], "c": ["x"] * 3, "who": pa.ExtensionArray.from_storage(pa.uuid(), storage)})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    with opened(tmp_path / "t.parquet", schema(), subject="who") as tables:
+        (read,) = tables.read()
+    assert read.subjects.to_pylist() == [str(one) for one in people]
