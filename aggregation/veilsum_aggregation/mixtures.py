@@ -14,6 +14,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.moments import within_noise
+from veilsum_aggregation.polar import factor
 
 _FLOOR = 1e-4
 """A variance is at least this share of the mean variance of its class."""
@@ -21,22 +22,28 @@ _FLOOR = 1e-4
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of G Gaussians with diagonal covariances.
+    """A mixture of G Gaussians, diagonal or full.
 
     Attributes:
         weights: (G,) not negative, summing to 1.
         means: (G, d).
-        variances: (G, d) not negative.
+        variances: (G, d) not negative, of a diagonal mixture.
+        covariances: (G, d, d) positive semidefinite, of a full one. Exactly one of the two is given.
     """
 
     weights: Floats
     means: Floats
-    variances: Floats
+    variances: Floats | None = None
+    covariances: Floats | None = None
 
     def __post_init__(self) -> None:
         g, d = self.means.shape
-        if self.variances.shape != (g, d) or np.any(self.variances < 0.0):
+        if (self.variances is None) == (self.covariances is None):
+            raise ValueError("a mixture has either variances or covariances")
+        if self.variances is not None and (self.variances.shape != (g, d) or np.any(self.variances < 0.0)):
             raise ValueError(f"variances of {g} components in {d} dimensions must fit and not be negative")
+        if self.covariances is not None and self.covariances.shape != (g, d, d):
+            raise ValueError(f"covariances {self.covariances.shape} of {g} components in {d} dimensions do not fit")
         if self.weights.shape != (g,) or np.any(self.weights < 0.0) or not abs(float(self.weights.sum()) - 1.0) < 1e-9:
             raise ValueError(f"{g} weights must not be negative and must sum to 1")
 
@@ -119,7 +126,14 @@ def sample(mixtures: Sequence[Mixture | None], numbers: Sequence[int], rng: np.r
             continue
         component = rng.choice(len(mixture.weights), size=number, p=mixture.weights)
         normal = rng.standard_normal((number, mixture.means.shape[1]))
-        points.append(mixture.means[component] + normal * np.sqrt(mixture.variances)[component])
+        if mixture.variances is not None:
+            deviation = normal * np.sqrt(mixture.variances)[component]
+        elif mixture.covariances is not None:
+            factors = factor(mixture.covariances)
+            deviation = np.empty_like(normal)
+            for g, root in enumerate(factors):
+                deviation[component == g] = normal[component == g] @ root.T
+        points.append(mixture.means[component] + deviation)
         labels.append(np.full(number, index, dtype=np.int64))
     return np.concatenate(points), np.concatenate(labels)
 

@@ -22,17 +22,23 @@ def component_sums(x: np.ndarray, assigned: np.ndarray, g: int) -> tuple[np.ndar
 def moments_of(mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
     """Mean and covariance of a mixture, in closed form."""
     mean = mixture.weights @ mixture.means
-    spread = np.array([np.diag(v) for v in mixture.variances])
+    spread = mixture.covariances if mixture.covariances is not None else np.array([np.diag(v) for v in mixture.variances])
     deviation = mixture.means - mean
     return mean, np.einsum("g,gij->ij", mixture.weights, spread + deviation[:, :, None] * deviation[:, None, :])
 
 
-def random_mixture(g: int, d: int) -> Mixture:
-    return Mixture(RNG.dirichlet(np.ones(g)), RNG.standard_normal((g, d)), RNG.chisquare(4, (g, d)))
+def random_mixture(g: int, d: int, *, full: bool) -> Mixture:
+    weights = RNG.dirichlet(np.ones(g))
+    roots = RNG.standard_normal((g, d, d))
+    covariances = roots @ roots.transpose(0, 2, 1)
+    if full:
+        return Mixture(weights, RNG.standard_normal((g, d)), covariances=covariances)
+    return Mixture(weights, RNG.standard_normal((g, d)), covariances.diagonal(axis1=1, axis2=2))
 
 
-def test_samples_have_the_moments_of_the_mixture_and_scikit_learn_agrees() -> None:
-    mixtures, n = [random_mixture(3, 4), None, random_mixture(1, 4)], 60_000
+@pytest.mark.parametrize("full", [False, True])
+def test_samples_have_the_moments_of_the_mixture_and_scikit_learn_agrees(full: bool) -> None:
+    mixtures, n = [random_mixture(3, 4, full=full), None, random_mixture(1, 4, full=full)], 60_000
     x, labels = sample(mixtures, [n, 0, n // 2], np.random.default_rng(7))
     np.testing.assert_array_equal(labels, np.repeat([0, 2], [n, n // 2]))
     for index in (0, 2):
@@ -44,9 +50,9 @@ def test_samples_have_the_moments_of_the_mixture_and_scikit_learn_agrees() -> No
         errors = 2 * np.sqrt((np.outer(spread, spread) ** 2 + covariance**2) / len(mine))
         assert np.all(np.abs(mine.mean(axis=0) - mean) < 5 * spread / np.sqrt(len(mine)))
         assert np.all(np.abs(np.cov(mine.T) - covariance) < 5 * errors)
-        theirs = GaussianMixture(len(mixture.weights), covariance_type="diag", random_state=1)
+        theirs = GaussianMixture(len(mixture.weights), covariance_type="full" if full else "diag", random_state=1)
         theirs.weights_, theirs.means_ = mixture.weights, mixture.means
-        theirs.covariances_ = mixture.variances
+        theirs.covariances_ = mixture.covariances if full else mixture.variances
         other, _ = theirs.sample(n)
         assert np.all(np.abs(np.cov(other.T) - np.cov(mine.T)) < 10 * errors)
 
@@ -155,12 +161,14 @@ def test_shrinkage_helps_under_noise() -> None:
 
 def test_refusals() -> None:
     one = Mixture(np.ones(1), np.zeros((1, 2)), np.ones((1, 2)))
+    with pytest.raises(ValueError, match="either"):
+        Mixture(np.ones(1), np.zeros((1, 2)))
     with pytest.raises(ValueError, match="negative"):
         Mixture(np.ones(1), np.zeros((1, 2)), -np.ones((1, 2)))
     with pytest.raises(ValueError, match="sum to 1"):
         Mixture(np.array([0.5, 0.6]), np.zeros((2, 2)), np.ones((2, 2)))
-    with pytest.raises(ValueError, match="must fit"):
-        Mixture(np.ones(1), np.zeros((1, 2)), np.ones((1, 3)))
+    with pytest.raises(ValueError, match="do not fit"):
+        Mixture(np.ones(1), np.zeros((1, 2)), covariances=np.ones((1, 2, 3)))
     with pytest.raises(ValueError, match="no mixture"):
         sample([one, None], [1, 1], RNG)
     for mixtures, numbers in (([None], [0]), ([one], [1, 2]), ([one], [-1])):

@@ -254,7 +254,7 @@ class Components:
         directions = SPREAD_OF_CENTRES * np.random.default_rng(seed).standard_normal((components, d))
         result = np.zeros((rows, k, components, d))
         for c, mixture in enumerate(self.mixtures("counts")):
-            if mixture is None:
+            if mixture is None or mixture.variances is None:
                 continue
             mean, variance = mixture.weights @ mixture.means, mixture.weights @ mixture.variances
             usable = self.usable[:, c, 0]

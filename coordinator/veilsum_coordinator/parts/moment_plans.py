@@ -19,6 +19,7 @@ from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.layout import balanced_weights
 
 Missing = Literal["skip", "centre"]
+Second = Literal["pooled", "class", "class-diagonal", "none"]
 
 IMPORTANCE = (10.0, 1.0, 0.03, 0.003)
 """Importance of counts, sums, squares and products in the split of the budget.
@@ -132,12 +133,24 @@ def task_parameters(task: str, **values: Any) -> Frozen:
     return TASKS[task].Parameters.model_validate(values)
 
 
-def class_moments(inputs: Inputs, clip: float, missing: Missing, split: Split | None = None) -> Frozen:
-    """Parameters of "class-moments", pooled, on features that are not aligned; :data:`DEFAULT_SPLIT` without a ``split``."""
+def class_moments(
+    inputs: Inputs, clip: float, missing: Missing, second: Second = "pooled", split: Split | None = None
+) -> Frozen:
+    """Parameters of "class-moments" on features that are not aligned; without a ``split`` pooled ones take
+    :data:`DEFAULT_SPLIT`, and for moments by class :data:`IMPORTANCE` makes it.
+    """
+    k, d = len(inputs.classes), inputs.width
+    pairs = max(1, d * (d - 1) // 2)
+    per_class = k if second in ("class", "class-diagonal") else 1
+    if split is None and second == "pooled":
+        split = DEFAULT_SPLIT
+    if split is None:
+        weights = _weights(inputs, clip, (k, k * d, per_class * d, per_class * pairs))
+    else:
+        weights = _split_weights(split, clip)
     # A study without an encoder is stated as it always was: in the box [-1, 1]^d, where the bound is tighter.
-    width = None if inputs.encoder is None else inputs.width
-    weights = _split_weights(split or DEFAULT_SPLIT, clip)
-    return task_parameters("class-moments", width=width, clip=clip, missing=missing, second="pooled", **weights)
+    width = None if inputs.encoder is None else d
+    return task_parameters("class-moments", width=width, clip=clip, missing=missing, second=second, **weights)
 
 
 def gaussian_moments(inputs: Inputs, clip: float, missing: Missing, *, fourth: bool = False) -> Frozen:
