@@ -19,6 +19,7 @@ from veilsum_aggregation.filters import (
     ChannelGroup,
     GroupMember,
     Permutation,
+    Solver,
     align_filters,
     permute_gram,
     weighted_mean,
@@ -135,6 +136,7 @@ def merge_stations(
     regmean: bool,
     alpha: float = 0.75,
     noise_std: Mapping[str, Sequence[float]] | None = None,
+    solver: Solver = "exact",
     turned: bool = False,
 ) -> Merged:
     """One network of the stations' networks: FOT towards the first one, the mean by counts, RegMean for the linear layers.
@@ -153,6 +155,7 @@ def merge_stations(
         noise_std: by linear layer, the standard deviation sigma C^2 of the noise on a diagonal entry of each station's Gram;
             off-diagonal ones have it over sqrt 2. Layers without one, and None, are free of noise. A noised Gram is projected
             on the cone, and the ridge is the noise's spectral size, or 1e-6 of the mean diagonal if that is more.
+        solver: see :func:`~veilsum_aggregation.filters.align_filters`.
         turned: whether the Grams are of inputs that are renumbered already, as those in the mean of the renumbered models.
 
     Raises:
@@ -162,7 +165,7 @@ def merge_stations(
     permutations: tuple[dict[str, Permutation], ...] = tuple({} for _ in models)
     moved = 0.0
     if filters and len(models) > 1:
-        found = [align_filters(model, models[0], groups) for model in models[1:]]
+        found = [align_filters(model, models[0], groups, solver) for model in models[1:]]
         aligned[1:] = [one.arrays for one in found]
         permutations = ({}, *(one.permutations for one in found))
         moved = math.fsum(one.moved for one in found) / len(found)
