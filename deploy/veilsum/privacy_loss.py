@@ -15,9 +15,8 @@ from typing import Any
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.prices import study_rule
-from veilsum_privacy.ledger.entries import Budget, Mechanism
+from veilsum_privacy.ledger.entries import Budget, Mechanism, declared_mechanisms
 from veilsum_privacy.ledger.totals import Sum
-from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study
 
 
@@ -57,25 +56,17 @@ def read_spending(events: bytes) -> Counter[Mechanism]:
     return counted
 
 
-def study_mechanisms(study: Study) -> Counter[Mechanism]:
-    """All that a study releases if every round is that of all its participants, with how often."""
-    counted = Counter[Mechanism]()
-    for task in study.tasks:
-        counted[Mechanism.of(task, task_noise(study, task, study.sites))] += task.releases
-    return counted
-
-
 def epsilon_alone(study: Study) -> float | None:
     """Epsilon of a study against all other parties together, who take off every noise share but the site's own.
 
     What is left is S^2 / h of the variance S^2 (all of it where noise is local). None without noise.
     """
-    return finite(_sum(study_mechanisms(study)).alone(_budget(study)))
+    return finite(_sum(declared_mechanisms(study)).alone(_budget(study)))
 
 
 def participant_losses(study: Study, spent: Mapping[str, Mapping[Mechanism, int]]) -> tuple[ParticipantLoss, ...]:
     """What each of a study's participants has spent, and what it will have spent after it; nobody unknown has spent."""
-    added, budget = study_mechanisms(study), _budget(study)
+    added, budget = declared_mechanisms(study), _budget(study)
     before = {name: _sum(spent.get(name, {})) for name in study.participants}
     return tuple(ParticipantLoss(name, total.epsilon(budget), total.epsilon(budget, added)) for name, total in before.items())
 
@@ -88,7 +79,7 @@ def affordable(study: Study, epsilon: float, most: int) -> int:
         epsilon: of the budget.
         most: that are counted.
     """
-    added, budget = study_mechanisms(study), _budget(study)
+    added, budget = declared_mechanisms(study), _budget(study)
 
     def beyond(studies: int) -> bool:
         return Sum().epsilon(budget, {mechanism: studies * count for mechanism, count in added.items()}) > epsilon

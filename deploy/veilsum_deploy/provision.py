@@ -189,10 +189,6 @@ def main(
     print_line("A federation for trying out was made." if made else "The federation was made before; it is kept.")
 
 
-if __name__ == "__main__":
-    run(app)
-
-
 class EndpointAuthority:
     """Signs the certificates of endpoints; its key lives as long as this object.
 
@@ -241,3 +237,7 @@ class EndpointAuthority:
         )
         pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         return pem, certificate.public_bytes(serialization.Encoding.PEM)
+
+
+if __name__ == "__main__":
+    run(app)

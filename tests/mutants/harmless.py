@@ -162,15 +162,15 @@ HARMLESS: dict[str, str] = {
     ): _EITHER,
     f"{_ACCOUNTING}/losses.py::window: np.maximum(first - 1, 0) -> np.maximum(0, first - 1)": _EITHER,
     f"{_ACCOUNTING}/losses.py::window: np.minimum(last + 1, _SCAN - 1) -> np.minimum(_SCAN - 1, last + 1)": _EITHER,
-    f"{_ACCOUNTING}/grid.py::epsilon_by_grid: np.minimum(highest, size) -> np.minimum(size, highest)": _EITHER,
-    f"{_ACCOUNTING}/grid.py::epsilon_by_grid: 1 -> 2 (4)": "a place beyond the last of the window holds next to nothing",
+    f"{_ACCOUNTING}/estimate.py::epsilon_by_grid: np.minimum(highest, size) -> np.minimum(size, highest)": _EITHER,
+    f"{_ACCOUNTING}/estimate.py::epsilon_by_grid: 1 -> 2 (4)": "a place beyond the last of the window holds next to nothing",
     (
-        f"{_ACCOUNTING}/grid.py::epsilon_by_grid: np.bincount(places % size, weights=masses * np.exp(line.c * width * "
+        f"{_ACCOUNTING}/estimate.py::epsilon_by_grid: np.bincount(places % size, weights=masses * np.exp(line.c * width * "
         "places), minlength=size) -> np.bincount(places % size, weights=masses * np.exp(line.c * width * "
         "places))"
     ): "losses below 0 can always be: place -1, which is the last of the period, is always among them",
-    f"{_ACCOUNTING}/grid.py::_untilted: direction > 0 -> direction >= 0": _SIGN,
-    f"{_ACCOUNTING}/grid.py::_untilted: 0.0 -> 1.0 (3)": "weights are divided by their sum",
+    f"{_ACCOUNTING}/estimate.py::_untilted: direction > 0 -> direction >= 0": _SIGN,
+    f"{_ACCOUNTING}/estimate.py::_untilted: 0.0 -> 1.0 (3)": "weights are divided by their sum",
     (
         f"{_ACCOUNTING}/inversion.py::choose_line: 1 -> 2 (2)"
     ): "curves do not fall, so no order above half of the largest has the shortest period",
@@ -223,26 +223,26 @@ HARMLESS: dict[str, str] = {
     ): _BATCHES,
     f"{_ACCOUNTING}/inversion.py::_log_moments: direction > 0 -> direction >= 0": _DIRECTION,
     f"{_ACCOUNTING}/inversion.py::_log_moments: np.errstate(divide='ignore') -> np.errstate()": "whether numpy warns",
-    f"{_ACCOUNTING}/grid.py::: 20000000.0 -> 40000000.0": _WORK,
+    f"{_ACCOUNTING}/estimate.py::: 20000000.0 -> 40000000.0": _WORK,
     (
-        f"{_ACCOUNTING}/grid.py::_solve: above - np.exp(losses) * other > delta -> above - np.exp(losses) * other >= delta"
+        f"{_ACCOUNTING}/estimate.py::_solve: above - np.exp(losses) * other > delta -> above - np.exp(losses) * other >= delta"
     ): "where delta is met exactly, it is met",
     (
-        f"{_ACCOUNTING}/grid.py::_solve: losses[index] > guarantee + GRID_ERROR -> losses[index] >= guarantee + GRID_ERROR"
+        f"{_ACCOUNTING}/estimate.py::_solve: losses[index] > guarantee + GRID_ERROR -> losses[index] >= guarantee + GRID_ERROR"
     ): _SPARE,
-    f"{_ACCOUNTING}/grid.py::_grid_width: math.hypot(wider * log_chance / 3, math.sqrt(2 * variance * log_chance)) "
+    f"{_ACCOUNTING}/estimate.py::_grid_width: math.hypot(wider * log_chance / 3, math.sqrt(2 * variance * log_chance)) "
     "+ wider * log_chance / 3 > GRID_ERROR -> math.hypot(wider * log_chance / 3, math.sqrt(2 * variance * log_chance)) "
     "+ wider * log_chance / 3 >= GRID_ERROR": "on the very border the bound holds as well",
-    f"{_ACCOUNTING}/grid.py::_grid_width: np.minimum(loss * loss, wider * wider / 4) "
+    f"{_ACCOUNTING}/estimate.py::_grid_width: np.minimum(loss * loss, wider * wider / 4) "
     "-> np.minimum(wider * wider / 4, loss * loss)": _EITHER,
-    f"{_ACCOUNTING}/grid.py::_masses: 0 -> 1": _DIRECTION,
-    f"{_ACCOUNTING}/grid.py::_masses: 1 -> 2 (2)": "beyond the last place there is hardly any mass",
-    f"{_ACCOUNTING}/grid.py::_masses: direction < 0 -> direction <= 0": _DIRECTION,
-    f"{_ACCOUNTING}/grid.py::_masses: edges > np.log1p(-rate) -> edges >= np.log1p(-rate)": (
+    f"{_ACCOUNTING}/estimate.py::_masses: 0 -> 1": _DIRECTION,
+    f"{_ACCOUNTING}/estimate.py::_masses: 1 -> 2 (2)": "beyond the last place there is hardly any mass",
+    f"{_ACCOUNTING}/estimate.py::_masses: direction < 0 -> direction <= 0": _DIRECTION,
+    f"{_ACCOUNTING}/estimate.py::_masses: edges > np.log1p(-rate) -> edges >= np.log1p(-rate)": (
         "on the border the logarithm is that of 0, minus infinity as well"
     ),
-    f"{_ACCOUNTING}/grid.py::_normal_masses: 0 -> 1": "below 1 both forms have their digits",
-    f"{_ACCOUNTING}/grid.py::_normal_masses: lower > 0 -> lower >= 0": "at 0 both forms are the same",
+    f"{_ACCOUNTING}/domination.py::normal_mass: 0 -> 1": "below 1 both forms have their digits",
+    f"{_ACCOUNTING}/domination.py::normal_mass: left > 0 -> left >= 0": "at 0 both forms are the same",
     f"{_ACCOUNTING}/renyi.py::: 40.0 -> 80.0 (2)": _POINTS,
     f"{_ACCOUNTING}/renyi.py::: 9.5 -> 19.0": "the tail is longer, where hardly anything is",
     f"{_ACCOUNTING}/renyi.py::: np.floor(ORDERS) -> np.ceil(ORDERS)": _WHOLES,

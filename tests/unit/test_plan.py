@@ -30,7 +30,7 @@ from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest
 from veilsum.costs import study_cost
 from veilsum.forecasts import SEARCH_RUNS, Forecast, forecast, main_error
 from veilsum.plan import Outlook, Verdict, divide, plan_study, twofold_epsilon, verdict
-from veilsum.privacy_loss import epsilon_alone, participant_losses, read_spending, study_mechanisms
+from veilsum.privacy_loss import declared_mechanisms, epsilon_alone, participant_losses, read_spending
 from veilsum.remote import Remote
 from veilsum_coordinator.methods.fedcgs import FedCGS
 from veilsum_coordinator.parts.base import TaskPlan
@@ -257,7 +257,7 @@ def serving(servicer: StudiesServicer) -> Iterator[Remote]:
 
 def test_spending_is_asked_of_the_coordinator_and_an_old_one_does_not_know() -> None:
     study = draft().compile()
-    own = study_mechanisms(study)
+    own = declared_mechanisms(study)
     events = canonical([[item.to_json(), item.noise.colluders, count] for item, count in own.items()])
 
     class Telling(StudiesServicer):

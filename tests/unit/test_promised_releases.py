@@ -24,7 +24,6 @@ from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol.budgets import (
     budget_faults,
-    declared,
     promised,
     record_refused_release,
     record_refused_study,
@@ -35,6 +34,7 @@ from veilsum_participant.store.attempts import AttemptState, add_attempt, tally
 from veilsum_participant.store.pending import PendingState, add_pending
 from veilsum_participant.store.studies import StudyState, add_study
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.entries import declared_mechanisms
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.study.study import Study, study_digest
 
@@ -98,7 +98,7 @@ def recovered(connection: Connection, study: Study, label: str, times: int = 1) 
 
 def test_releases_of_one_price_are_declared_together() -> None:
     study = study_of(("one", 2, 0), ("two", 3, 0), ("other", 4, 5))
-    assert declared(study) == {mechanism_of(study, "one"): 5, mechanism_of(study, "other"): 4}
+    assert declared_mechanisms(study) == {mechanism_of(study, "one"): 5, mechanism_of(study, "other"): 4}
 
 
 def test_what_is_open_or_paid_is_used_and_what_was_given_up_is_not(connection: Connection) -> None:
@@ -241,7 +241,7 @@ def test_a_study_is_held_against_what_others_may_ask_beside_it(connection: Conne
     key = enrol(connection, study)  # what it may ask for itself is not counted twice
     found = list(budget_faults(connection, config_of(records=None), books, key, study))
     ((population, asked),) = books.about
-    assert (population, asked) == (DATASET, declared(study) + Counter({mechanism_of(study, "one"): others}))
+    assert (population, asked) == (DATASET, declared_mechanisms(study) + Counter({mechanism_of(study, "one"): others}))
     assert [fault.code for fault in found] == [RefusalCode.BUDGET] * short
     for fault in found:
         assert ("other studies here may still ask for" in fault.message) == bool(others)

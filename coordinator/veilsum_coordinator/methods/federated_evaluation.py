@@ -2,7 +2,7 @@
 
 Every site applies the model to its own records; so a model is measured on data that nobody can pool. Sites may offer held-out
 records as a dataset of their own for it. What happened is counted by what the model says of it: of a classifier true and
-predicted classes (:mod:`..parts.classifications`), of any other prediction the outcome at each of its levels
+predicted classes (:func:`classifier_plan`), of any other prediction the outcome at each of its levels
 (:mod:`..parts.predictions`). Everything that is told is computed from the noised sums.
 
 Evaluating classifiers: what is asked of the sites, and the figures that the sums tell.

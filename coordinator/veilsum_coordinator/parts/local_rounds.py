@@ -241,21 +241,13 @@ class LocalRounds:
         changes: L2 norm of each round's change.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        parameters: TrainingParameters,
-        label: str = LOCAL,
-        *,
-        start: Mapping[str, Floats] | None = None,
-    ) -> None:
-        """Begin with first values of the seed, or with ``start``.
+    def __init__(self, federation: Federation, parameters: TrainingParameters, label: str = LOCAL) -> None:
+        """Begin with first values of the seed.
 
         Args:
             federation: of a study with this task.
             parameters: resolved.
             label: of the releases.
-            start: arrays of the model by name.
         """
         self._federation, self._parameters, self._label = federation, parameters, label
         agreed = AgreedStudy(federation.study).task(label)
@@ -263,7 +255,7 @@ class LocalRounds:
         if not isinstance(task, LocalTraining):
             raise Misuse(f"The task {label!r} is no local training.")
         self.task = task
-        self.model = {**task.architecture.initial(parameters.seed), **(start or {})}
+        self.model = dict(task.architecture.initial(parameters.seed))
         self.changes: list[float] = []
         std = math.sqrt(declaration.variance) / declaration.grid
         self._part = server_part(task.objective, std)

@@ -52,7 +52,7 @@ RESULT_PAUSE = 1.0
 """Seconds between two tries to write a result."""
 
 INTERNAL = "internal error in the method; see the coordinator's log"
-"""Why a study failed that a later version may complete (:mod:`..completion`)."""
+"""Why a study failed that a later version may complete (:mod:`.completion`)."""
 
 FAILED_INSIDE = (StudyPhase.FAILED, INTERNAL)
 

@@ -25,8 +25,8 @@ from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
 from veilsum_privacy.study.schema import DatasetSchema
 
-SUFFIXES = (".csv", ".parquet", ".pq", ".npz")
-"""Files of a folder that are sites; others, such as a schema, are left aside."""
+SUFFIXES = (".csv", ".data", ".parquet", ".pq", ".npz")
+"""Files of a folder that are sites; others, such as a schema, are left aside. Collections of old have CSV in ``.data``."""
 
 
 def site_files(folder: Path, *, least: int = 2) -> dict[str, Path]:

@@ -5,7 +5,6 @@ The split of the packaged data is fixed and public: it belongs to the demo, not 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from veilsum.local.tables import site_files, site_name
 from veilsum_deploy.datasets import TableWithSchema, packaged_dataset, read_dataset
 from veilsum_deploy.simulation.partition import hold_out
 from veilsum_node.errors import DataError, Misuse
@@ -24,7 +24,6 @@ SEED = 20
 HOSPITALS: Mapping[str, tuple[int, int]] = {"north": (20, 140), "east": (76, 54), "south": (45, 49), "west": (15, 20)}
 """Malignant and benign patients at each hospital, of 212 and 357; the other 56 and 94 are held out."""
 
-SUFFIXES = (".csv", ".data", ".parquet", ".pq", ".npz")
 HELD_OUT = 0.2
 RESERVED = {"coordinator", "analyst", "operator"}
 MAX_SITES = 16
@@ -66,31 +65,25 @@ def folder_hospitals(directory: Path, schema_file: Path | None, *, trains: bool 
     """One site for each data file in a folder; if records have a label, a fifth of each class at each site is held out.
 
     Args:
-        directory: files with a suffix of :data:`SUFFIXES`, one a site; others are ignored.
+        directory: one file a site, as :func:`veilsum.local.tables.site_files` finds them.
         schema_file: by default ``schema.toml`` in the folder.
         trains: whether a classifier will be, which needs a label.
 
     Raises:
-        Misuse: fewer than two or more than :data:`MAX_SITES` data files, or two whose names come to the same.
-        ConfigurationError, DataError: schema or data are not in order.
+        Misuse: more than :data:`MAX_SITES` data files, or one that is named as a party of another role.
+        ConfigurationError, DataError: schema or data are not in order, or there are fewer than two files.
     """
-    if not directory.is_dir():
-        raise Misuse(f"{directory} is not a folder.", "Name a folder with one data file for each site.")
+    files = site_files(directory)
     schema = load_schema(schema_file or directory / "schema.toml")
     if schema.label is None and trains:
         raise DataError("The schema has no label, and the demo trains a classifier.", "Add a [label] table with classes.")
-    files = sorted(path for path in directory.iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES)
-    if not 2 <= len(files) <= MAX_SITES:
-        raise Misuse(
-            f"{directory} holds {len(files)} data files; the demo takes 2 to {MAX_SITES}.",
-            f"One file for each site, with one of the suffixes {', '.join(SUFFIXES)}.",
-        )
+    if len(files) > MAX_SITES:
+        raise Misuse(f"{directory} holds {len(files)} data files; the demo takes {MAX_SITES} at most.", "Leave some out.")
     name = site_name(directory.resolve().name)
     sites: dict[str, TableWithSchema] = {}
     held: dict[str, TableWithSchema] = {}
-    for path in files:
-        site = site_name(path.stem)
-        if site in sites or site in RESERVED:
+    for site, path in files.items():
+        if site in RESERVED:
             raise Misuse(f"The file {path.name} gives the site name {site!r}, which is taken.", "Rename the file.")
         dataset = read_dataset(path, schema, name)
         kept, tested = hold_out(dataset.classes, HELD_OUT if schema.label else 0.0, SEED)
@@ -103,8 +96,3 @@ def folder_hospitals(directory: Path, schema_file: Path | None, *, trains: bool 
     sizes = ", ".join(f"{site} {dataset.table.num_rows}" for site, dataset in sites.items())
     source = f"{directory}: {sizes}; {held_out.table.num_rows} held out for testing"
     return Hospitals(source, sites, held_out, held if schema.label else {})
-
-
-def site_name(text: str) -> str:
-    """Make a file's stem a valid name: lower case, other characters to '-', ends trimmed."""
-    return re.sub(r"[^a-z0-9._-]", "-", text.lower()).strip("._-")[:64].rstrip("._-") or "site"

@@ -1,7 +1,7 @@
 """The demo's processes: each in a process group of its own, all ended when the demo ends, however it ends.
 
 Their output goes to log files. A process that ends by itself is an error; only what was started here is ever signalled. If
-the demo itself is killed, the processes stop (:mod:`.child`).
+the demo itself is killed, the processes stop.
 
 One of the demo's processes: a ``veilsum`` command, forked from a server that has loaded the code once.
 

@@ -6,7 +6,8 @@ the schema's public impute or marked absent. How often that happened is counted 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_participant.data.cells import judge_categories, judge_column, judge_labels
-from veilsum_participant.data.sources import read_table
-from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.data.sources import opened, tried
+from veilsum_participant.data.subjects import number_parts
 from veilsum_participant.data.table import Table
 from veilsum_participant.query import Source
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.base import Records, join_batches
 
 
 @dataclass
@@ -41,10 +42,10 @@ class LocalCounts:
     used: int = 0
     excess: int = 0
     broken: int = 0
-    clamped: dict[str, int] = field(default_factory=dict)
-    invalid: dict[str, int] = field(default_factory=dict)
-    missing: dict[str, int] = field(default_factory=dict)
-    imputed: dict[str, int] = field(default_factory=dict)
+    clamped: Counter[str] = field(default_factory=Counter)
+    invalid: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    imputed: Counter[str] = field(default_factory=Counter)
     subjects: int | None = None
     unidentified: int = 0
 
@@ -64,13 +65,36 @@ def load_records(
             or the query fails.
         Unavailable: the database is away.
     """
-    return encode_table(read_table(source, schema, subject=subject, header=header), schema)
+
+    def whole() -> Iterator[tuple[Records, LocalCounts]]:
+        with opened(source, schema, subject=subject, header=header) as tables:
+            yield _encoded(tables.read(), schema)
+
+    return next(tried(whole))
 
 
 def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCounts]:
-    """Turn the cells of a table into records, as :func:`load_records` does for a file's."""
+    """Turn the cells of a table into records, as :func:`load_records` does for a source's."""
+    return _encoded([table], schema)
+
+
+def _encoded(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Records, LocalCounts]:
+    """The records of a source's tables: texts are let go with each table."""
+    parts, identifiers, counts = list[Records](), list[Any](), LocalCounts()
+    for table in tables:
+        parts.append(_cells(table, schema, counts))
+        if table.subjects is not None:
+            identifiers.append(table.subjects)
+    counts.excess = max(0, counts.used - schema.max_records)
+    records = join_batches(parts)
+    return (_by_subject(records, identifiers, counts) if identifiers else records), counts
+
+
+def _cells(table: Table, schema: DatasetSchema, counts: LocalCounts) -> Records:
+    """The records of a table without subjects; ``counts`` is added to."""
     rows = table.rows
-    counts = LocalCounts(used=rows, excess=max(0, rows - schema.max_records), broken=len(table.broken))
+    counts.used += rows
+    counts.broken += len(table.broken)
     features = np.zeros((rows, schema.width))
     present = np.zeros((rows, schema.width), dtype=np.bool_)
     for column, place in schema.places():
@@ -83,15 +107,14 @@ def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCou
         name = schema.label.column
         cells = judge_labels(table.columns[name], schema.label, schema.missing)
         labels = cells.codes
-        counts.missing[name] = int(np.count_nonzero(cells.missing))
-        counts.invalid[name] = int(np.count_nonzero(cells.invalid))
-    records = Records(features, present, labels)
-    return (records if table.subjects is None else _by_subject(records, table.subjects, counts)), counts
+        counts.missing[name] += int(np.count_nonzero(cells.missing))
+        counts.invalid[name] += int(np.count_nonzero(cells.invalid))
+    return Records(features, present, labels)
 
 
-def _by_subject(records: Records, identifiers: Any, counts: LocalCounts) -> Records:
+def _by_subject(records: Records, identifiers: list[Any], counts: LocalCounts) -> Records:
     """The records sorted by subject; those of one subject keep their order."""
-    subjects, missing = number_subjects(identifiers)
+    subjects, missing = number_parts(identifiers)
     counts.subjects, counts.unidentified = len(np.unique(subjects)), int(missing.sum())
     order = np.argsort(subjects, kind="stable")
     labels = records.labels[order] if records.labels is not None else None
@@ -110,12 +133,12 @@ def _numbers(
     columns: Mapping[str, Any], column: NumberColumn, schema: DatasetSchema, counts: LocalCounts
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     cells = judge_column(columns, column, schema.missing)
-    counts.missing[column.name] = int(np.count_nonzero(cells.missing))
-    counts.invalid[column.name] = int(np.count_nonzero(cells.invalid))
-    counts.clamped[column.name] = int(np.count_nonzero(cells.outside))
+    counts.missing[column.name] += int(np.count_nonzero(cells.missing))
+    counts.invalid[column.name] += int(np.count_nonzero(cells.invalid))
+    counts.clamped[column.name] += int(np.count_nonzero(cells.outside))
     values, known = cells.values, ~(cells.missing | cells.invalid)
     if column.impute is not None:
-        counts.imputed[column.name] = int(np.count_nonzero(~known))
+        counts.imputed[column.name] += int(np.count_nonzero(~known))
         values = np.where(known, values, column.impute)
         known = np.ones_like(known)
     scaled = np.where(known, scale(np.where(known, values, column.low), column), 0.0)
@@ -126,11 +149,11 @@ def _indicators(
     array: object, column: CategoryColumn, schema: DatasetSchema, counts: LocalCounts
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     cells = judge_categories(array, column, schema.missing)
-    counts.missing[column.name] = int(np.count_nonzero(cells.missing))
-    counts.invalid[column.name] = int(np.count_nonzero(cells.invalid))
+    counts.missing[column.name] += int(np.count_nonzero(cells.missing))
+    counts.invalid[column.name] += int(np.count_nonzero(cells.invalid))
     codes = cells.codes
     if column.impute is not None:
-        counts.imputed[column.name] = int(np.count_nonzero(codes < 0))
+        counts.imputed[column.name] += int(np.count_nonzero(codes < 0))
         codes = np.where(codes < 0, column.categories.index(column.impute), codes)
     indicators = (codes[:, None] == np.arange(column.width)).astype(np.float64)
     return indicators, np.broadcast_to((codes >= 0)[:, None], indicators.shape)

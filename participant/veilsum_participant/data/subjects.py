@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from veilsum_participant.data.typed import joined
+
 BUCKETS = 1 << 16
 
 NO_SUBJECT = ("", "?", "na", "n/a", "nan", "none", "null")
@@ -37,7 +39,7 @@ def number_subjects(identifiers: Any) -> tuple[NDArray[np.int64], NDArray[np.boo
 
 def number_parts(parts: Iterable[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """:func:`number_subjects` of identifiers that come in parts, of one type, of which there is one at least."""
-    encoded = pa.concat_arrays([told(part) for part in parts]).dictionary_encode()
+    encoded = joined([told(part) for part in parts]).dictionary_encode()
     missing = np.asarray(pc.is_null(encoded.indices).to_numpy(zero_copy_only=False), dtype=np.bool_)
     numbers = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     numbers[missing] = len(encoded.dictionary) + np.arange(int(missing.sum()))

@@ -25,7 +25,7 @@ from veilsum_node.identity import Label, Role, verify, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.open_studies import check_directory
 from veilsum_participant.policy import study_faults
-from veilsum_participant.protocol.budgets import budget_faults, declared, promised, record_refused_study, remaining
+from veilsum_participant.protocol.budgets import budget_faults, promised, record_refused_study, remaining
 from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.pending import (
@@ -41,6 +41,7 @@ from veilsum_participant.store.populations import ANSWERS
 from veilsum_participant.store.studies import find_study
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
+from veilsum_privacy.ledger.entries import declared_mechanisms
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 
@@ -304,7 +305,7 @@ def _waiting(connection: Connection, site: Site, row: PendingRow) -> Waiting:
         population = site.config.population(study.dataset)
         others = promised(connection, site.config, population, row.digest)
         before = site.ledger.headroom(population, others, connection).after
-        after = site.ledger.headroom(population, others + declared(study), connection).after
+        after = site.ledger.headroom(population, others + declared_mechanisms(study), connection).after
     return Waiting(
         digest=row.digest,
         study=study,

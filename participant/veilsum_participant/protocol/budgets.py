@@ -29,7 +29,7 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.pending import PENDING, PendingRow, PendingState, pending_studies
 from veilsum_participant.store.studies import STUDIES, StudyRow, open_studies
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
-from veilsum_privacy.ledger.entries import why_infinite
+from veilsum_privacy.ledger.entries import declared_mechanisms, why_infinite
 from veilsum_privacy.ledger.ledger import LONGEST_TEXT
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.mechanism.noise import task_noise
@@ -53,22 +53,10 @@ class Books(Protocol):
     ) -> Headroom: ...
 
 
-def declared(study: Study) -> Counter[Mechanism]:
-    """Every release that a study may ask for, at the noise plan of all its participants.
-
-    Raises:
-        Misuse: a noise share is too small to be drawn.
-    """
-    releases: Counter[Mechanism] = Counter()
-    for task in study.tasks:
-        releases[Mechanism.of(task, task_noise(study, task, study.sites))] += task.releases
-    return releases
-
-
 def remaining(connection: Connection, key: bytes, study: Study, *, paid_only: bool = False) -> Counter[Mechanism]:
     """What a study may still ask for: declared, less what was charged or is open; ``paid_only``: less what was charged."""
     used = _used(connection, key, study, PAID if paid_only else (*OPEN, *PAID))
-    left = Counter({mechanism: count - used[_price(mechanism)] for mechanism, count in declared(study).items()})
+    left = Counter({mechanism: count - used[_price(mechanism)] for mechanism, count in declared_mechanisms(study).items()})
     return +left
 
 
@@ -103,7 +91,7 @@ def budget_faults(
         yield Refusal(RefusalCode.BUDGET, f"The population {population} has no budget.", advice)
         return
     try:
-        own = declared(study)
+        own = declared_mechanisms(study)
     except Misuse:
         return  # such noise cannot be drawn, which the policy's checks say
     others = promised(connection, config, population, key)
@@ -136,7 +124,7 @@ def promised(connection: Connection, config: ParticipantConfig, population: str,
             total += remaining(connection, row.digest, study)
     for asked in pending_studies(connection) if PENDING.name in tables else ():
         if asked.state is PendingState.APPROVED and (study := concerned(asked)) is not None:
-            total += declared(study)
+            total += declared_mechanisms(study)
     return total
 
 
@@ -154,7 +142,10 @@ def record_refused_study(
     if same or (not by_operator and _too_many_refusals(connection, site)):
         return
     try:
-        cost = [dataclasses.replace(mechanism, steps=mechanism.steps * count) for mechanism, count in declared(study).items()]
+        cost = [
+            dataclasses.replace(mechanism, steps=mechanism.steps * count)
+            for mechanism, count in declared_mechanisms(study).items()
+        ]
     except Misuse:
         cost = []
     offered = study.dataset in site.config.datasets

@@ -376,7 +376,7 @@ def estimated_epsilon(events: History, delta: float, adaptive: Adaptive = "stand
 
 def calibrate_noise_multiplier(epsilon: float, delta: float, releases: int, adaptive: Adaptive = "standard") -> float:
     """Smallest sigma / D at which ``releases`` equal unsampled releases cost at most ``epsilon``, rounded up by 1e-9; by
-    RDP, or by the rule ``gaussian`` of continuous noise (integer noise needs :data:`~.smoothing.SMOOTHING` more variance).
+    RDP, or by the rule ``gaussian`` of continuous noise (integer noise needs :data:`~.gaussian.SMOOTHING` more variance).
 
     Raises:
         Misuse: no noise reaches so small an epsilon at this delta, or an argument is out of range.

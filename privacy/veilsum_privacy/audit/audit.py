@@ -2,7 +2,7 @@
 
 Steinke, Nasr and Jagielski (2023) showed that one run with many canaries does what many runs with one do. Here the auditor
 sees all of the site's computation but the coins and the noise, and the canaries stand at right angles, so their scores are
-independent and normal: the bounds in :mod:`.bounds` are those of that, exactly.
+independent and normal: the bounds below are those of that, exactly.
 
 Lower bounds on what a mechanism tells, from the scores of canaries that a coin put in or left out.
 

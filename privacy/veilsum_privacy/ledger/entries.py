@@ -7,6 +7,7 @@ but whether an epsilon fits a budget.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,8 +19,8 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import RULES, SLACK_SHARE, Adaptive, Course, GaussianEvent
 from veilsum_privacy.accounting.prices import declared_course
-from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.study.study import TaskDeclaration
+from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
+from veilsum_privacy.study.study import Study, TaskDeclaration
 
 
 class Kind(StrEnum):
@@ -139,6 +140,18 @@ class Mechanism:
         if not same:
             raise HostileInput("The mechanism of a ledger entry is malformed.")
         return mechanism
+
+
+def declared_mechanisms(study: Study) -> Counter[Mechanism]:
+    """Every release that a study may ask for, at the noise plan of all its participants, with how often.
+
+    Raises:
+        Misuse: a noise share is too small to be drawn.
+    """
+    releases: Counter[Mechanism] = Counter()
+    for task in study.tasks:
+        releases[Mechanism.of(task, task_noise(study, task, study.sites))] += task.releases
+    return releases
 
 
 @dataclass(frozen=True)

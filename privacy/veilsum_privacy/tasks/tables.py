@@ -55,7 +55,7 @@ T = TypeVar("T", bound=TablesParameters)
 
 
 class TableTask(PersonTask[T]):
-    """Sums over records of each query's question (:mod:`veilsum_privacy.tasks.queries.questions`), in integers.
+    """Sums over records of each query's question (:mod:`veilsum_privacy.tasks.queries.kinds`), in integers.
 
     Blocks: those of the queries, in order, named ``QUERY/BLOCK``.
 
