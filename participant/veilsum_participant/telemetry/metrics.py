@@ -127,8 +127,9 @@ class SiteMetrics(SiteObserver):
         withheld = Gauge(
             "veilsum_dataset_withheld", "Whether that is more than the site takes part with.", ("dataset",), registry=registry
         )
-        for name, share in site.unmatched.items():
-            unmatched.labels(name).set(math.ceil(100 * share) / 100)
+        for name in site.config.datasets:
+            share = site.unmatched.get(name)
+            unmatched.labels(name).set(math.nan if share is None else math.ceil(100 * share) / 100)
             withheld.labels(name).set(site.withheld(name))
 
     def _preset(self) -> None:
