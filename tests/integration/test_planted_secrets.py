@@ -68,10 +68,18 @@ def alive() -> list[Any]:
     return found
 
 
+def said_of(item: object) -> str:
+    """An object's representation; of one whose making failed, such as a log's handler without its file, there may be none."""
+    try:
+        return repr(item)
+    except AttributeError:
+        return ""
+
+
 def representations(but: list[Any]) -> bytes:
     """How everything of the project that is alive shows itself, but some."""
     left_out = {id(item) for item in but}
-    return "\n".join(repr(item) for item in alive() if id(item) not in left_out).encode("utf-8", "surrogateescape")
+    return "\n".join(said_of(item) for item in alive() if id(item) not in left_out).encode("utf-8", "surrogateescape")
 
 
 @pytest.fixture
