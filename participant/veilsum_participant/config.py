@@ -27,7 +27,7 @@ from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.transport.route import Route, RouteSettings
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
-from veilsum_privacy.study.study import Disclosure, Unit
+from veilsum_privacy.study.study import Disclosure, Statement, Unit
 from veilsum_privacy.training.device import DeviceName
 
 Differencing = Literal["strict", "allowed"]
@@ -93,6 +93,7 @@ class Policy(Frozen):
     Attributes:
         methods: methods that the site takes part in.
         tasks: what may be computed on its records; a method's name alone binds nothing.
+        require: what a study has to state in words, of purpose, reference, legal_basis and contact; none by default.
         analysts: certified names whose studies it accepts; "*" accepts every analyst of the federation.
         trusted: pinned peers, name -> key fingerprint; only pinned peers' noise counts.
         directory: instead of ``trusted``, the authority's file of all members' keys, once the operator has confirmed it
@@ -132,6 +133,7 @@ class Policy(Frozen):
 
     methods: tuple[Name, ...] = METHODS
     tasks: tuple[Name, ...] = Field(default_factory=every_task)
+    require: tuple[Statement, ...] = ()
     analysts: tuple[StrictStr, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)
     directory: Path | None = None

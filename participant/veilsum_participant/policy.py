@@ -77,6 +77,12 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
         yield Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
     if study.method not in policy.methods:
         yield _not_among(RefusalCode.METHOD, "Method", study.method, "methods", _accept("policy.methods"))
+    if missing := [name for name in policy.require if name not in study.statements]:
+        yield Refusal(
+            RefusalCode.PURPOSE,
+            f"The study does not state {listed(missing)}, which policy.require demands.",
+            f"Ask for a study that states {listed(missing)} in its study.toml.",
+        )
     if study.expires - study.created > 86400 * policy.study_days:
         yield Refusal(RefusalCode.STUDY_INVALID, f"The study is open for more than {counted(policy.study_days, 'day')}.")
     yield from _dataset_faults(study, config)

@@ -67,6 +67,7 @@ tasks = [
 $tasks
 ]
 analysts = []                 # certified names whose studies are accepted; empty: nobody's; ["*"]: every analyst's
+require = []                  # what a study must state in words, of "purpose", "reference", "legal_basis", "contact"
 min_cohort = 3                # smallest number of sites in any sum, this one included
 min_trusted = 1               # how many of them must be pinned below, this one included
 noise = ["distributed", "local"]  # "none" would release exact sums without any privacy guarantee

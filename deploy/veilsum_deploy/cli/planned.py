@@ -48,6 +48,7 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
         f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}, over the whole study" if cost.epsilon else ""
     )
     return {
+        **{name.replace("_", " "): text for name, text in plan.study.statements.items()},
         "participants": _first_of(cost.participants),
         "smallest cohort": cost.min_cohort,
         "computes": ", ".join(

@@ -348,6 +348,7 @@ def waiting_fields(item: Waiting) -> dict[str, Any]:
         "expires": study.expires,
         "name": study.name,
         "analyst": item.analyst,
+        "stated": study.statements,
         "method": study.method,
         "disclosures": {task.label: task.disclosure for task in study.tasks},
         "dataset": study.dataset,
@@ -381,6 +382,8 @@ def waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
         "noise": fields["noise"],
         "cohort": str(most) if least == most else f"{least} to {most}",
     }
+    for name, text in fields["stated"].items():
+        row["study"] += f"\n{name.replace('_', ' ')}: {text}"
     for warning in fields["warnings"]:
         row["study"] += f"\n{warning}"
     for item in fields["obstacles"]:

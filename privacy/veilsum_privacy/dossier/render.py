@@ -35,6 +35,7 @@ CODES: Mapping[str, str] = {
     "study-replayed": "The study was seen before",
     "study-signature": "The study's signature is wrong",
     "analyst-not-allowed": "The analyst may not ask here",
+    "purpose-not-stated": "The study does not state what the site requires, such as its purpose",
     "method-not-allowed": "The method is not accepted here",
     "dataset-not-offered": "The dataset is not offered here",
     "schema-not-accepted": "The data's description does not fit",
