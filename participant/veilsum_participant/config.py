@@ -126,6 +126,8 @@ class Policy(Frozen):
         max_budget_answers: how often a day an analyst is told whether a population's budget bears a study, by being let in or
             refused; answers to studies that paid all that they declared do not count
             (:mod:`veilsum_participant.protocol.approval`).
+        four_eyes_above: with ``approval = "manual"``, epsilon of one study above which two people have to approve it, each by
+            their own name; a study without noise is above every epsilon. None: one is enough.
         approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
         share_metrics: which of its own metrics the site reports to the coordinator, by groups; none by default. What is not
             named never leaves. ``false``, which earlier versions wrote, is the same as none.
@@ -155,6 +157,7 @@ class Policy(Frozen):
     attempt_hours: StrictInt = Field(default=24, ge=1, le=24 * 30)
     max_budget_answers: StrictInt = Field(default=8, ge=1, le=10_000)
     approval: Literal["policy", "manual"] = "policy"
+    four_eyes_above: StrictFloat | None = Field(default=None, ge=0, le=1000)
     share_metrics: tuple[ShareGroup, ...] = ()
 
     @field_validator("share_metrics", mode="before")
@@ -170,6 +173,12 @@ class Policy(Frozen):
             raise ValueError("needs trusted or directory, one of them")
         if self.directory is None and self.not_trusted:
             raise ValueError("not_trusted is for members of a directory; without one, leave them out of trusted")
+        return self
+
+    @model_validator(mode="after")
+    def _eyes_that_look(self) -> Self:
+        if self.four_eyes_above is not None and self.approval != "manual":
+            raise ValueError('four_eyes_above needs approval = "manual"; else nobody is asked')
         return self
 
 

@@ -84,6 +84,7 @@ study_days = 366              # how long a study may stay open
 attempt_hours = 24            # how long a reservation stays open at most
 max_budget_answers = 8        # how often a day an analyst is told whether a budget allows a study that does not pay all of it
 approval = "policy"           # "manual": every study waits for `veilsum participant approve`
+# four_eyes_above = 0.5       # with "manual": epsilon of one study above which two people have to approve it
 share_metrics = []            # told to the coordinator, of "software", "budget", "ledger", "timings", "certificate"
 # directory = "directory.json"  # instead of [policy.trusted]: all members' keys; `veilsum participant directory confirm` first
 # not_trusted = ["other-site"]  # of the directory, whom this site does not pin all the same

@@ -39,6 +39,7 @@ from veilsum_privacy.dossier.figures import cost, plain
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 StudyArgument = Annotated[str, typer.Argument(help="The first digits of the study's ID.", metavar="ID")]
+AsOption = Annotated[str, typer.Option("--as", help="Name of the person who decides, for the site's own ledger.")]
 CONFIG = Path("participant.toml")
 
 
@@ -194,23 +195,35 @@ def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
         return
     print_rows([waiting_row(item) for item in found], title="Studies", as_json=False, empty="No study waits.")
     if any(item["state"] == "waiting" for item in found):
-        print_line("Decide with `veilsum participant approve ID` or `veilsum participant decline ID --reason TEXT`.")
+        print_line("Decide with `veilsum participant approve ID --as NAME` or `decline ID --as NAME --reason TEXT`.")
 
 
 @app.command()
-def approve(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Let a waiting study in; the participant enrols at once if it runs, else at its next start."""
+def approve(
+    study: StudyArgument,
+    operator: AsOption,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the site's own ledger.")] = "",
+    config: ConfigOption = CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a waiting study in; the participant enrols at once if it runs, else at its next start.
+
+    The ledger keeps who approved it, why, and the digest of what was shown.
+    """
     from veilsum_participant.cli.participant import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import approve as decide
 
     with _site(config) as site:
-        fields = waiting_fields(decide(site, study))
+        fields = waiting_fields(decide(site, study, operator, reason))
     print_fields(fields if as_json else waiting_row(fields), title="Approved", as_json=as_json)
+    if fields["state"] == "waiting" and not as_json:
+        print_line(f"It needs {fields['approvals_needed']} people: let somebody else approve it, too.")
 
 
 @app.command()
 def decline(
     study: StudyArgument,
+    operator: AsOption,
     reason: Annotated[str, typer.Option("--reason", help="Why, for the site's own ledger; the coordinator hears a code.")],
     config: ConfigOption = CONFIG,
     as_json: JsonOption = False,
@@ -220,7 +233,7 @@ def decline(
     from veilsum_participant.protocol.approval import decline as decide
 
     with _site(config) as site:
-        fields = waiting_fields(decide(site, study, reason))
+        fields = waiting_fields(decide(site, study, operator, reason))
     print_fields(fields if as_json else waiting_row(fields), title="Declined", as_json=as_json)
 
 
@@ -345,6 +358,8 @@ def waiting_fields(item: Waiting) -> dict[str, Any]:
         "id": item.digest.hex(),
         "state": item.state,
         "since": item.time,
+        "approved_by": list(item.approved_by),
+        "approvals_needed": item.needs,
         "expires": study.expires,
         "name": study.name,
         "analyst": item.analyst,
@@ -371,7 +386,7 @@ def waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
     least, most = fields["min_cohort"], len(fields["participants"])
     row = {
         "id": fields["id"][:12],
-        "state": fields["state"],
+        "state": "\n".join([fields["state"], *(f"yes: {name}" for name in fields["approved_by"])]),
         "until": moment(fields["expires"]),
         "study": f"{fields['name']} by {fields['analyst']}",
         "method": fields["method"] + ("\nper site" if "per-site" in fields["disclosures"].values() else ""),

@@ -14,6 +14,7 @@ refused without a look at the budget. An unlimited budget bears everything, and 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,10 +23,18 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Label, Role, verify, verify_certificate
+from veilsum_node.phrases import listed
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.open_studies import check_directory
 from veilsum_participant.policy import study_faults
-from veilsum_participant.protocol.budgets import budget_faults, declared, promised, record_refused_study, remaining
+from veilsum_participant.protocol.budgets import (
+    budget_faults,
+    declared,
+    promised,
+    record_refused_study,
+    remaining,
+    too_many,
+)
 from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.pending import (
@@ -41,6 +50,9 @@ from veilsum_participant.store.populations import ANSWERS
 from veilsum_participant.store.studies import find_study
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
+from veilsum_privacy.dossier.figures import cost
+from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger.entries import Asked, Entry
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 
@@ -54,6 +66,7 @@ UNDECIDED = (PendingState.WAITING, PendingState.APPROVED)
 
 _PREFIX = 4  # hexadecimal digits that an operator gives at least
 _LONGEST_REASON = 500
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,9 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Agre
         change_pending(connection, key, state=PendingState.REFUSED)
         return Refusal(RefusalCode.APPROVAL, _declined(row.reason))
     approved = row is not None and row.state == PendingState.APPROVED  # the operator's word, which no bound holds back
+    if row is not None and approved:
+        names = listed([entry.detail["operator"] for entry in _approvals(connection, site, row)] or ["the operator"])
+        LOG.info("study %s (%s) was approved by %s", study.name, analyst, names, extra=about("approved", digest=key))
     refusal = (study_refusal if approved else _answer)(connection, site, agreed, analyst)
     refusal = refusal or Refusal.of(rehearsal_faults(site, agreed))
     if refusal is not None:
@@ -203,6 +219,8 @@ class Waiting:
         before: epsilon that the population stands at with what other studies here may still ask for.
         after: the same with this study.
         obstacle: what speaks against it now.
+        approved_by: who said yes to it so far.
+        needs: how many people have to.
     """
 
     digest: bytes
@@ -214,6 +232,8 @@ class Waiting:
     before: float | None
     after: float | None
     obstacle: Refusal | None
+    approved_by: tuple[str, ...] = ()
+    needs: int = 1
 
 
 def waiting_studies(site: Site) -> list[Waiting]:
@@ -222,44 +242,72 @@ def waiting_studies(site: Site) -> list[Waiting]:
         return [_waiting(connection, site, row) for row in pending_studies(connection)]
 
 
-def approve(site: Site, name: str) -> Waiting:
-    """Give the operator's word for a study; the running participant enrols at its next tick.
+def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
+    """Give somebody's word for a study; the running participant enrols at its next tick once all have given it who must.
 
     Args:
         name: the first digits of its digest.
+        operator: who decides, up to 100 characters.
+        reason: for the record, up to 500 characters.
 
     Raises:
-        Misuse: no study, or several, wait under that name.
+        Misuse: no study, or several, wait under that name; the operator's name or the reason is no such text; or the study
+            needs another person's word.
         Refusal: policy or budget speak against it now.
     """
+    operator, reason = _operator(operator), _reason(reason) if reason else ""
     with site.database.transaction() as connection:
         row = _find(connection, name, (PendingState.WAITING,))
         found = _waiting(connection, site, row)
         if found.obstacle is not None:
             raise found.obstacle
-        change_pending(connection, row.digest, state=PendingState.APPROVED)
+        if operator.casefold() in map(str.casefold, found.approved_by):
+            raise Misuse(
+                f"{operator} approved this study already; it needs {found.needs} people.", "Let somebody else approve it, too."
+            )
+        shown = hashlib.sha256(shown_text(found).encode()).digest()
+        asked = _asked(site, row.digest, found.study, row.analyst)
+        site.ledger.decide(connection, asked, approved=True, operator=operator, reason=reason, shown=shown)
+        if len(found.approved_by) + 1 >= found.needs:
+            change_pending(connection, row.digest, state=PendingState.APPROVED)
         return _waiting(connection, site, _row(connection, row.digest))
 
 
-def decline(site: Site, name: str, reason: str) -> Waiting:
-    """Refuse a study for good; the ledger keeps the reason, the coordinator hears a code.
+def decline(site: Site, name: str, operator: str, reason: str) -> Waiting:
+    """Refuse a study for good; the ledger keeps name and reason, the coordinator hears a code.
 
     Args:
         name: the first digits of its digest.
+        operator: who decides, up to 100 characters.
         reason: for the record, up to 500 characters.
 
     Raises:
-        Misuse: no study, or several, wait under that name; or the reason is empty or too long.
+        Misuse: no study, or several, wait under that name; or the operator's name or the reason is empty or too long.
     """
-    reason = " ".join(reason.split())
-    if not 0 < len(reason) <= _LONGEST_REASON or not reason.isprintable():
-        raise Misuse(f"A reason is a text of 1 to {_LONGEST_REASON} characters.", "Say in a sentence why the site declines.")
+    operator, reason = _operator(operator), _reason(reason)
     with site.database.transaction() as connection:
         row = _find(connection, name, UNDECIDED)
+        found = _waiting(connection, site, row)
+        shown = hashlib.sha256(shown_text(found).encode()).digest()
+        asked = _asked(site, row.digest, found.study, row.analyst)
+        site.ledger.decide(connection, asked, approved=False, operator=operator, reason=reason, shown=shown)
         change_pending(connection, row.digest, state=PendingState.DECLINED, reason=reason)
         refusal = Refusal(RefusalCode.APPROVAL, _declined(reason))
         record_refused_study(connection, site, row.digest, parse_study(row.study), refusal, by_operator=True)
         return _waiting(connection, site, _row(connection, row.digest))
+
+
+def shown_text(item: Waiting) -> str:
+    """What somebody is shown of a study who decides on it; a decision's entry holds its SHA-256."""
+    study, privacy = item.study, item.study.privacy
+    lines = [
+        f"Study {study.name} of {item.analyst} ({item.digest.hex()})",
+        *(f"{name.replace('_', ' ')}: {text}" for name, text in study.statements.items()),
+        f"method {study.method} on dataset {study.dataset}, unit {privacy.unit}, noise {privacy.noise}",
+        f"epsilon {cost(item.epsilon)}"
+        + ("" if item.before is None or item.after is None else f"; spent {cost(item.before)} -> {cost(item.after)}"),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def decided_studies(site: Site) -> list[bytes]:
@@ -268,6 +316,58 @@ def decided_studies(site: Site) -> list[bytes]:
         return [
             row.digest for row in pending_studies(connection) if row.state in (PendingState.APPROVED, PendingState.DECLINED)
         ]
+
+
+def end_waiting(connection: Connection, site: Site, row: PendingRow, why: str) -> None:
+    """Forget a study that waited or was decided on; if nobody decided, ledger and log say that it ended without an answer.
+
+    Args:
+        connection: of a write transaction.
+        why: it ended, for the record.
+    """
+    drop_pending(connection, row.digest)
+    if row.state not in UNDECIDED:
+        return
+    study, waited = parse_study(row.study), max(0, site.clock() - row.time)
+    fields = about("expired", study=study.name, digest=row.digest)
+    LOG.warning(
+        "study %s (%s) ended after waiting for %d s, %s: %s",
+        study.name,
+        row.analyst,
+        waited,
+        "approved but not joined" if row.state is PendingState.APPROVED else "without an answer",
+        why,
+        extra=fields,
+    )
+    if not too_many(connection, site, Kind.EXPIRED):
+        site.ledger.expire(connection, _asked(site, row.digest, study, row.analyst), since=row.time, why=why)
+
+
+def _asked(site: Site, key: bytes, study: Study, analyst: str) -> Asked:
+    population = site.config.population(study.dataset) if study.dataset in site.config.datasets else None
+    return Asked(key, study.name, study.method, study.dataset, analyst, population)
+
+
+def _approvals(connection: Connection, site: Site, row: PendingRow) -> list[Entry]:
+    """Who approved a study since it came; what was said of it before it had ended once does not count."""
+    ended = site.ledger.entries(kind=Kind.EXPIRED, study=row.digest, connection=connection)
+    after = ended[-1].seq if ended else 0
+    found = site.ledger.entries(kind=Kind.APPROVAL, study=row.digest, connection=connection)
+    return [entry for entry in found if entry.seq > after and entry.time >= row.time]
+
+
+def _operator(name: str) -> str:
+    name = " ".join(name.split())
+    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise Misuse(f"Who decides is a name of 1 to {_LONGEST_NAME} characters.", "Give the name of the person with --as.")
+    return name
+
+
+def _reason(reason: str) -> str:
+    reason = " ".join(reason.split())
+    if not 0 < len(reason) <= _LONGEST_REASON or not reason.isprintable():
+        raise Misuse(f"A reason is a text of 1 to {_LONGEST_REASON} characters.", "Say in a sentence why the site decides so.")
+    return reason
 
 
 def _declined(reason: str) -> str:
@@ -305,13 +405,17 @@ def _waiting(connection: Connection, site: Site, row: PendingRow) -> Waiting:
         others = promised(connection, site.config, population, row.digest)
         before = site.ledger.headroom(population, others, connection).after
         after = site.ledger.headroom(population, others + declared(study), connection).after
+    epsilon = study_epsilon(study, study.privacy.delta if delta is None else delta)
+    above = site.config.policy.four_eyes_above
     return Waiting(
+        approved_by=tuple(str(entry.detail["operator"]) for entry in _approvals(connection, site, row)),
+        needs=1 if above is None or epsilon <= above else 2,
         digest=row.digest,
         study=study,
         analyst=analyst,
         time=row.time,
         state=row.state,
-        epsilon=study_epsilon(study, study.privacy.delta if delta is None else delta),
+        epsilon=epsilon,
         before=before,
         after=after,
         obstacle=obstacle,

@@ -151,7 +151,7 @@ def record_refused_study(
     earlier = site.ledger.entries(kind=Kind.REFUSAL, study=key, connection=connection)
     words = refusal.message[:LONGEST_TEXT]  # as the ledger holds them
     same = any(entry.context is None and entry.detail.get("message") == words for entry in earlier)
-    if same or (not by_operator and _too_many_refusals(connection, site)):
+    if same or (not by_operator and too_many(connection, site, Kind.REFUSAL)):
         return
     try:
         cost = [dataclasses.replace(mechanism, steps=mechanism.steps * count) for mechanism, count in declared(study).items()]
@@ -171,16 +171,18 @@ def record_refused_study(
 def record_refused_release(connection: Connection, site: Site, reservation: Reservation, refusal: Refusal) -> None:
     """Enter a refused release into the ledger, with the budget's figures; once for each context."""
     known = site.ledger.entries(kind=Kind.REFUSAL, context=reservation.context, connection=connection)
-    if not known and not _too_many_refusals(connection, site):
+    if not known and not too_many(connection, site, Kind.REFUSAL):
         site.ledger.refuse(connection, refusal, reservation=reservation)
 
 
-def _too_many_refusals(connection: Connection, site: Site) -> bool:
-    """Whether the ledger has taken up as many refusals today as it takes."""
-    today = site.ledger.entries(kind=Kind.REFUSAL, since=site.clock() - _DAY + 1, connection=connection)
+def too_many(connection: Connection, site: Site, kind: Kind) -> bool:
+    """Whether the ledger has taken up as many entries of a kind that others cause today as it takes."""
+    today = site.ledger.entries(kind=kind, since=site.clock() - _DAY + 1, connection=connection)
     if len(today) < MOST_REFUSALS:
         return False
-    LOG.error("%d refusals within a day: the ledger records no more of them today; this log has them", len(today))
+    LOG.error(
+        "%d entries %s within a day: the ledger records no more of them today; this log has them", len(today), kind.value
+    )
     return True
 
 

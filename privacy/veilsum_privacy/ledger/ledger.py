@@ -31,7 +31,7 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, find_signer, own_receipt
-from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation, why_infinite
+from veilsum_privacy.ledger.entries import Asked, Budget, Kind, Mechanism, Reservation, why_infinite
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader, require_budget
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
@@ -277,6 +277,43 @@ class Ledger(LedgerReader):
                 reserved, after = map(_finite, figures)
                 detail["figures"] = {"budget": budget.epsilon, "reserved": reserved, "after": after}
         return self._chain.append(connection, Kind.REFUSAL, columns, detail).seq
+
+    def decide(self, connection: Connection, asked: Asked, *, approved: bool, operator: str, reason: str, shown: bytes) -> int:
+        """Record somebody's word on a study that waited for it. Returns the entry's number.
+
+        Args:
+            approved: whether it was a yes.
+            operator: who decided.
+            reason: why, in their words; may be empty for a yes.
+            shown: SHA-256 of the text by which they decided (32 bytes).
+        """
+        if not operator or not (reason or approved) or len(shown) != 32:
+            raise Misuse("A decision needs a name, a digest of what was shown, and a reason where it is a no.")
+        detail = {**asked.detail(), "operator": operator, "reason": reason, "shown": shown}
+        return self._chain.append(connection, Kind.APPROVAL if approved else Kind.DECLINE, asked.columns(), detail).seq
+
+    def expire(self, connection: Connection, asked: Asked, *, since: int, why: str) -> int:
+        """Record that a study that waited ended without an answer. Returns the entry's number.
+
+        Args:
+            since: when it came, unix seconds.
+            why: it ended.
+        """
+        return self._chain.append(
+            connection, Kind.EXPIRED, asked.columns(), {**asked.detail(), "since": since, "why": why}
+        ).seq
+
+    def record_policy(self, connection: Connection, policy: Mapping[str, str]) -> int | None:
+        """Record what of the site's policy is not as the ledger has it. Returns the entry's number; None if nothing changed.
+
+        Args:
+            policy: by key, each value as a text.
+        """
+        known = self.policy(connection)
+        changed = {
+            key: [known.get(key), policy.get(key)] for key in sorted({*known, *policy}) if known.get(key) != policy.get(key)
+        }
+        return self._chain.append(connection, Kind.POLICY, detail={"changes": changed}).seq if changed else None
 
     def recover(
         self, connection: Connection, receipt: SignedReceipt, population: str, *, certificate: bytes | None = None
