@@ -26,8 +26,9 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_participant.cli.participant import waiting_fields, waiting_row
 from veilsum_participant.config import Policy
 from veilsum_participant.protocol import approval, budgets
-from veilsum_participant.protocol.approval import approve, decline, shown_text, waiting_studies
+from veilsum_participant.protocol.approval import approve, decline, shown_study, waiting_studies
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.session.client import record_policy
 from veilsum_participant.site import Site
 from veilsum_participant.store.pending import PENDING
@@ -364,19 +365,18 @@ def decisions(site: Site) -> list[tuple[str, str, str]]:
 def test_the_ledger_says_who_decided_why_and_by_what_text(attack: Adversary, tmp_path: Path) -> None:
     site = attack.bed.sites["a"]
     ask(attack)
-    (item,) = waiting_studies(site)
-    text = shown_text(item)
+    text = shown_text(shown_study(site, attack.key.hex()))
     approve(site, attack.key.hex(), " Olga  Okafor ", "vote 7,\n as agreed")
     assert ask(attack) == "enrol"
     first = attack.key
     attack.use(altered(attack.study, nonce="1" * 32))
     ask(attack)
-    (item,) = waiting_studies(site)
+    other = shown_text(shown_study(site, attack.key.hex()))
     decline(site, attack.key.hex(), "Pia", "no vote")
     assert decisions(site) == [("approval", "Olga Okafor", "vote 7, as agreed"), ("decline", "Pia", "no vote")]
     yes, no = (site.ledger.entries(kind=kind)[0] for kind in (Kind.APPROVAL, Kind.DECLINE))
     assert yes.detail["shown"] == hashlib.sha256(text.encode()).hexdigest()
-    assert no.detail["shown"] == hashlib.sha256(shown_text(item).encode()).hexdigest() != yes.detail["shown"]
+    assert no.detail["shown"] == hashlib.sha256(other.encode()).hexdigest() != yes.detail["shown"]
     for entry, study in ((yes, first), (no, attack.key)):
         assert (entry.study, entry.dataset, entry.population) == (study, "records", "records")
         named = {"name": "test-study", "analyst": "analyst", "method": "statistics"}

@@ -5,6 +5,7 @@ How the ``participant`` commands show studies that wait for the operator's word.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -195,7 +196,28 @@ def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
         return
     print_rows([waiting_row(item) for item in found], title="Studies", as_json=False, empty="No study waits.")
     if any(item["state"] == "waiting" for item in found):
+        print_line("Read one with `veilsum participant show ID`.")
         print_line("Decide with `veilsum participant approve ID --as NAME` or `decline ID --as NAME --reason TEXT`.")
+
+
+@app.command()
+def show(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Show a waiting study in plain words: who asks, why, what it computes, what it costs this site, until when it waits.
+
+    The ledger's entry of a decision holds the SHA-256 of this text.
+    """
+    from veilsum_participant.cli.participant import waiting_fields
+    from veilsum_participant.protocol.approval import shown_study
+    from veilsum_participant.protocol.shown import shown_text
+
+    with _site(config) as site:
+        found = shown_study(site, study)
+    text = shown_text(found)
+    if as_json:
+        print_json(waiting_fields(found) | {"text": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    else:
+        for line in text.splitlines():
+            print_line(line)
 
 
 @app.command()
@@ -358,6 +380,8 @@ def waiting_fields(item: Waiting) -> dict[str, Any]:
         "id": item.digest.hex(),
         "state": item.state,
         "since": item.time,
+        "deadline": item.deadline,
+        "studies_left": item.leaves,
         "approved_by": list(item.approved_by),
         "approvals_needed": item.needs,
         "expires": study.expires,
@@ -387,7 +411,7 @@ def waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
     row = {
         "id": fields["id"][:12],
         "state": "\n".join([fields["state"], *(f"yes: {name}" for name in fields["approved_by"])]),
-        "until": moment(fields["expires"]),
+        "until": moment(fields["deadline"] or fields["expires"]),
         "study": f"{fields['name']} by {fields['analyst']}",
         "method": fields["method"] + ("\nper site" if "per-site" in fields["disclosures"].values() else ""),
         "dataset": fields["dataset"],

@@ -15,6 +15,7 @@ refused without a look at the budget. An unlimited budget bears everything, and 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ from veilsum_participant.protocol.budgets import (
     too_many,
 )
 from veilsum_participant.protocol.cohorts import joining_faults
+from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.pending import (
     PendingRow,
@@ -47,12 +49,11 @@ from veilsum_participant.store.pending import (
     pending_studies,
 )
 from veilsum_participant.store.populations import ANSWERS
-from veilsum_participant.store.studies import find_study
+from veilsum_participant.store.studies import find_study, studies_of
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
-from veilsum_privacy.dossier.figures import cost
-from veilsum_privacy.ledger import Kind
-from veilsum_privacy.ledger.entries import Asked, Entry
+from veilsum_privacy.ledger import Kind, Mechanism
+from veilsum_privacy.ledger.entries import Entry, RequestedStudy
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 
@@ -60,6 +61,9 @@ DAY = 86_400
 
 MOST_WAITING = 256
 """Studies that wait for the operator's word at most; further ones are refused."""
+
+MOST_SUCH = 1000
+"""Further studies of the same price that are counted at most."""
 
 UNDECIDED = (PendingState.WAITING, PendingState.APPROVED)
 """States of a study that may still be enrolled in; ``declined`` becomes ``refused`` once the coordinator is told."""
@@ -78,12 +82,18 @@ class SignedStudy:
         signature: the analyst's.
         certificate: DER of the analyst's certificate.
         coordinator: certified name of the coordinator that sent it.
+        seconds_left: how long that still waits for an answer, by its word; 0 where it does not say.
     """
 
     data: bytes
     signature: bytes
     certificate: bytes
     coordinator: str
+    seconds_left: int = 0
+
+    def deadline(self, now: int, study: Study) -> int | None:
+        """Until when the coordinator waits: at most until the study ends."""
+        return min(now + self.seconds_left, study.expires) if self.seconds_left else None
 
 
 def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[AgreedStudy, str]:
@@ -199,9 +209,12 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Agre
             analyst=analyst,
             time=site.clock(),
             state=PendingState.WAITING,
+            deadline=signed.deadline(site.clock(), study),
         )
         fields = about("waiting", study=study.name, digest=key)
         LOG.warning("study %s (%s) waits: veilsum participant approve %s", study.name, analyst, key.hex()[:12], extra=fields)
+    elif signed.seconds_left:  # asked again: a restarted coordinator begins to wait anew
+        change_pending(connection, key, deadline=signed.deadline(site.clock(), study))
     return None
 
 
@@ -221,6 +234,11 @@ class Waiting:
         obstacle: what speaks against it now.
         approved_by: who said yes to it so far.
         needs: how many people have to.
+        deadline: until when the coordinator waits for an answer, by its own word; None where it did not say.
+        delta: of the population's budget; None without one.
+        leaves: how many more such studies the budget bears after this one, :data:`MOST_SUCH` at most; None where it has no
+            bound, or was not asked for.
+        earlier: the newest study of the analyst on the dataset that this site was enrolled in before; None for none.
     """
 
     digest: bytes
@@ -234,12 +252,29 @@ class Waiting:
     obstacle: Refusal | None
     approved_by: tuple[str, ...] = ()
     needs: int = 1
+    deadline: int | None = None
+    delta: float | None = None
+    leaves: int | None = None
+    earlier: Study | None = None
 
 
 def waiting_studies(site: Site) -> list[Waiting]:
     """Every study that waits or was decided on lately, oldest first."""
     with site.database.reading() as connection:
         return [_waiting(connection, site, row) for row in pending_studies(connection)]
+
+
+def shown_study(site: Site, name: str) -> Waiting:
+    """A study that waits or was decided on, with all that somebody is shown who decides.
+
+    Args:
+        name: the first digits of its digest.
+
+    Raises:
+        Misuse: no study, or several, wait under that name.
+    """
+    with site.database.reading() as connection:
+        return _waiting(connection, site, _find(connection, name, tuple(PendingState)), whole=True)
 
 
 def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
@@ -258,7 +293,7 @@ def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
     operator, reason = _operator(operator), _reason(reason) if reason else ""
     with site.database.transaction() as connection:
         row = _find(connection, name, (PendingState.WAITING,))
-        found = _waiting(connection, site, row)
+        found = _waiting(connection, site, row, whole=True)
         if found.obstacle is not None:
             raise found.obstacle
         if operator.casefold() in map(str.casefold, found.approved_by):
@@ -287,7 +322,7 @@ def decline(site: Site, name: str, operator: str, reason: str) -> Waiting:
     operator, reason = _operator(operator), _reason(reason)
     with site.database.transaction() as connection:
         row = _find(connection, name, UNDECIDED)
-        found = _waiting(connection, site, row)
+        found = _waiting(connection, site, row, whole=True)
         shown = hashlib.sha256(shown_text(found).encode()).digest()
         asked = _asked(site, row.digest, found.study, row.analyst)
         site.ledger.decide(connection, asked, approved=False, operator=operator, reason=reason, shown=shown)
@@ -295,19 +330,6 @@ def decline(site: Site, name: str, operator: str, reason: str) -> Waiting:
         refusal = Refusal(RefusalCode.APPROVAL, _declined(reason))
         record_refused_study(connection, site, row.digest, parse_study(row.study), refusal, by_operator=True)
         return _waiting(connection, site, _row(connection, row.digest))
-
-
-def shown_text(item: Waiting) -> str:
-    """What somebody is shown of a study who decides on it; a decision's entry holds its SHA-256."""
-    study, privacy = item.study, item.study.privacy
-    lines = [
-        f"Study {study.name} of {item.analyst} ({item.digest.hex()})",
-        *(f"{name.replace('_', ' ')}: {text}" for name, text in study.statements.items()),
-        f"method {study.method} on dataset {study.dataset}, unit {privacy.unit}, noise {privacy.noise}",
-        f"epsilon {cost(item.epsilon)}"
-        + ("" if item.before is None or item.after is None else f"; spent {cost(item.before)} -> {cost(item.after)}"),
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def decided_studies(site: Site) -> list[bytes]:
@@ -343,9 +365,9 @@ def end_waiting(connection: Connection, site: Site, row: PendingRow, why: str) -
         site.ledger.expire(connection, _asked(site, row.digest, study, row.analyst), since=row.time, why=why)
 
 
-def _asked(site: Site, key: bytes, study: Study, analyst: str) -> Asked:
+def _asked(site: Site, key: bytes, study: Study, analyst: str) -> RequestedStudy:
     population = site.config.population(study.dataset) if study.dataset in site.config.datasets else None
-    return Asked(key, study.name, study.method, study.dataset, analyst, population)
+    return RequestedStudy(key, study.name, study.method, study.dataset, analyst, population)
 
 
 def _approvals(connection: Connection, site: Site, row: PendingRow) -> list[Entry]:
@@ -389,7 +411,32 @@ def _row(connection: Connection, digest: bytes) -> PendingRow:
     return row
 
 
-def _waiting(connection: Connection, site: Site, row: PendingRow) -> Waiting:
+def _such_studies(connection: Connection, site: Site, population: str, others: Counter[Mechanism], study: Study) -> int | None:
+    """How many studies of the same price the budget bears on top of ``others``; None where it has no bound."""
+    price = declared(study)
+
+    def bears(count: int) -> bool:
+        asked = others + Counter({mechanism: releases * count for mechanism, releases in price.items()})
+        return site.ledger.headroom(population, asked, connection).admits
+
+    if site.ledger.headroom(population, others, connection).budget.epsilon is None:
+        return None
+    low, high = 0, 1
+    while high <= MOST_SUCH and bears(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bears(middle) else (low, middle)
+    return min(low, MOST_SUCH)
+
+
+def _earlier(connection: Connection, study: Study, key: bytes, analyst: str) -> Study | None:
+    """The newest study that the analyst had on the dataset before."""
+    known = (parse_study(data) for digest, data in studies_of(connection, analyst) if digest != key)
+    return max((item for item in known if item.dataset == study.dataset), key=lambda item: item.created, default=None)
+
+
+def _waiting(connection: Connection, site: Site, row: PendingRow, *, whole: bool = False) -> Waiting:
     signed = SignedStudy(row.study, row.signature, row.certificate, row.coordinator)
     agreed, analyst, obstacle = site.agreed(row.study), row.analyst, None
     study = agreed.study
@@ -399,16 +446,22 @@ def _waiting(connection: Connection, site: Site, row: PendingRow) -> Waiting:
     except Refusal as refusal:  # its certificate or its time has run out since
         obstacle = refusal
     delta = site.budget_delta(study.dataset, connection)
-    before, after = None, None
+    before, after, leaves = None, None, None
     if delta is not None:
         population = site.config.population(study.dataset)
         others = promised(connection, site.config, population, row.digest)
         before = site.ledger.headroom(population, others, connection).after
         after = site.ledger.headroom(population, others + declared(study), connection).after
+        if whole and study.privacy.noise != "none":
+            leaves = _such_studies(connection, site, population, others + declared(study), study)
     epsilon = study_epsilon(study, study.privacy.delta if delta is None else delta)
     above = site.config.policy.four_eyes_above
     return Waiting(
         approved_by=tuple(str(entry.detail["operator"]) for entry in _approvals(connection, site, row)),
+        deadline=row.deadline,
+        delta=delta,
+        leaves=leaves,
+        earlier=_earlier(connection, study, row.digest, analyst) if whole else None,
         needs=1 if above is None or epsilon <= above else 2,
         digest=row.digest,
         study=study,

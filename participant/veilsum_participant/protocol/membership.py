@@ -42,7 +42,9 @@ class Membership:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def on_study(self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str) -> Enrolment | None:
+    def on_study(
+        self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str, *, seconds_left: int = 0
+    ) -> Enrolment | None:
         """Hold a signed study against certificates, clock, policy and budget, and enrol; the same study again gets the same
         answer.
 
@@ -52,6 +54,7 @@ class Membership:
             signature: the analyst's.
             certificate: DER of the analyst's certificate.
             coordinator: the certified name of the coordinator that sent it.
+            seconds_left: how long it says that it still waits for an answer; 0 where it does not say.
 
         Returns:
             The enrolment; None while the study waits for the operator's word.
@@ -60,7 +63,7 @@ class Membership:
             Refusal: with everything that speaks against it; a signed study's refusal stands in the ledger then.
         """
         site = self._site
-        signed = SignedStudy(data, signature, certificate, coordinator)
+        signed = SignedStudy(data, signature, certificate, coordinator, seconds_left)
         agreed, analyst = verify_study(site, key, signed)
         study = agreed.study
         box_key = BoxKey.generate()

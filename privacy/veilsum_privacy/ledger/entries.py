@@ -46,7 +46,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedStudy:
     """A study that a site was asked to take part in, as entries name it: nobody may be left who holds the study itself.
 
     Attributes:

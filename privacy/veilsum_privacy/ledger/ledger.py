@@ -31,7 +31,7 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, find_signer, own_receipt
-from veilsum_privacy.ledger.entries import Asked, Budget, Kind, Mechanism, Reservation, why_infinite
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, RequestedStudy, Reservation, why_infinite
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader, require_budget
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
@@ -278,7 +278,9 @@ class Ledger(LedgerReader):
                 detail["figures"] = {"budget": budget.epsilon, "reserved": reserved, "after": after}
         return self._chain.append(connection, Kind.REFUSAL, columns, detail).seq
 
-    def decide(self, connection: Connection, asked: Asked, *, approved: bool, operator: str, reason: str, shown: bytes) -> int:
+    def decide(
+        self, connection: Connection, asked: RequestedStudy, *, approved: bool, operator: str, reason: str, shown: bytes
+    ) -> int:
         """Record somebody's word on a study that waited for it. Returns the entry's number.
 
         Args:
@@ -292,7 +294,7 @@ class Ledger(LedgerReader):
         detail = {**asked.detail(), "operator": operator, "reason": reason, "shown": shown}
         return self._chain.append(connection, Kind.APPROVAL if approved else Kind.DECLINE, asked.columns(), detail).seq
 
-    def expire(self, connection: Connection, asked: Asked, *, since: int, why: str) -> int:
+    def expire(self, connection: Connection, asked: RequestedStudy, *, since: int, why: str) -> int:
         """Record that a study that waited ended without an answer. Returns the entry's number.
 
         Args:
