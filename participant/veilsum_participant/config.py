@@ -182,6 +182,26 @@ class Policy(Frozen):
         return self
 
 
+class HooksConfig(Frozen):
+    """The table ``[hooks]``: commands of the site's own.
+
+    Attributes:
+        waiting: program, by its whole path, and its arguments; run when studies began to wait for the operator's word
+            (:mod:`veilsum_participant.session.hooks`). Empty for none.
+    """
+
+    waiting: tuple[StrictStr, ...] = ()
+
+    @field_validator("waiting")
+    @classmethod
+    def _whole_path(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value and not Path(value[0]).is_absolute():
+            raise ValueError('begins with the whole path of a program, as in ["/usr/bin/mail", "officer@example.org"]')
+        if any("\0" in item for item in value):
+            raise ValueError("holds a character that no argument can")
+        return value
+
+
 class ParticipantConfig(RouteSettings):
     """A participant's configuration file, with the keys of :class:`RouteSettings` beside these.
 
@@ -197,6 +217,7 @@ class ParticipantConfig(RouteSettings):
         device: where networks and encoders are computed, ``cpu``, ``cuda:N`` or ``auto``
             (:mod:`veilsum_privacy.training.device`).
         budgets: first budgets by population.
+        hooks: commands of the site's own that are told what happens.
         policy: what the site agrees to.
     """
 
@@ -210,6 +231,7 @@ class ParticipantConfig(RouteSettings):
     encoders: dict[Name, EncoderConfig] = Field(default_factory=dict)
     device: DeviceName = "cpu"
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
+    hooks: HooksConfig = HooksConfig()
     policy: Policy = Policy()
 
     @property

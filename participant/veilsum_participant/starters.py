@@ -57,6 +57,11 @@ path = "data/records.csv"
 epsilon = 1.0                 # what one record may lose in all, over every study; "unlimited" demands no guarantee
 delta = 1e-5
 
+# A program of your own, by its whole path, that is told when a study waits for `veilsum participant approve`: on its standard
+# input it gets what `veilsum participant show` prints, of all studies that began to wait; at most once a minute.
+# [hooks]
+# waiting = ["/usr/bin/mail", "-s", "A study waits", "officer@example.org"]
+
 # What the site agrees to. Nothing that a coordinator or a study says lowers it.
 [policy]
 methods = [

@@ -332,6 +332,12 @@ def decline(site: Site, name: str, operator: str, reason: str) -> Waiting:
         return _waiting(connection, site, _row(connection, row.digest))
 
 
+def waiting_digests(site: Site) -> list[bytes]:
+    """Digests of the studies that wait for somebody's word, oldest first."""
+    with site.database.reading() as connection:
+        return [row.digest for row in pending_studies(connection) if row.state is PendingState.WAITING]
+
+
 def decided_studies(site: Site) -> list[bytes]:
     """Digests of studies that the operator decided on and the coordinator has not heard of."""
     with site.database.reading() as connection:

@@ -38,6 +38,7 @@ from veilsum_participant.policy import former_tasks, policy_values
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.session.channel import STALE, GrpcChannel
+from veilsum_participant.session.hooks import WaitingHook
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
@@ -118,6 +119,7 @@ class Client:
         self._told: set[bytes] = set()
         self._certificate = OwnCertificate(site)
         self._store = StoreWatch(site.database)
+        self._hook = WaitingHook(site)
         self._anew = False
 
     def stop(self) -> None:
@@ -141,6 +143,7 @@ class Client:
         try:
             self._keep_connected()
         finally:
+            self._hook.stop()
             self._ended.set()
 
     def _keep_connected(self) -> None:
@@ -319,6 +322,7 @@ class Client:
             return
         try:
             self.core.expire()
+            self._hook.look()
         except VeilsumError as error:
             if not self._site.database.write_fault:  # which is told once, and not every second
                 LOG.error("cannot act on deadlines: %s", error)
