@@ -37,7 +37,7 @@ from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.study.study import MAX_STUDY_BYTES, Study, TaskDeclaration
+from veilsum_privacy.study.study import MAX_STUDY_BYTES, STATEMENTS, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.base import DerivedTask, SiteTask, TrainingTask
 
@@ -337,7 +337,7 @@ def draft_study(
         raise ConfigurationError(f"{source}: the method {method.name} takes no outcome.", OF_OUTCOMES)
     parameters = method.resolve(validate(request.all_parameters, method.Parameters, source=source), inputs)
     created = clock()
-    common = {
+    common: dict[str, Any] = {
         "version": 1,
         "name": request.name,
         "federation": federation_id,
@@ -352,6 +352,7 @@ def draft_study(
         "encoder": request.encoder,
         "participants": members,
         "weights": dict.fromkeys(members, 1),
+        **{name: getattr(request, name) for name in STATEMENTS},
     }
     return StudyDraft(request, schema, method, parameters, method.declare(parameters, inputs), tuple(members), common)
 

@@ -185,6 +185,7 @@ class StudyPlan:
             "name": self.study.name,
             "method": self.study.method,
             "dataset": self.study.dataset,
+            **self.study.statements,
             "cost": self.cost.to_json(),
             "guarantees": {
                 "against_coordinator_and_readers": self.cost.epsilon,

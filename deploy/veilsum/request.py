@@ -12,7 +12,7 @@ from veilsum.typical import Guess
 from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor, result_projection
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, VeilsumError
-from veilsum_node.fields import Frozen, Name
+from veilsum_node.fields import Frozen, Name, Words
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.study.encoder import Program, Projection
@@ -103,6 +103,10 @@ class StudyRequest(Frozen):
             most, the schema's ``max_records``.
         expected: what is publicly guessed of columns, for the plan and for ``privacy.error`` alone (:mod:`veilsum.typical`).
             It is not in the study that is signed.
+        purpose: what the study is for. This and the next three are signed and shown to the sites, which may demand them.
+        reference: by which it can be found elsewhere: the number of an ethics vote, of a contract, of a project.
+        legal_basis: on which the data are used.
+        contact: whom a site asks about it.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -129,6 +133,10 @@ class StudyRequest(Frozen):
     expires_hours: int = Field(default=24, ge=1, le=24 * 366)
     expected_records: int | None = Field(default=None, ge=1)
     expected: dict[str, Guess] = Field(default_factory=dict)
+    purpose: Words | None = None
+    reference: Words | None = None
+    legal_basis: Words | None = None
+    contact: Words | None = None
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:

@@ -19,7 +19,7 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.phrases import counted
 from veilsum_privacy.results.proof_check import CheckedRelease, CheckedStudy, ProofFault, ReleaseChecker, check_study, part
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
-from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files
+from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files, study_fields
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.model_tables import ModelTables
@@ -241,7 +241,7 @@ def _replay(
         made = get_method(study.method).run(federation)
     if federation.releases != len(releases):
         raise ProofFault(MANIFEST, f"It names {len(releases)} releases, but the method asks for {federation.releases}.")
-    about = {"name": study.name, "digest": checked.digest.hex(), "method": study.method}
+    about = study_fields(study, checked.digest)
     return known and not federation.differing, result_files(made, study=about, releases=entries), made
 
 

@@ -72,6 +72,7 @@ class RefusalCode(StrEnum):
     STUDY_REPLAYED = "study-replayed"
     STUDY_SIGNATURE = "study-signature"
     ANALYST = "analyst-not-allowed"
+    PURPOSE = "purpose-not-stated"
     METHOD = "method-not-allowed"
     DATASET = "dataset-not-offered"
     SCHEMA = "schema-not-accepted"

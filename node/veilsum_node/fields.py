@@ -41,6 +41,19 @@ Real = Annotated[
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")]
 """A lower-case identifier of 1 to 64 characters: participants, datasets, studies, columns of a result."""
 
+
+def _printable(value: str) -> str:
+    if not value.isprintable() or value != value.strip():
+        raise ValueError("must be one line of printable characters, without spaces around it")
+    return value
+
+
+Sentence = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(_printable)]
+"""One line of 1 to 1,000 printable characters that people read: no character that steers a terminal or turns text around."""
+
+Words = Annotated[Sentence, BeforeValidator(lambda value: " ".join(value.split()) if isinstance(value, str) else value)]
+"""A :data:`Sentence` as somebody writes it: line breaks and runs of spaces become single spaces."""
+
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """32 bytes as 64 hexadecimal digits."""
 

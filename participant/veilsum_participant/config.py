@@ -27,7 +27,7 @@ from veilsum_node.telemetry.logs import LogSettings
 from veilsum_node.transport.route import Route, RouteSettings
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
-from veilsum_privacy.study.study import Disclosure, Unit
+from veilsum_privacy.study.study import Disclosure, Statement, Unit
 from veilsum_privacy.training.device import DeviceName
 
 Differencing = Literal["strict", "allowed"]
@@ -93,6 +93,7 @@ class Policy(Frozen):
     Attributes:
         methods: methods that the site takes part in.
         tasks: what may be computed on its records; a method's name alone binds nothing.
+        require: what a study has to state in words, of purpose, reference, legal_basis and contact; none by default.
         analysts: certified names whose studies it accepts; "*" accepts every analyst of the federation.
         trusted: pinned peers, name -> key fingerprint; only pinned peers' noise counts.
         directory: instead of ``trusted``, the authority's file of all members' keys, once the operator has confirmed it
@@ -125,6 +126,8 @@ class Policy(Frozen):
         max_budget_answers: how often a day an analyst is told whether a population's budget bears a study, by being let in or
             refused; answers to studies that paid all that they declared do not count
             (:mod:`veilsum_participant.protocol.approval`).
+        four_eyes_above: with ``approval = "manual"``, epsilon of one study above which two people have to approve it, each by
+            their own name; a study without noise is above every epsilon. None: one is enough.
         approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
         share_metrics: which of its own metrics the site reports to the coordinator, by groups; none by default. What is not
             named never leaves. ``false``, which earlier versions wrote, is the same as none.
@@ -132,6 +135,7 @@ class Policy(Frozen):
 
     methods: tuple[Name, ...] = METHODS
     tasks: tuple[Name, ...] = Field(default_factory=every_task)
+    require: tuple[Statement, ...] = ()
     analysts: tuple[StrictStr, ...] = ()
     trusted: dict[Name, Hex32] = Field(default_factory=dict)
     directory: Path | None = None
@@ -153,6 +157,7 @@ class Policy(Frozen):
     attempt_hours: StrictInt = Field(default=24, ge=1, le=24 * 30)
     max_budget_answers: StrictInt = Field(default=8, ge=1, le=10_000)
     approval: Literal["policy", "manual"] = "policy"
+    four_eyes_above: StrictFloat | None = Field(default=None, ge=0, le=1000)
     share_metrics: tuple[ShareGroup, ...] = ()
 
     @field_validator("share_metrics", mode="before")
@@ -170,6 +175,32 @@ class Policy(Frozen):
             raise ValueError("not_trusted is for members of a directory; without one, leave them out of trusted")
         return self
 
+    @model_validator(mode="after")
+    def _eyes_that_look(self) -> Self:
+        if self.four_eyes_above is not None and self.approval != "manual":
+            raise ValueError('four_eyes_above needs approval = "manual"; else nobody is asked')
+        return self
+
+
+class HooksConfig(Frozen):
+    """The table ``[hooks]``: commands of the site's own.
+
+    Attributes:
+        waiting: program, by its whole path, and its arguments; run when studies began to wait for the operator's word
+            (:mod:`veilsum_participant.session.hooks`). Empty for none.
+    """
+
+    waiting: tuple[StrictStr, ...] = ()
+
+    @field_validator("waiting")
+    @classmethod
+    def _whole_path(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if value and not Path(value[0]).is_absolute():
+            raise ValueError('begins with the whole path of a program, as in ["/usr/bin/mail", "officer@example.org"]')
+        if any("\0" in item for item in value):
+            raise ValueError("holds a character that no argument can")
+        return value
+
 
 class ParticipantConfig(RouteSettings):
     """A participant's configuration file, with the keys of :class:`RouteSettings` beside these.
@@ -186,6 +217,7 @@ class ParticipantConfig(RouteSettings):
         device: where networks and encoders are computed, ``cpu``, ``cuda:N`` or ``auto``
             (:mod:`veilsum_privacy.training.device`).
         budgets: first budgets by population.
+        hooks: commands of the site's own that are told what happens.
         policy: what the site agrees to.
     """
 
@@ -199,6 +231,7 @@ class ParticipantConfig(RouteSettings):
     encoders: dict[Name, EncoderConfig] = Field(default_factory=dict)
     device: DeviceName = "cpu"
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
+    hooks: HooksConfig = HooksConfig()
     policy: Policy = Policy()
 
     @property

@@ -7,6 +7,8 @@ as one. Only codes leave the site. Nothing is read but the hashes of configured 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -29,6 +31,9 @@ from veilsum_privacy.tasks import FORMER, TASKS
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
 
+LONGEST_VALUE = 1000
+"""Characters of a value of the policy that the ledger holds; of longer ones it holds a digest."""
+
 _PIN = 'Pin the peers\' key fingerprints under policy.trusted, or ask for a study with noise = "local".'
 
 
@@ -41,6 +46,21 @@ def refuse(faults: Iterable[Refusal]) -> None:
     refusal = Refusal.of(faults)
     if refusal is not None:
         raise refusal
+
+
+def policy_values(policy: Policy) -> dict[str, str]:
+    """Every key of the policy with its value as JSON, or the digest of a long one; each pinned peer has a key of its own.
+
+    Of a directory's file its path is left out: what it pins is there.
+    """
+    values: dict[str, object] = policy.model_dump(mode="json", exclude={"directory", "trusted"})
+    values |= {f"trusted.{name}": fingerprint for name, fingerprint in policy.trusted.items()}
+    texts = {f"policy.{key}": json.dumps(value, sort_keys=True) for key, value in values.items()}
+    return {key: text if len(text) <= LONGEST_VALUE else _digest(text) for key, text in texts.items()}
+
+
+def _digest(text: str) -> str:
+    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def study_faults(
@@ -77,6 +97,12 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
         yield Refusal(RefusalCode.STUDY_INVALID, "The study does not name this participant.")
     if study.method not in policy.methods:
         yield _not_among(RefusalCode.METHOD, "Method", study.method, "methods", _accept("policy.methods"))
+    if missing := [name for name in policy.require if name not in study.statements]:
+        yield Refusal(
+            RefusalCode.PURPOSE,
+            f"The study does not state {listed(missing)}, which policy.require demands.",
+            f"Ask for a study that states {listed(missing)} in its study.toml.",
+        )
     if study.expires - study.created > 86400 * policy.study_days:
         yield Refusal(RefusalCode.STUDY_INVALID, f"The study is open for more than {counted(policy.study_days, 'day')}.")
     yield from _dataset_faults(study, config)

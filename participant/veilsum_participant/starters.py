@@ -57,6 +57,11 @@ path = "data/records.csv"
 epsilon = 1.0                 # what one record may lose in all, over every study; "unlimited" demands no guarantee
 delta = 1e-5
 
+# A program of your own, by its whole path, that is told when a study waits for `veilsum participant approve`: on its standard
+# input it gets what `veilsum participant show` prints, of all studies that began to wait; at most once a minute.
+# [hooks]
+# waiting = ["/usr/bin/mail", "-s", "A study waits", "officer@example.org"]
+
 # What the site agrees to. Nothing that a coordinator or a study says lowers it.
 [policy]
 methods = [
@@ -67,6 +72,7 @@ tasks = [
 $tasks
 ]
 analysts = []                 # certified names whose studies are accepted; empty: nobody's; ["*"]: every analyst's
+require = []                  # what a study must state in words, of "purpose", "reference", "legal_basis", "contact"
 min_cohort = 3                # smallest number of sites in any sum, this one included
 min_trusted = 1               # how many of them must be pinned below, this one included
 noise = ["distributed", "local"]  # "none" would release exact sums without any privacy guarantee
@@ -83,6 +89,7 @@ study_days = 366              # how long a study may stay open
 attempt_hours = 24            # how long a reservation stays open at most
 max_budget_answers = 8        # how often a day an analyst is told whether a budget allows a study that does not pay all of it
 approval = "policy"           # "manual": every study waits for `veilsum participant approve`
+# four_eyes_above = 0.5       # with "manual": epsilon of one study above which two people have to approve it
 share_metrics = []            # told to the coordinator, of "software", "budget", "ledger", "timings", "certificate"
 # directory = "directory.json"  # instead of [policy.trusted]: all members' keys; `veilsum participant directory confirm` first
 # not_trusted = ["other-site"]  # of the directory, whom this site does not pin all the same

@@ -358,21 +358,25 @@ class StudyObject(_message.Message):
     STUDY_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     study: _builtins.bytes
     """the exact bytes that the analyst signed, at most 1 MiB"""
     signature: _builtins.bytes
     certificate: _builtins.bytes
     """DER of the analyst's certificate"""
+    seconds_left: _builtins.int
+    """to a participant: how long the coordinator still waits for its answer; 0: not known"""
     def __init__(
         self,
         *,
         study: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
+        seconds_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "signature", b"signature", "study", b"study"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "seconds_left", b"seconds_left", "signature", b"signature", "study", b"study"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

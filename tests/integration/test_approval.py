@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -23,12 +24,16 @@ from veilsum_node.identity import Authority, Label, Role, new_key_and_csr
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.cli.participant import waiting_fields, waiting_row
+from veilsum_participant.config import Policy
 from veilsum_participant.protocol import approval, budgets
-from veilsum_participant.protocol.approval import approve, decline, waiting_studies
+from veilsum_participant.protocol.approval import approve, decline, shown_study, waiting_studies
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.shown import shown_text
+from veilsum_participant.session.client import record_policy
 from veilsum_participant.site import Site
 from veilsum_participant.store.pending import PENDING
-from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger import Kind, read_export, verify_ledger
+from veilsum_privacy.ledger.export import write_jsonl
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -66,7 +71,7 @@ def test_a_study_waits_neither_enrolled_nor_refused(attack: Adversary) -> None:
     assert item.before == 0.0
     assert item.after == pytest.approx(item.epsilon)
     assert item.epsilon == pytest.approx(1.0, rel=1e-3)
-    approve(site, attack.key.hex()[:8])
+    approve(site, attack.key.hex()[:8], "olga")
     assert [directive.study for directive in attack.cores["a"].decided()] == [attack.key]
     assert ask(attack) == "enrol"
     assert (wait_list(site), attack.cores["a"].decided()) == ([], [])
@@ -77,7 +82,7 @@ def test_what_an_approved_study_would_cost_counts_what_others_may_ask(attack: Ad
     """Two studies wait; with the first enrolled, the second's figures start from there."""
     site = attack.bed.sites["a"]
     ask(attack)
-    approve(site, attack.key.hex())
+    approve(site, attack.key.hex(), "olga")
     assert ask(attack) == "enrol"
     attack.use(attack.bed.compile(make_request(schema_of(2), min_cohort=2)))
     ask(attack)
@@ -91,7 +96,7 @@ def test_a_delta_that_guarantees_too_little_is_said_where_the_word_is_given(atta
     ask(attack)
     (fields,) = map(waiting_fields, waiting_studies(site))
     assert fields["warnings"] == []
-    decline(site, attack.key.hex(), "another")
+    decline(site, attack.key.hex(), "olga", "another")
     schema = schema_of(2).model_copy(update={"max_records": 5000})
     attack.use(attack.bed.compile(make_request(schema, min_cohort=2, delta=5e-4)))
     ask(attack)
@@ -111,12 +116,12 @@ def test_two_words_for_what_fits_only_once(attack: Adversary) -> None:
         attack.use(attack.bed.compile(make_request(schema_of(2), min_cohort=2)))
         assert ask(attack) == ""
         keys.append(attack.key)
-    approve(site, keys[0].hex())
+    approve(site, keys[0].hex(), "olga")
     with pytest.raises(Refusal) as caught:
-        approve(site, keys[1].hex())
+        approve(site, keys[1].hex(), "olga")
     assert caught.value.codes == (RefusalCode.BUDGET,)
-    decline(site, keys[0].hex(), "changed my mind")
-    approve(site, keys[1].hex())
+    decline(site, keys[0].hex(), "olga", "changed my mind")
+    approve(site, keys[1].hex(), "olga")
     assert ask(attack) == "enrol"
 
 
@@ -124,7 +129,7 @@ def test_a_declined_study_is_refused_for_good(attack: Adversary) -> None:
     """The coordinator hears a code, however often it asks; the ledger keeps the operator's reason, once."""
     site = attack.bed.sites["a"]
     ask(attack)
-    decline(site, attack.key.hex(), "no agreement\n with this group")
+    decline(site, attack.key.hex(), "olga", "no agreement\n with this group")
     assert len(attack.cores["a"].decided()) == 1
     for _ in range(2):
         assert attack.enrol("a").refused is RefusalCode.APPROVAL
@@ -145,13 +150,13 @@ def test_everything_is_checked_again_at_approval(attack: Adversary) -> None:
     kept = site.config
     site.config = kept.model_copy(update={"policy": kept.policy.model_copy(update={"max_epsilon": 0.5, "methods": ()})})
     with pytest.raises(Refusal) as caught:
-        approve(site, attack.key.hex())
+        approve(site, attack.key.hex(), "olga")
     assert caught.value.codes == (RefusalCode.METHOD, RefusalCode.EPSILON)
     (item,) = waiting_studies(site)
     assert item.obstacle is not None
     assert (item.state, item.obstacle.codes) == ("waiting", caught.value.codes)
     site.config = kept
-    approve(site, attack.key.hex())
+    approve(site, attack.key.hex(), "olga")
     with site.database.transaction() as connection:  # after the word, before the participant acts on it
         site.ledger.set_budget(connection, "records", 0.5, 1e-5, reason="less", operator="test", adaptive="gaussian")
     assert attack.enrol("a").refused is RefusalCode.BUDGET
@@ -181,7 +186,7 @@ def test_expired_and_ended_studies_are_dropped(attack: Adversary) -> None:
     assert item.obstacle is not None
     assert item.obstacle.code is RefusalCode.STUDY_EXPIRED
     with pytest.raises(Refusal):
-        approve(site, attack.key.hex())
+        approve(site, attack.key.hex(), "olga")
     attack.cores["a"].expire()
     assert wait_list(site) == []
 
@@ -198,7 +203,7 @@ def test_an_analyst_whose_certificate_ran_out_while_its_study_waited(attack: Adv
     assert item.obstacle is not None
     assert item.obstacle.code is RefusalCode.STUDY_SIGNATURE
     with pytest.raises(Refusal):
-        approve(site, attack.key.hex())
+        approve(site, attack.key.hex(), "olga")
 
 
 def test_the_operators_word_is_always_on_record(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +214,7 @@ def test_the_operators_word_is_always_on_record(attack: Adversary, monkeypatch: 
     for number in range(3):
         attack.use(altered(attack.study, nonce=f"{number:032x}"))
         assert ask(attack) == ""
-        decline(site, attack.key.hex(), f"no {number}")
+        decline(site, attack.key.hex(), "olga", f"no {number}")
     assert len(site.ledger.entries(kind=Kind.REFUSAL)) == 3
 
 
@@ -218,12 +223,12 @@ def test_names_that_fit_no_study_and_reasons_that_are_none(attack: Adversary) ->
     site = attack.bed.sites["a"]
     for name in ("", "000", "zzzz", "0" * 64):
         with pytest.raises(Misuse, match="No study waits under"):
-            approve(site, name)
+            approve(site, name, "olga")
         with pytest.raises(Misuse, match="No study waits under"):
-            decline(site, name, "reason")
+            decline(site, name, "olga", "reason")
     for reason in ("", " \n", "x" * 501, "bell\x07"):
         with pytest.raises(Misuse, match="A reason is a text"):
-            decline(site, attack.key.hex(), reason)
+            decline(site, attack.key.hex(), "olga", reason)
     assert wait_list(site)[0][1] == "waiting"
 
 
@@ -256,8 +261,8 @@ def test_an_operator_decides_while_the_participant_runs(tmp_path: Path) -> None:
         machine = server.hub.studies[first].machine
         for site in operators.values():
             wait_for(lambda site=site: len(wait_list(site)) == 1, "the study's arrival")  # type: ignore[misc]
-        words = [threading.Thread(target=approve, args=(operators[name], first.hex()[:12])) for name in "ab"]
-        words.append(threading.Thread(target=decline, args=(operators["c"], first.hex()[:12], "not ours to give")))
+        words = [threading.Thread(target=approve, args=(operators[name], first.hex()[:12], "olga")) for name in "ab"]
+        words.append(threading.Thread(target=decline, args=(operators["c"], first.hex()[:12], "olga", "not ours to give")))
         for word in words:
             word.start()
         for word in words:
@@ -309,17 +314,18 @@ def test_commands_decide_beside_real_participants(network: Processes, capsys: py
     assert listed.items() >= expected.items()
     assert listed["spent_after"] == pytest.approx(listed["epsilon"]) == pytest.approx(1.0, rel=1e-3)
 
-    code, error = command(network, "a", "approve", "ffff" if shown[0] != "f" else "0000", capsys=capsys)
+    code, error = command(network, "a", "approve", "ffff" if shown[0] != "f" else "0000", "--as", "olga", capsys=capsys)
     assert (code, error["error"]) == (2, "Misuse")
     for name in "ab":
-        code, fields = command(network, name, "approve", shown, capsys=capsys)
+        code, fields = command(network, name, "approve", shown, "--as", "olga", capsys=capsys)
         assert (code, fields["state"]) == (0, "approved")
     status = network.await_end(key)
     assert status.phase == "finished", (status.reason, status.refusals)
 
     second = network.submit(network.compile(make_request(schema_of(2), min_cohort=2)))
     wait_for(lambda: bool(command(network, "b", "studies", capsys=capsys)[1]), "the second study")
-    assert command(network, "b", "decline", second.hex()[:12], "--reason", "enough for now", capsys=capsys)[0] == 0
+    words = ("--as", "olga", "--reason", "enough for now")
+    assert command(network, "b", "decline", second.hex()[:12], *words, capsys=capsys)[0] == 0
     status = network.await_status(second, lambda found: bool(found.refusals), "the refusal")
     assert [(item.participant, item.code) for item in status.refusals] == [("b", "approval-declined")]
     (entry,) = (item for item in network.entries("b", second) if item.kind is Kind.REFUSAL)
@@ -336,7 +342,7 @@ def test_a_word_given_while_the_participant_is_down_is_acted_on_at_its_start(
         wait_for(lambda name=name: shown in str(command(network, name, "studies", capsys=capsys)[1]), "it")  # type: ignore[misc]
     assert network.participants["a"].stop() == 0
     for name in "ab":
-        assert command(network, name, "approve", shown, capsys=capsys)[0] == 0
+        assert command(network, name, "approve", shown, "--as", "olga", capsys=capsys)[0] == 0
     network.start("a")
     status = network.await_end(key)
     assert status.phase == "finished", (status.reason, status.refusals)
@@ -345,3 +351,153 @@ def test_a_word_given_while_the_participant_is_down_is_acted_on_at_its_start(
 def test_a_core_without_decisions_does_nothing(tmp_path: Path) -> None:
     site = make_bed(tmp_path, make_data("ab")).sites["a"]
     assert ParticipantCore(site).decided() == []
+
+
+# -- what the ledger says of it --------------------------------------------------------------------------------------------
+
+
+def decisions(site: Site) -> list[tuple[str, str, str]]:
+    kinds = (Kind.APPROVAL, Kind.DECLINE, Kind.EXPIRED)
+    found = [entry for entry in site.ledger.entries() if entry.kind in kinds]
+    return [(entry.kind.value, entry.detail.get("operator", ""), entry.detail.get("reason", "")) for entry in found]
+
+
+def test_the_ledger_says_who_decided_why_and_by_what_text(attack: Adversary, tmp_path: Path) -> None:
+    site = attack.bed.sites["a"]
+    ask(attack)
+    text = shown_text(shown_study(site, attack.key.hex()))
+    approve(site, attack.key.hex(), " Olga  Okafor ", "vote 7,\n as agreed")
+    assert ask(attack) == "enrol"
+    first = attack.key
+    attack.use(altered(attack.study, nonce="1" * 32))
+    ask(attack)
+    other = shown_text(shown_study(site, attack.key.hex()))
+    decline(site, attack.key.hex(), "Pia", "no vote")
+    assert decisions(site) == [("approval", "Olga Okafor", "vote 7, as agreed"), ("decline", "Pia", "no vote")]
+    yes, no = (site.ledger.entries(kind=kind)[0] for kind in (Kind.APPROVAL, Kind.DECLINE))
+    assert yes.detail["shown"] == hashlib.sha256(text.encode()).hexdigest()
+    assert no.detail["shown"] == hashlib.sha256(other.encode()).hexdigest() != yes.detail["shown"]
+    for entry, study in ((yes, first), (no, attack.key)):
+        assert (entry.study, entry.dataset, entry.population) == (study, "records", "records")
+        named = {"name": "test-study", "analyst": "analyst", "method": "statistics"}
+        assert entry.detail.items() >= named.items()
+        assert entry.random is not None  # blinded as all are
+    with (tmp_path / "export.jsonl").open("w", encoding="utf-8") as stream:
+        write_jsonl(site.ledger, stream)
+    found = verify_ledger(read_export(tmp_path / "export.jsonl"), authority=site.credentials.authority)
+    assert found.head == site.ledger.head()
+
+
+def test_above_an_epsilon_two_people_approve(attack: Adversary) -> None:
+    """Whoever spells one name in two ways is one person; a decline needs one."""
+    site = attack.bed.sites["a"]
+    policy = site.config.policy.model_copy(update={"four_eyes_above": 0.5})
+    site.config = site.config.model_copy(update={"policy": policy})
+    ask(attack)
+    approve(site, attack.key.hex(), "Olga")
+    assert (wait_list(site)[0][1], ask(attack), attack.cores["a"].decided()) == ("waiting", "", [])
+    for again in ("Olga", "OLGA", " olga "):
+        with pytest.raises(Misuse, match="needs 2 people"):
+            approve(site, attack.key.hex(), again)
+    (item,) = waiting_studies(site)
+    assert (item.approved_by, item.needs) == (("Olga",), 2)
+    assert approve(site, attack.key.hex(), "Pia").state == "approved"
+    assert ask(attack) == "enrol"
+    attack.use(altered(attack.study, nonce="1" * 32))
+    ask(attack)
+    approve(site, attack.key.hex(), "Olga")
+    assert decline(site, attack.key.hex(), "Pia", "seen too late").state == "declined"
+    kinds = [kind for kind, _, _ in decisions(site)]
+    assert kinds == ["approval", "approval", "approval", "decline"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "epsilon", "needs"), [(None, 1.0, 1), (0.5, 1.0, 2), (1.01, 1.0, 1), (0.0, 0.1, 2), (1000.0, None, 2)]
+)
+def test_how_many_people_a_study_needs(tmp_path: Path, bound: float | None, epsilon: float | None, needs: int) -> None:
+    attack = make_adversary(
+        tmp_path, budget=(None if epsilon is None else 3.0, 1e-5), approval="manual", four_eyes_above=bound
+    )
+    attack.use(attack.bed.compile(make_request(schema_of(2), epsilon=epsilon, min_cohort=2)))
+    ask(attack)
+    (item,) = waiting_studies(attack.bed.sites["a"])
+    assert item.needs == needs
+
+
+def test_a_word_for_a_study_that_ended_does_not_count_when_it_comes_again(attack: Adversary) -> None:
+    site = attack.bed.sites["a"]
+    policy = site.config.policy.model_copy(update={"four_eyes_above": 0.5})
+    site.config = site.config.model_copy(update={"policy": policy})
+    ask(attack)
+    approve(site, attack.key.hex(), "Olga")
+    attack.tell("a", pb.DIRECTIVE_KIND_END)
+    assert ask(attack) == ""
+    (item,) = waiting_studies(site)
+    assert item.approved_by == ()
+    assert decisions(site)[-1] == ("expired", "", "")
+    approve(site, attack.key.hex(), "Olga")
+    approve(site, attack.key.hex(), "Pia")
+    assert ask(attack) == "enrol"
+
+
+def test_a_study_that_ends_without_an_answer_is_on_record(
+    attack: Adversary, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended by the coordinator, or by its time; also once approved and not joined. A flood does not fill the ledger."""
+    caplog.set_level("WARNING", "veilsum.participant")
+    monkeypatch.setattr(budgets, "MOST_REFUSALS", 3)
+    site = attack.bed.sites["a"]
+    for number in range(5):
+        attack.use(altered(attack.study, nonce=f"{number:032x}"))
+        ask(attack)
+        if number == 1:
+            approve(site, attack.key.hex(), "Olga")
+        caplog.clear()
+        if number == 2:
+            monkeypatch.setattr(site, "clock", lambda: attack.study.expires)
+            attack.cores["a"].expire()
+            monkeypatch.undo()
+            monkeypatch.setattr(budgets, "MOST_REFUSALS", 3)
+        else:
+            attack.tell("a", pb.DIRECTIVE_KIND_END)
+        assert wait_list(site) == []
+        (line, *_) = [record.getMessage() for record in caplog.records if "ended after waiting" in record.getMessage()]
+        assert ("approved but not joined" if number == 1 else "without an answer") in line
+        assert attack.study.name in line
+        assert "analyst" in line
+    found = site.ledger.entries(kind=Kind.EXPIRED)
+    assert [entry.detail["why"] for entry in found] == ["the coordinator ended it"] * 2 + ["its time ran out"]
+    site.ledger.verify(authority=site.credentials.authority)
+
+
+def test_four_eyes_without_anybody_asked_is_no_policy() -> None:
+    with pytest.raises(ValueError, match="four_eyes_above needs approval"):
+        Policy(four_eyes_above=0.5)
+
+
+def test_the_ledger_says_what_of_the_policy_changed(tmp_path: Path) -> None:
+    """At each start what differs from the last one, and nothing where nothing does; long values by their digest."""
+    site = make_bed(tmp_path, make_data("ab")).sites["a"]
+
+    def start(**changes: Any) -> dict[str, Any] | None:
+        before = len(site.ledger.entries(kind=Kind.POLICY))
+        site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update=changes)})
+        record_policy(site)
+        found = site.ledger.entries(kind=Kind.POLICY)[before:]
+        return found[0].detail["changes"] if found else None
+
+    whole = start()
+    assert whole is not None
+    assert whole["policy.min_cohort"] == [None, "2"]
+    assert {f"policy.{key}" for key in Policy.model_fields} - {"policy.trusted", "policy.directory"} <= set(whole)
+    assert start() is None
+    assert start(max_epsilon=0.25) == {"policy.max_epsilon": [whole["policy.max_epsilon"][1], "0.25"]}
+    pins = site.config.policy.trusted
+    assert start(trusted={}) == {f"policy.trusted.{name}": [json.dumps(key), None] for name, key in pins.items()}
+    changed = start(analysts=tuple(f"analyst-{number}" for number in range(200)))
+    assert changed is not None
+    (before, after) = changed["policy.analysts"]
+    assert before == '["*"]'
+    assert after.startswith("SHA-256 ")
+    assert start() is None
+    site.ledger.verify(authority=site.credentials.authority)

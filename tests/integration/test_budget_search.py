@@ -225,6 +225,6 @@ def test_what_the_operator_approved_is_not_held_back(tmp_path: Path) -> None:
     assert [submit() for _ in range(MOST)] == [0] * (MOST - 1) + [1]
     assert channel.said[-1].refused is RefusalCode.ASKED
     searcher.attack.use(first)
-    approve(site, searcher.attack.key.hex()[:12])
+    approve(site, searcher.attack.key.hex()[:12], "olga")
     site.config = site.config.model_copy(update={"policy": site.config.policy.model_copy(update={"max_budget_answers": 1})})
     assert searcher.attack.enrol("a").call == "enrol"

@@ -36,6 +36,7 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 NAMES = ("a", "b", "c")
+DECISIONS = ("approval", "decline", "expired", "policy")
 DELTA = 1e-5
 BUDGET = 4.0
 LOOPBACK = MetricsSettings(listen="127.0.0.1:0")
@@ -156,7 +157,7 @@ def test_a_site_counts_its_own_part(ran: Ran) -> None:
         kinds = {key[1]: value for key, value in shown.items() if key[0] == "veilsum_ledger_entries"}
         held = {"genesis": 1, "budget": 1, "reserve": 1, "charge": 1, "release-seen": 1}
         assert {kind: value for kind, value in kinds.items() if value} == held
-        assert set(kinds) == {*held, "key", "recovery", "free", "fault", "snapshot", "refusal", "checkpoint"}
+        assert set(kinds) == {*held, "key", "recovery", "free", "fault", "snapshot", "refusal", "checkpoint", *DECISIONS}
         assert shown["veilsum_ledger_verified",] == 1
         assert shown["veilsum_ledger_verified_timestamp_seconds",] == ran.bed.clock()
         assert shown["veilsum_enrolled_studies",] == shown["veilsum_studies_waiting",] == 0

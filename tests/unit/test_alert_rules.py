@@ -31,6 +31,7 @@ NAMES = {
     "VeilsumBudget95",
     "VeilsumBudgetGoneInAWeek",
     "VeilsumBudgetSearched",
+    "VeilsumStudyWaiting",
     "VeilsumParticipantGone",
     "VeilsumRoundStuck",
     "VeilsumRefusals",

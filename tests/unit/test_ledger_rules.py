@@ -366,3 +366,56 @@ def test_what_only_a_site_holds(kind: Kind) -> None:
     book = Book(MirrorRules())
     with refuses("only a site's own ledger has entries of this kind"):
         book.write(kind, make_reservation(study=STUDY))
+
+
+DECIDED = {"name": "s", "analyst": "ana", "method": "statistics", "operator": "Olga", "reason": "why", "shown": "0" * 64}
+
+
+def test_a_decision_says_who_decided_on_what_and_why(book: Book) -> None:
+    book.write(Kind.APPROVAL, None, DECIDED, study=bytes(32))
+    book.write(Kind.APPROVAL, None, DECIDED | {"reason": ""}, study=bytes(32))
+    book.write(Kind.DECLINE, None, DECIDED, study=bytes(32))
+    for kind in (Kind.APPROVAL, Kind.DECLINE):
+        for change in ({"operator": ""}, {"operator": 5}, {"operator": None}, {"reason": None}):
+            with refuses("it does not say who decided"):
+                book.write(kind, None, DECIDED | change, study=bytes(32))
+        with refuses("it does not say who decided"):
+            book.write(kind, None, DECIDED)
+        for shown in (None, "", "0" * 62, 5):
+            with refuses("it does not say what was shown"):
+                book.write(kind, None, DECIDED | {"shown": shown}, study=bytes(32))
+    with refuses("it does not say who decided"):
+        book.write(Kind.DECLINE, None, DECIDED | {"reason": ""}, study=bytes(32))
+
+
+def test_what_expired_is_named(book: Book) -> None:
+    book.write(Kind.EXPIRED, None, {"since": 5}, study=bytes(32))
+    for detail, columns in (({"since": 5}, {}), ({}, {"study": bytes(32)}), ({"since": True}, {"study": bytes(32)})):
+        with refuses("it does not say what expired"):
+            book.write(Kind.EXPIRED, None, detail, **columns)
+
+
+def test_a_policy_changes_from_what_it_was(book: Book) -> None:
+    book.write(Kind.POLICY, None, {"changes": {"a": [None, "1"], "b": [None, "2"]}})
+    book.write(Kind.POLICY, None, {"changes": {"a": ["1", "3"], "b": ["2", None]}})
+    for changes in (
+        {"a": ["1", "4"]},
+        {"b": ["2", "3"]},
+        {"a": ["3", "3"]},
+        {"c": [None, None]},
+        {"a": ["3"]},
+        {"a": ["3", 4]},
+        {"a": "3"},
+    ):
+        with refuses("it changes the policy from what it was not"):
+            book.write(Kind.POLICY, None, {"changes": changes})
+    for changes in (None, {}, [], 5):
+        with refuses("it says no change"):
+            book.write(Kind.POLICY, None, {"changes": changes})
+    book.write(Kind.POLICY, None, {"changes": {"a": ["3", None], "b": [None, "3"]}})
+
+
+def test_a_mirror_holds_no_decisions() -> None:
+    for kind in (Kind.APPROVAL, Kind.DECLINE, Kind.EXPIRED, Kind.POLICY):
+        with refuses("only a site's own ledger"):
+            Book(MirrorRules()).write(kind, None, DECIDED, study=bytes(32))

@@ -99,6 +99,11 @@ class StudyMachine:
         return self.members.seats
 
     @property
+    def enrolment_seconds(self) -> int:
+        """How long participants are still waited for; 0 once enrolment has closed."""
+        return max(0, int(self._deadline - self._steady())) if self.phase is StudyPhase.ENROLLING else 0
+
+    @property
     def roster(self) -> Roster | None:
         """The verified roster, once enrolment has closed."""
         return self.members.roster

@@ -40,7 +40,10 @@ class Objects:
         if name not in machine.seats:
             raise HostileInput("The caller is not invited to that study.")
         if kind == pb.OBJECT_KIND_STUDY:
-            return [entry.object.SerializeToString()]
+            shown = pb.StudyObject()
+            shown.CopyFrom(entry.object)
+            shown.seconds_left = machine.enrolment_seconds
+            return [shown.SerializeToString()]
         if kind == pb.OBJECT_KIND_ROSTER and machine.roster is not None:
             roster = machine.roster
             return [self.once(key, kind, roster, lambda: roster_object(roster), keep=entry.outcome is None)]

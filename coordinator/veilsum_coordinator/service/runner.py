@@ -40,7 +40,7 @@ from veilsum_coordinator.service.status import spent_epsilon
 from veilsum_coordinator.storage.long_values import LONG
 from veilsum_node.errors import HostileInput, Unavailable, VeilsumError
 from veilsum_node.telemetry.logs import about
-from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result
+from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
 from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
 from veilsum_privacy.securesum.contribution import open_pieces
@@ -231,9 +231,7 @@ class HubFederation(Federation):
                 return
         study = self.study
         described = {
-            "name": study.name,
-            "digest": self._key.hex(),
-            "method": study.method,
+            **study_fields(study, self._key),
             "round": self._round,
             "epsilon": self._spent()[1],
             "delta": study.privacy.delta,
@@ -300,8 +298,7 @@ def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
     end, told = time.monotonic() + hub.journal.outage.seconds, False
     while True:
         try:
-            described = {"name": study.name, "digest": directory.name, "method": study.method}
-            save_result(directory, result, study=described, releases=releases)
+            save_result(directory, result, study=study_fields(study, key), releases=releases)
         except Unavailable as error:
             if hub.stopping or time.monotonic() >= end:
                 raise

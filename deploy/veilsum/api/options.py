@@ -51,6 +51,10 @@ class Options(TypedDict, total=False):
         expected: public guesses for plans and ``error`` alone, such as ``{"died": 0.09, "age": [63, 18]}``
             (docs/scientist.md, "Plans").
         expires_hours: how long the study may run.
+        purpose: what the study is for, in a sentence. This and the next three are signed and shown to the sites.
+        reference: number of an ethics vote, a contract or a project.
+        legal_basis: on which the data are used.
+        contact: whom a site asks about the study.
         encoder: features in place of columns: the result of :meth:`~veilsum.Dataset.components`, or the ``[encoder]`` table of
             a study.
     """
@@ -75,6 +79,10 @@ class Options(TypedDict, total=False):
     expected_records: int
     expected: Mapping[str, float | Sequence[float] | Mapping[str, float]]
     expires_hours: int
+    purpose: str
+    reference: str
+    legal_basis: str
+    contact: str
     encoder: Mapping[str, Any] | Stored
 
 

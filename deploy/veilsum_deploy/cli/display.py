@@ -27,6 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 _REMEDIES: Mapping[str, str] = {
     RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",
     RefusalCode.ANALYST: "Ask the site to name you under policy.analysts.",
+    RefusalCode.PURPOSE: "State purpose, reference, legal_basis and contact in the study; ask the site which it requires.",
     RefusalCode.METHOD: "Ask the site to accept the method, or leave the site out.",
     RefusalCode.DATASET: "Correct the dataset's name or the schema's header, or leave the site out.",
     RefusalCode.DISCLOSURE: "Ask the site to accept the disclosure, or leave the site out.",

@@ -11,6 +11,7 @@ from rich.console import Console
 from veilsum_deploy.cli.display import size_text
 from veilsum_node.phrases import counted, listed
 from veilsum_node.process.console import print_fields, print_line, print_rows, terminal_text
+from veilsum_privacy.dossier.asked import asked_facts
 
 if TYPE_CHECKING:
     from veilsum.forecasts import Forecast
@@ -38,7 +39,7 @@ def print_plan(plan: StudyPlan, *, everything: bool = False) -> None:
 
 
 def _asks(plan: StudyPlan) -> dict[str, object]:
-    cost = plan.cost
+    cost, facts = plan.cost, asked_facts(plan.study)
     sends = f"{size_text(cost.upload)}; two of them also fetch the sum, {size_text(cost.fetch)}"
     if cost.rounds > 1:
         sends = (
@@ -48,6 +49,9 @@ def _asks(plan: StudyPlan) -> dict[str, object]:
         f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}, over the whole study" if cost.epsilon else ""
     )
     return {
+        **{name.replace("_", " "): text for name, text in plan.study.statements.items()},
+        "asks for": facts["computes"],
+        "reads": facts["reads"],
         "participants": _first_of(cost.participants),
         "smallest cohort": cost.min_cohort,
         "computes": ", ".join(

@@ -33,7 +33,7 @@ from veilsum_node.errors import Misuse, StateError, VeilsumError
 from veilsum_node.identity import load_credentials
 from veilsum_participant.data.quality import count_cells
 from veilsum_participant.store.kept import kept_vector
-from veilsum_privacy.results.result import Result, load_result, save_result
+from veilsum_privacy.results.result import Result, load_result, save_result, study_fields
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
 
@@ -105,7 +105,7 @@ def _simulate(
                 continue
             span = ((number - 1) / simulation.repeat, number / simulation.repeat)
             study, result, kept, seconds = run(number, lambda study: RoundProgress(study, progress, what, span))  # noqa: B023
-            about = {"name": study.name, "digest": study_digest(study.to_bytes()).hex(), "method": study.method}
+            about = study_fields(study, study_digest(study.to_bytes()))
             scores = score(result, dealt, simulation.draft.schema, kept, simulation.draft.program)
             runs.append((study, SimulatedRun(result, about, seconds, scores)))
             if store is not None:

@@ -75,6 +75,13 @@ def _what(fields: Mapping[str, Any]) -> str:
             return f"figures up to entry {detail.get('upto')}"
         case "key":
             return "signs with another key from here on"
+        case "approval" | "decline":
+            why = detail.get("reason") or "no reason given"
+            return f"{detail.get('name')} of {detail.get('analyst')}: {why} ({detail.get('operator')})"
+        case "expired":
+            return f"{detail.get('name')} of {detail.get('analyst')} ended without an answer: {detail.get('why')}"
+        case "policy":
+            return "; ".join(f"{key}: {new or 'left out'}" for key, (_, new) in detail.get("changes", {}).items())
         case "free":
             return str(detail.get("reason", ""))
         case "receipts":

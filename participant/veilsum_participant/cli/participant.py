@@ -5,6 +5,7 @@ How the ``participant`` commands show studies that wait for the operator's word.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from veilsum_privacy.dossier.figures import cost, plain
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 StudyArgument = Annotated[str, typer.Argument(help="The first digits of the study's ID.", metavar="ID")]
+AsOption = Annotated[str, typer.Option("--as", help="Name of the person who decides, for the site's own ledger.")]
 CONFIG = Path("participant.toml")
 
 
@@ -194,23 +196,56 @@ def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
         return
     print_rows([waiting_row(item) for item in found], title="Studies", as_json=False, empty="No study waits.")
     if any(item["state"] == "waiting" for item in found):
-        print_line("Decide with `veilsum participant approve ID` or `veilsum participant decline ID --reason TEXT`.")
+        print_line("Read one with `veilsum participant show ID`.")
+        print_line("Decide with `veilsum participant approve ID --as NAME` or `decline ID --as NAME --reason TEXT`.")
 
 
 @app.command()
-def approve(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
-    """Let a waiting study in; the participant enrols at once if it runs, else at its next start."""
+def show(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Show a waiting study in plain words: who asks, why, what it computes, what it costs this site, until when it waits.
+
+    The ledger's entry of a decision holds the SHA-256 of this text.
+    """
+    from veilsum_participant.cli.participant import waiting_fields
+    from veilsum_participant.protocol.approval import shown_study
+    from veilsum_participant.protocol.shown import shown_text
+
+    with _site(config) as site:
+        found = shown_study(site, study)
+    text = shown_text(found)
+    if as_json:
+        print_json(waiting_fields(found) | {"text": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    else:
+        for line in text.splitlines():
+            print_line(line)
+
+
+@app.command()
+def approve(
+    study: StudyArgument,
+    operator: AsOption,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the site's own ledger.")] = "",
+    config: ConfigOption = CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a waiting study in; the participant enrols at once if it runs, else at its next start.
+
+    The ledger keeps who approved it, why, and the digest of what was shown.
+    """
     from veilsum_participant.cli.participant import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import approve as decide
 
     with _site(config) as site:
-        fields = waiting_fields(decide(site, study))
+        fields = waiting_fields(decide(site, study, operator, reason))
     print_fields(fields if as_json else waiting_row(fields), title="Approved", as_json=as_json)
+    if fields["state"] == "waiting" and not as_json:
+        print_line(f"It needs {fields['approvals_needed']} people: let somebody else approve it, too.")
 
 
 @app.command()
 def decline(
     study: StudyArgument,
+    operator: AsOption,
     reason: Annotated[str, typer.Option("--reason", help="Why, for the site's own ledger; the coordinator hears a code.")],
     config: ConfigOption = CONFIG,
     as_json: JsonOption = False,
@@ -220,7 +255,7 @@ def decline(
     from veilsum_participant.protocol.approval import decline as decide
 
     with _site(config) as site:
-        fields = waiting_fields(decide(site, study, reason))
+        fields = waiting_fields(decide(site, study, operator, reason))
     print_fields(fields if as_json else waiting_row(fields), title="Declined", as_json=as_json)
 
 
@@ -345,9 +380,14 @@ def waiting_fields(item: Waiting) -> dict[str, Any]:
         "id": item.digest.hex(),
         "state": item.state,
         "since": item.time,
+        "deadline": item.deadline,
+        "studies_left": item.leaves,
+        "approved_by": list(item.approved_by),
+        "approvals_needed": item.needs,
         "expires": study.expires,
         "name": study.name,
         "analyst": item.analyst,
+        "stated": study.statements,
         "method": study.method,
         "disclosures": {task.label: task.disclosure for task in study.tasks},
         "dataset": study.dataset,
@@ -370,8 +410,8 @@ def waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
     least, most = fields["min_cohort"], len(fields["participants"])
     row = {
         "id": fields["id"][:12],
-        "state": fields["state"],
-        "until": moment(fields["expires"]),
+        "state": "\n".join([fields["state"], *(f"yes: {name}" for name in fields["approved_by"])]),
+        "until": moment(fields["deadline"] or fields["expires"]),
         "study": f"{fields['name']} by {fields['analyst']}",
         "method": fields["method"] + ("\nper site" if "per-site" in fields["disclosures"].values() else ""),
         "dataset": fields["dataset"],
@@ -381,6 +421,8 @@ def waiting_row(fields: dict[str, Any]) -> dict[str, Any]:
         "noise": fields["noise"],
         "cohort": str(most) if least == most else f"{least} to {most}",
     }
+    for name, text in fields["stated"].items():
+        row["study"] += f"\n{name.replace('_', ' ')}: {text}"
     for warning in fields["warnings"]:
         row["study"] += f"\n{warning}"
     for item in fields["obstacles"]:

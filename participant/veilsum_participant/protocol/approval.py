@@ -14,6 +14,8 @@ refused without a look at the budget. An unlimited budget bears everything, and 
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,11 +24,13 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Label, Role, verify, verify_certificate
+from veilsum_node.phrases import listed
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.open_studies import check_directory
 from veilsum_participant.policy import study_faults
-from veilsum_participant.protocol.budgets import budget_faults, promised, record_refused_study, remaining
+from veilsum_participant.protocol.budgets import budget_faults, promised, record_refused_study, remaining, too_many
 from veilsum_participant.protocol.cohorts import joining_faults
+from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.pending import (
     PendingRow,
@@ -38,10 +42,11 @@ from veilsum_participant.store.pending import (
     pending_studies,
 )
 from veilsum_participant.store.populations import ANSWERS
-from veilsum_participant.store.studies import find_study
+from veilsum_participant.store.studies import find_study, studies_of
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
-from veilsum_privacy.ledger.entries import declared_mechanisms
+from veilsum_privacy.ledger import Kind, Mechanism
+from veilsum_privacy.ledger.entries import Entry, RequestedStudy, declared_mechanisms
 from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 
@@ -50,11 +55,15 @@ DAY = 86_400
 MOST_WAITING = 256
 """Studies that wait for the operator's word at most; further ones are refused."""
 
+MOST_SUCH = 1000
+"""Further studies of the same price that are counted at most."""
+
 UNDECIDED = (PendingState.WAITING, PendingState.APPROVED)
 """States of a study that may still be enrolled in; ``declined`` becomes ``refused`` once the coordinator is told."""
 
 _PREFIX = 4  # hexadecimal digits that an operator gives at least
 _LONGEST_REASON = 500
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -66,12 +75,18 @@ class SignedStudy:
         signature: the analyst's.
         certificate: DER of the analyst's certificate.
         coordinator: certified name of the coordinator that sent it.
+        seconds_left: how long that still waits for an answer, by its word; 0 where it does not say.
     """
 
     data: bytes
     signature: bytes
     certificate: bytes
     coordinator: str
+    seconds_left: int = 0
+
+    def deadline(self, now: int, study: Study) -> int | None:
+        """Until when the coordinator waits: at most until the study ends."""
+        return min(now + self.seconds_left, study.expires) if self.seconds_left else None
 
 
 def verify_study(site: Site, key: bytes, signed: SignedStudy) -> tuple[AgreedStudy, str]:
@@ -162,11 +177,14 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Agre
         change_pending(connection, key, state=PendingState.REFUSED)
         return Refusal(RefusalCode.APPROVAL, _declined(row.reason))
     approved = row is not None and row.state == PendingState.APPROVED  # the operator's word, which no bound holds back
+    if row is not None and approved:
+        names = listed([entry.detail["operator"] for entry in _approvals(connection, site, row)] or ["the operator"])
+        LOG.info("study %s (%s) was approved by %s", study.name, analyst, names, extra=about("approved", digest=key))
     refusal = (study_refusal if approved else _answer)(connection, site, agreed, analyst)
     refusal = refusal or Refusal.of(rehearsal_faults(site, agreed))
     if refusal is not None:
         drop_pending(connection, key)
-        record_refused_study(connection, site, key, study, refusal)
+        record_refused_study(connection, site, _asked(site, key, study, analyst), study, refusal)
         return refusal
     waits = site.config.policy.approval == "manual" and not approved
     if not waits:
@@ -184,9 +202,12 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Agre
             analyst=analyst,
             time=site.clock(),
             state=PendingState.WAITING,
+            deadline=signed.deadline(site.clock(), study),
         )
         fields = about("waiting", study=study.name, digest=key)
         LOG.warning("study %s (%s) waits: veilsum participant approve %s", study.name, analyst, key.hex()[:12], extra=fields)
+    elif signed.seconds_left:  # asked again: a restarted coordinator begins to wait anew
+        change_pending(connection, key, deadline=signed.deadline(site.clock(), study))
     return None
 
 
@@ -204,6 +225,13 @@ class Waiting:
         before: epsilon that the population stands at with what other studies here may still ask for.
         after: the same with this study.
         obstacle: what speaks against it now.
+        approved_by: who said yes to it so far.
+        needs: how many people have to.
+        deadline: until when the coordinator waits for an answer, by its own word; None where it did not say.
+        delta: of the population's budget; None without one.
+        leaves: how many more such studies the budget bears after this one, :data:`MOST_SUCH` at most; None where it has no
+            bound, or was not asked for.
+        earlier: the newest study of the analyst on the dataset that this site was enrolled in before; None for none.
     """
 
     digest: bytes
@@ -215,6 +243,12 @@ class Waiting:
     before: float | None
     after: float | None
     obstacle: Refusal | None
+    approved_by: tuple[str, ...] = ()
+    needs: int = 1
+    deadline: int | None = None
+    delta: float | None = None
+    leaves: int | None = None
+    earlier: Study | None = None
 
 
 def waiting_studies(site: Site) -> list[Waiting]:
@@ -223,44 +257,78 @@ def waiting_studies(site: Site) -> list[Waiting]:
         return [_waiting(connection, site, row) for row in pending_studies(connection)]
 
 
-def approve(site: Site, name: str) -> Waiting:
-    """Give the operator's word for a study; the running participant enrols at its next tick.
+def shown_study(site: Site, name: str) -> Waiting:
+    """A study that waits or was decided on, with all that somebody is shown who decides.
 
     Args:
         name: the first digits of its digest.
 
     Raises:
         Misuse: no study, or several, wait under that name.
-        Refusal: policy or budget speak against it now.
     """
-    with site.database.transaction() as connection:
-        row = _find(connection, name, (PendingState.WAITING,))
-        found = _waiting(connection, site, row)
-        if found.obstacle is not None:
-            raise found.obstacle
-        change_pending(connection, row.digest, state=PendingState.APPROVED)
-        return _waiting(connection, site, _row(connection, row.digest))
+    with site.database.reading() as connection:
+        return _waiting(connection, site, _find(connection, name, tuple(PendingState)), whole=True)
 
 
-def decline(site: Site, name: str, reason: str) -> Waiting:
-    """Refuse a study for good; the ledger keeps the reason, the coordinator hears a code.
+def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
+    """Give somebody's word for a study; the running participant enrols at its next tick once all have given it who must.
 
     Args:
         name: the first digits of its digest.
+        operator: who decides, up to 100 characters.
         reason: for the record, up to 500 characters.
 
     Raises:
-        Misuse: no study, or several, wait under that name; or the reason is empty or too long.
+        Misuse: no study, or several, wait under that name; the operator's name or the reason is no such text; or the study
+            needs another person's word.
+        Refusal: policy or budget speak against it now.
     """
-    reason = " ".join(reason.split())
-    if not 0 < len(reason) <= _LONGEST_REASON or not reason.isprintable():
-        raise Misuse(f"A reason is a text of 1 to {_LONGEST_REASON} characters.", "Say in a sentence why the site declines.")
+    operator, reason = _operator(operator), _reason(reason) if reason else ""
+    with site.database.transaction() as connection:
+        row = _find(connection, name, (PendingState.WAITING,))
+        found = _waiting(connection, site, row, whole=True)
+        if found.obstacle is not None:
+            raise found.obstacle
+        if operator.casefold() in map(str.casefold, found.approved_by):
+            raise Misuse(
+                f"{operator} approved this study already; it needs {found.needs} people.", "Let somebody else approve it, too."
+            )
+        shown = hashlib.sha256(shown_text(found).encode()).digest()
+        asked = _asked(site, row.digest, found.study, row.analyst)
+        site.ledger.decide(connection, asked, approved=True, operator=operator, reason=reason, shown=shown)
+        if len(found.approved_by) + 1 >= found.needs:
+            change_pending(connection, row.digest, state=PendingState.APPROVED)
+        return _waiting(connection, site, _row(connection, row.digest))
+
+
+def decline(site: Site, name: str, operator: str, reason: str) -> Waiting:
+    """Refuse a study for good; the ledger keeps name and reason, the coordinator hears a code.
+
+    Args:
+        name: the first digits of its digest.
+        operator: who decides, up to 100 characters.
+        reason: for the record, up to 500 characters.
+
+    Raises:
+        Misuse: no study, or several, wait under that name; or the operator's name or the reason is empty or too long.
+    """
+    operator, reason = _operator(operator), _reason(reason)
     with site.database.transaction() as connection:
         row = _find(connection, name, UNDECIDED)
+        found = _waiting(connection, site, row, whole=True)
+        shown = hashlib.sha256(shown_text(found).encode()).digest()
+        asked = _asked(site, row.digest, found.study, row.analyst)
+        site.ledger.decide(connection, asked, approved=False, operator=operator, reason=reason, shown=shown)
         change_pending(connection, row.digest, state=PendingState.DECLINED, reason=reason)
         refusal = Refusal(RefusalCode.APPROVAL, _declined(reason))
-        record_refused_study(connection, site, row.digest, parse_study(row.study), refusal, by_operator=True)
+        record_refused_study(connection, site, asked, found.study, refusal, by_operator=True)
         return _waiting(connection, site, _row(connection, row.digest))
+
+
+def waiting_digests(site: Site) -> list[bytes]:
+    """Digests of the studies that wait for somebody's word, oldest first."""
+    with site.database.reading() as connection:
+        return [row.digest for row in pending_studies(connection) if row.state is PendingState.WAITING]
 
 
 def decided_studies(site: Site) -> list[bytes]:
@@ -269,6 +337,60 @@ def decided_studies(site: Site) -> list[bytes]:
         return [
             row.digest for row in pending_studies(connection) if row.state in (PendingState.APPROVED, PendingState.DECLINED)
         ]
+
+
+def end_waiting(connection: Connection, site: Site, row: PendingRow, why: str) -> None:
+    """Forget a study that waited or was decided on; if nobody decided, ledger and log say that it ended without an answer.
+
+    Args:
+        connection: of a write transaction.
+        why: it ended, for the record.
+    """
+    drop_pending(connection, row.digest)
+    if row.state not in UNDECIDED:
+        return
+    study, waited = parse_study(row.study), max(0, site.clock() - row.time)
+    fields = about("expired", study=study.name, digest=row.digest)
+    LOG.warning(
+        "study %s (%s) ended after waiting for %d s, %s: %s",
+        study.name,
+        row.analyst,
+        waited,
+        "approved but not joined" if row.state is PendingState.APPROVED else "without an answer",
+        why,
+        extra=fields,
+    )
+    if not too_many(connection, site, Kind.EXPIRED):
+        site.ledger.expire(connection, _asked(site, row.digest, study, row.analyst), since=row.time, why=why)
+
+
+def _asked(site: Site, key: bytes, study: Study, analyst: str) -> RequestedStudy:
+    population = site.config.population(study.dataset) if study.dataset in site.config.datasets else None
+    return RequestedStudy(
+        key, study.name, study.method, study.dataset, analyst, population, study.data.file_columns, study.purpose
+    )
+
+
+def _approvals(connection: Connection, site: Site, row: PendingRow) -> list[Entry]:
+    """Who approved a study since it came; what was said of it before it had ended once does not count."""
+    ended = site.ledger.entries(kind=Kind.EXPIRED, study=row.digest, connection=connection)
+    after = ended[-1].seq if ended else 0
+    found = site.ledger.entries(kind=Kind.APPROVAL, study=row.digest, connection=connection)
+    return [entry for entry in found if entry.seq > after and entry.time >= row.time]
+
+
+def _operator(name: str) -> str:
+    name = " ".join(name.split())
+    if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise Misuse(f"Who decides is a name of 1 to {_LONGEST_NAME} characters.", "Give the name of the person with --as.")
+    return name
+
+
+def _reason(reason: str) -> str:
+    reason = " ".join(reason.split())
+    if not 0 < len(reason) <= _LONGEST_REASON or not reason.isprintable():
+        raise Misuse(f"A reason is a text of 1 to {_LONGEST_REASON} characters.", "Say in a sentence why the site decides so.")
+    return reason
 
 
 def _declined(reason: str) -> str:
@@ -290,7 +412,32 @@ def _row(connection: Connection, digest: bytes) -> PendingRow:
     return row
 
 
-def _waiting(connection: Connection, site: Site, row: PendingRow) -> Waiting:
+def _such_studies(connection: Connection, site: Site, population: str, others: Counter[Mechanism], study: Study) -> int | None:
+    """How many studies of the same price the budget bears on top of ``others``; None where it has no bound."""
+    price = declared_mechanisms(study)
+
+    def bears(count: int) -> bool:
+        asked = others + Counter({mechanism: releases * count for mechanism, releases in price.items()})
+        return site.ledger.headroom(population, asked, connection).admits
+
+    if site.ledger.headroom(population, others, connection).budget.epsilon is None:
+        return None
+    low, high = 0, 1
+    while high <= MOST_SUCH and bears(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bears(middle) else (low, middle)
+    return min(low, MOST_SUCH)
+
+
+def _earlier(connection: Connection, study: Study, key: bytes, analyst: str) -> Study | None:
+    """The newest study that the analyst had on the dataset before."""
+    known = (parse_study(data) for digest, data in studies_of(connection, analyst) if digest != key)
+    return max((item for item in known if item.dataset == study.dataset), key=lambda item: item.created, default=None)
+
+
+def _waiting(connection: Connection, site: Site, row: PendingRow, *, whole: bool = False) -> Waiting:
     signed = SignedStudy(row.study, row.signature, row.certificate, row.coordinator)
     agreed, analyst, obstacle = site.agreed(row.study), row.analyst, None
     study = agreed.study
@@ -300,19 +447,29 @@ def _waiting(connection: Connection, site: Site, row: PendingRow) -> Waiting:
     except Refusal as refusal:  # its certificate or its time has run out since
         obstacle = refusal
     delta = site.budget_delta(study.dataset, connection)
-    before, after = None, None
+    before, after, leaves = None, None, None
     if delta is not None:
         population = site.config.population(study.dataset)
         others = promised(connection, site.config, population, row.digest)
         before = site.ledger.headroom(population, others, connection).after
         after = site.ledger.headroom(population, others + declared_mechanisms(study), connection).after
+        if whole and study.privacy.noise != "none":
+            leaves = _such_studies(connection, site, population, others + declared_mechanisms(study), study)
+    epsilon = study_epsilon(study, study.privacy.delta if delta is None else delta)
+    above = site.config.policy.four_eyes_above
     return Waiting(
+        approved_by=tuple(str(entry.detail["operator"]) for entry in _approvals(connection, site, row)),
+        deadline=row.deadline,
+        delta=delta,
+        leaves=leaves,
+        earlier=_earlier(connection, study, row.digest, analyst) if whole else None,
+        needs=1 if above is None or epsilon <= above else 2,
         digest=row.digest,
         study=study,
         analyst=analyst,
         time=row.time,
         state=row.state,
-        epsilon=study_epsilon(study, study.privacy.delta if delta is None else delta),
+        epsilon=epsilon,
         before=before,
         after=after,
         obstacle=obstacle,

@@ -29,8 +29,7 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.pending import PENDING, PendingRow, PendingState, pending_studies
 from veilsum_participant.store.studies import STUDIES, StudyRow, open_studies
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
-from veilsum_privacy.ledger.entries import declared_mechanisms, why_infinite
-from veilsum_privacy.ledger.ledger import LONGEST_TEXT
+from veilsum_privacy.ledger.entries import LONGEST_TEXT, RequestedStudy, declared_mechanisms, why_infinite
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
@@ -129,17 +128,17 @@ def promised(connection: Connection, config: ParticipantConfig, population: str,
 
 
 def record_refused_study(
-    connection: Connection, site: Site, key: bytes, study: Study, refusal: Refusal, *, by_operator: bool = False
+    connection: Connection, site: Site, asked: RequestedStudy, study: Study, refusal: Refusal, *, by_operator: bool = False
 ) -> None:
     """Enter a refused study into the ledger, with every reason and the budget's figures; the same words only once.
 
     Args:
         by_operator: it is the operator's own word, which no bound on refusals holds back.
     """
-    earlier = site.ledger.entries(kind=Kind.REFUSAL, study=key, connection=connection)
+    earlier = site.ledger.entries(kind=Kind.REFUSAL, study=asked.study, connection=connection)
     words = refusal.message[:LONGEST_TEXT]  # as the ledger holds them
     same = any(entry.context is None and entry.detail.get("message") == words for entry in earlier)
-    if same or (not by_operator and _too_many_refusals(connection, site)):
+    if same or (not by_operator and too_many(connection, site, Kind.REFUSAL)):
         return
     try:
         cost = [
@@ -148,30 +147,26 @@ def record_refused_study(
         ]
     except Misuse:
         cost = []
-    offered = study.dataset in site.config.datasets
     site.ledger.refuse(
-        connection,
-        refusal,
-        population=site.config.population(study.dataset) if offered else None,
-        study=key,
-        dataset=study.dataset,
-        cost=cost,
+        connection, refusal, population=asked.population, study=asked.study, dataset=asked.dataset, cost=cost, asked=asked
     )
 
 
 def record_refused_release(connection: Connection, site: Site, reservation: Reservation, refusal: Refusal) -> None:
     """Enter a refused release into the ledger, with the budget's figures; once for each context."""
     known = site.ledger.entries(kind=Kind.REFUSAL, context=reservation.context, connection=connection)
-    if not known and not _too_many_refusals(connection, site):
+    if not known and not too_many(connection, site, Kind.REFUSAL):
         site.ledger.refuse(connection, refusal, reservation=reservation)
 
 
-def _too_many_refusals(connection: Connection, site: Site) -> bool:
-    """Whether the ledger has taken up as many refusals today as it takes."""
-    today = site.ledger.entries(kind=Kind.REFUSAL, since=site.clock() - _DAY + 1, connection=connection)
+def too_many(connection: Connection, site: Site, kind: Kind) -> bool:
+    """Whether the ledger has taken up as many entries of a kind that others cause today as it takes."""
+    today = site.ledger.entries(kind=kind, since=site.clock() - _DAY + 1, connection=connection)
     if len(today) < MOST_REFUSALS:
         return False
-    LOG.error("%d refusals within a day: the ledger records no more of them today; this log has them", len(today))
+    LOG.error(
+        "%d entries %s within a day: the ledger records no more of them today; this log has them", len(today), kind.value
+    )
     return True
 
 

@@ -171,7 +171,12 @@ class ParticipantCore:
                 self.site.check_ledger()
                 submitted = pb.StudyObject.FromString(channel.fetch(pb.OBJECT_KIND_STUDY, key))
                 enrolment = self.membership.on_study(
-                    key, submitted.study, submitted.signature, submitted.certificate, channel.coordinator
+                    key,
+                    submitted.study,
+                    submitted.signature,
+                    submitted.certificate,
+                    channel.coordinator,
+                    seconds_left=submitted.seconds_left,
                 )
                 if enrolment is not None:
                     channel.enrol(key, enrolment)

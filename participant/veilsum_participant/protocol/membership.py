@@ -10,11 +10,11 @@ from veilsum_node.identity.certificate import moment
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.open_studies import check_directory, load_open_study, verified_roster
 from veilsum_participant.policy import mask_faults, member_faults, refuse
-from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, verify_study
+from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, end_waiting, verify_study
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import AttemptState, attempts_in, change_attempt, took_part
 from veilsum_participant.store.kept import drop_states
-from veilsum_participant.store.pending import drop_pending, find_pending, pending_studies
+from veilsum_participant.store.pending import find_pending, pending_studies
 from veilsum_participant.store.studies import (
     TAKING_PART,
     StudyState,
@@ -42,7 +42,9 @@ class Membership:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def on_study(self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str) -> Enrolment | None:
+    def on_study(
+        self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str, *, seconds_left: int = 0
+    ) -> Enrolment | None:
         """Hold a signed study against certificates, clock, policy and budget, and enrol; the same study again gets the same
         answer.
 
@@ -52,6 +54,7 @@ class Membership:
             signature: the analyst's.
             certificate: DER of the analyst's certificate.
             coordinator: the certified name of the coordinator that sent it.
+            seconds_left: how long it says that it still waits for an answer; 0 where it does not say.
 
         Returns:
             The enrolment; None while the study waits for the operator's word.
@@ -60,7 +63,7 @@ class Membership:
             Refusal: with everything that speaks against it; a signed study's refusal stands in the ledger then.
         """
         site = self._site
-        signed = SignedStudy(data, signature, certificate, coordinator)
+        signed = SignedStudy(data, signature, certificate, coordinator, seconds_left)
         agreed, analyst = verify_study(site, key, signed)
         study = agreed.study
         box_key = BoxKey.generate()
@@ -182,7 +185,7 @@ class Membership:
         with site.database.transaction() as connection:
             waiting = find_pending(connection, key)
             if waiting is not None and waiting.state in UNDECIDED:
-                drop_pending(connection, key)
+                end_waiting(connection, site, waiting, "the coordinator ended it")
             row = find_study(connection, key)
             if row is None or row.status not in TAKING_PART:
                 return
@@ -208,11 +211,11 @@ class Membership:
         now = self._site.clock()
         with self._site.database.reading() as connection:
             held, waiting = signed_studies(connection), pending_studies(connection)
-        over = [row.digest for row in waiting if now >= parse_study(row.study).expires]
+        over = [row for row in waiting if now >= parse_study(row.study).expires]
         if over:
             with self._site.database.transaction() as connection:
-                for digest in over:
-                    drop_pending(connection, digest)
+                for row in over:
+                    end_waiting(connection, self._site, row, "its time ran out")
         for digest, study in held:
             if now >= parse_study(study).expires:
                 self.leave(digest, StudyState.ENDED)

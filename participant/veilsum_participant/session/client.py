@@ -34,10 +34,11 @@ from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.sources import named_in_records
 from veilsum_participant.directory import with_pins
-from veilsum_participant.policy import former_tasks
+from veilsum_participant.policy import former_tasks, policy_values
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.session.channel import STALE, GrpcChannel
+from veilsum_participant.session.hooks import WaitingHook
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
@@ -118,6 +119,7 @@ class Client:
         self._told: set[bytes] = set()
         self._certificate = OwnCertificate(site)
         self._store = StoreWatch(site.database)
+        self._hook = WaitingHook(site)
         self._anew = False
 
     def stop(self) -> None:
@@ -141,6 +143,7 @@ class Client:
         try:
             self._keep_connected()
         finally:
+            self._hook.stop()
             self._ended.set()
 
     def _keep_connected(self) -> None:
@@ -319,6 +322,7 @@ class Client:
             return
         try:
             self.core.expire()
+            self._hook.look()
         except VeilsumError as error:
             if not self._site.database.write_fault:  # which is told once, and not every second
                 LOG.error("cannot act on deadlines: %s", error)
@@ -346,6 +350,7 @@ def run_participant(config: ParticipantConfig) -> None:
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
     client = Client(open_site(config, same_key=True))
+    record_policy(client.core.site)
     client.core.site.hold_against_schemas()
     for name in filter(client.core.site.withheld, config.datasets):
         LOG.warning("dataset %s is withheld: more of its cells match nothing in its schema than most_unmatched", name)
@@ -362,6 +367,18 @@ def run_participant(config: ParticipantConfig) -> None:
     client.core.site.database.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))
+
+
+def record_policy(site: Site) -> None:
+    """Have the ledger say what of the policy changed since the last start.
+
+    Raises:
+        Unavailable, Damage: the ledger cannot be written.
+    """
+    with site.database.transaction() as connection:
+        entry = site.ledger.record_policy(connection, policy_values(site.config.policy))
+    if entry is not None:
+        LOG.info("the policy is not as at the last start: entry %d of the ledger says what changed", entry)
 
 
 class OwnCertificate:

@@ -34,6 +34,7 @@ class PendingRow:
     time: int  # when it came
     state: PendingState
     reason: str = ""
+    deadline: int | None = None  # until when the coordinator waits for an answer, as it said when it last asked
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", PendingState(self.state))

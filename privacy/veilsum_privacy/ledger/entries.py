@@ -38,8 +38,49 @@ class Kind(StrEnum):
     RELEASE_SEEN = "release-seen"
     REFUSAL = "refusal"
     CHECKPOINT = "checkpoint"
+    APPROVAL = "approval"
+    DECLINE = "decline"
+    EXPIRED = "expired"
+    POLICY = "policy"
     RECEIPTS = "receipts"
     CONSENT = "consent"
+
+
+LONGEST_TEXT = 2000
+"""Characters of a text that an entry holds; the rest of a longer one is left out."""
+
+
+@dataclass(frozen=True)
+class RequestedStudy:
+    """A study that a site was asked to take part in, as entries name it: nobody may be left who holds the study itself.
+
+    Attributes:
+        study: its digest, 32 bytes.
+        name, method, dataset: of the study.
+        analyst: certified name of who signed it.
+        population: whose records they are; None where the site offers no such dataset.
+        columns_read: names of the columns that it reads.
+        purpose: as the analyst states it.
+    """
+
+    study: bytes
+    name: str
+    method: str
+    dataset: str
+    analyst: str
+    population: str | None
+    columns_read: tuple[str, ...] = ()
+    purpose: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """What the columns of an entry hold of it."""
+        return {"study": self.study.hex(), "dataset": self.dataset, "population": self.population}
+
+    def detail(self) -> dict[str, Any]:
+        """What else an entry says of it."""
+        stated = {} if self.purpose is None else {"purpose": self.purpose}
+        columns = {"columns": ", ".join(self.columns_read)[:LONGEST_TEXT]} if self.columns_read else {}
+        return {"name": self.name, "analyst": self.analyst, "method": self.method, **columns, **stated}
 
 
 MECHANISMS: Mapping[str, str] = {
@@ -372,3 +413,22 @@ def events_of(mechanisms: Mapping[Mechanism, int], *, alone: bool = False) -> tu
     events = [(item.event_alone if alone else item.event, count) for item, count in counted]
     found = [(event, count) for event, count in events if event is not None]
     return found, len(found) < len(counted)
+
+
+def change_policy(held: dict[str, str], entry: Entry) -> None:
+    """Apply to a policy what an entry ``policy`` says has changed.
+
+    Raises:
+        HostileInput: it is malformed, or changes what was not so.
+    """
+    changes = entry.detail.get("changes")
+    if not isinstance(changes, Mapping) or not changes:
+        raise HostileInput("it says no change of the policy.")
+    for key, pair in changes.items():
+        fits = isinstance(pair, list) and len(pair) == 2 and all(value is None or isinstance(value, str) for value in pair)
+        if not fits or pair[0] == pair[1] or held.get(key) != pair[0]:
+            raise HostileInput("it changes the policy from what it was not.")
+        if pair[1] is None:
+            del held[key]
+        else:
+            held[key] = pair[1]

@@ -31,7 +31,7 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, find_signer, own_receipt
-from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation, why_infinite
+from veilsum_privacy.ledger.entries import LONGEST_TEXT, Budget, Kind, Mechanism, RequestedStudy, Reservation, why_infinite
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader, require_budget
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
@@ -45,8 +45,6 @@ _RELEASE = (
 """Columns that describe a release: its reservation's, repeated by every later entry about it."""
 
 _PAID = (Kind.CHARGE, Kind.RECOVERY)
-LONGEST_TEXT = 2000
-"""Characters of a text that an entry holds; the rest of a longer one is left out."""
 
 _ABOUT = select(ledger_table).where(_COLUMNS.context == bindparam("context"), _COLUMNS.kind != Kind.REFUSAL.value)
 _ROUND = select(_COLUMNS.kind, _COLUMNS.attempt).where(
@@ -249,6 +247,7 @@ class Ledger(LedgerReader):
         study: bytes | None = None,
         dataset: str | None = None,
         cost: Sequence[Mechanism] = (),
+        asked: RequestedStudy | None = None,
     ) -> int:
         """Record a refusal with the budget's figures, which stay here. Returns the entry's number.
 
@@ -260,13 +259,14 @@ class Ledger(LedgerReader):
             study: digest of the study that was refused as a whole, at enrolment; instead of a reservation.
             dataset: what that study wanted to use.
             cost: all releases that it declared.
+            asked: that study in words, of which nothing else may be left here.
         """
         columns: dict[str, Any] = {"study": None if study is None else study.hex(), "dataset": dataset}
         if reservation is not None:
             columns, population = reservation.columns(), reservation.population
             cost = [reservation.mechanism]
         columns["population"] = population
-        detail: dict[str, Any] = _refusal_detail(refusal)
+        detail: dict[str, Any] = _refusal_detail(refusal) | ({} if asked is None else asked.detail())
         counted = Counter(cost)
         if reservation is None and counted:
             detail["cost"] = [[item.to_json(), item.noise.colluders, count] for item, count in counted.items()]
@@ -277,6 +277,45 @@ class Ledger(LedgerReader):
                 reserved, after = map(_finite, figures)
                 detail["figures"] = {"budget": budget.epsilon, "reserved": reserved, "after": after}
         return self._chain.append(connection, Kind.REFUSAL, columns, detail).seq
+
+    def decide(
+        self, connection: Connection, asked: RequestedStudy, *, approved: bool, operator: str, reason: str, shown: bytes
+    ) -> int:
+        """Record somebody's word on a study that waited for it. Returns the entry's number.
+
+        Args:
+            approved: whether it was a yes.
+            operator: who decided.
+            reason: why, in their words; may be empty for a yes.
+            shown: SHA-256 of the text by which they decided (32 bytes).
+        """
+        if not operator or not (reason or approved) or len(shown) != 32:
+            raise Misuse("A decision needs a name, a digest of what was shown, and a reason where it is a no.")
+        detail = {**asked.detail(), "operator": operator, "reason": reason, "shown": shown}
+        return self._chain.append(connection, Kind.APPROVAL if approved else Kind.DECLINE, asked.columns(), detail).seq
+
+    def expire(self, connection: Connection, asked: RequestedStudy, *, since: int, why: str) -> int:
+        """Record that a study that waited ended without an answer. Returns the entry's number.
+
+        Args:
+            since: when it came, unix seconds.
+            why: it ended.
+        """
+        return self._chain.append(
+            connection, Kind.EXPIRED, asked.columns(), {**asked.detail(), "since": since, "why": why}
+        ).seq
+
+    def record_policy(self, connection: Connection, policy: Mapping[str, str]) -> int | None:
+        """Record what of the site's policy is not as the ledger has it. Returns the entry's number; None if nothing changed.
+
+        Args:
+            policy: by key, each value as a text.
+        """
+        known = self.policy(connection)
+        changed = {
+            key: [known.get(key), policy.get(key)] for key in sorted({*known, *policy}) if known.get(key) != policy.get(key)
+        }
+        return self._chain.append(connection, Kind.POLICY, detail={"changes": changed}).seq if changed else None
 
     def recover(
         self, connection: Connection, receipt: SignedReceipt, population: str, *, certificate: bytes | None = None

@@ -18,7 +18,7 @@ from veilsum_node.canonical import parse_canonical
 from veilsum_node.database import Database, check_component
 from veilsum_node.errors import Damage, HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role
-from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Spending
+from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Spending, change_policy
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
 from veilsum_privacy.ledger.migrations import COMPONENT, PACKAGE
 from veilsum_privacy.ledger.rows import read_row, unhex
@@ -234,6 +234,17 @@ class LedgerReader(ChainReader):
         """The population's budget now in force, or None."""
         with self._reading(connection) as reader:
             return self._totals.standing(reader, population).budget
+
+    def policy(self, connection: Connection | None = None) -> dict[str, str]:
+        """The site's policy at its last start, each value as a text by its key; empty where none was recorded.
+
+        Raises:
+            HostileInput: an entry is malformed.
+        """
+        held: dict[str, str] = {}
+        for entry in self.entries(kind=Kind.POLICY, connection=connection):
+            change_policy(held, entry)
+        return held
 
     def populations(self, connection: Connection | None = None) -> list[str]:
         """Populations that ever had a budget, sorted."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.accountant import PRV_ERROR
-from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation, change_policy
 from veilsum_privacy.ledger.faults import require
 from veilsum_privacy.ledger.receipts import Receipt
 from veilsum_privacy.ledger.rows import unhex
@@ -53,6 +53,7 @@ class SiteRules(Rules):
         self._history: defaultdict[str, list[tuple[int, Mechanism]]] = defaultdict(list)
         self._budgets: defaultdict[str, list[tuple[int, Budget]]] = defaultdict(list)
         self._hashes: list[str] = []
+        self._policy: dict[str, str] = {}
 
     @property
     def populations(self) -> Mapping[str, Standing]:
@@ -82,6 +83,10 @@ class SiteRules(Rules):
                 _check_refusal(entry.detail)
             case Kind.CHECKPOINT:
                 self._checkpoint(entry)
+            case Kind.APPROVAL | Kind.DECLINE | Kind.EXPIRED:
+                _check_decision(entry)
+            case Kind.POLICY:
+                change_policy(self._policy, entry)
             case _:
                 raise HostileInput("only a coordinator's mirror has entries of this kind.")
         self._hashes.append(entry.hash.hex())
@@ -263,6 +268,16 @@ def _check_refusal(detail: Mapping[str, Any]) -> None:
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise HostileInput("the refusal is malformed.") from error
     require(fits, "the refusal is malformed")
+
+
+def _check_decision(entry: Entry) -> None:
+    if entry.kind is Kind.EXPIRED:
+        require(entry.study is not None and type(entry.detail.get("since")) is int, "it does not say what expired")
+        return
+    operator, reason, shown = (entry.detail.get(name) for name in ("operator", "reason", "shown"))
+    named = isinstance(operator, str) and operator and isinstance(reason, str) and (reason or entry.kind is Kind.APPROVAL)
+    require(entry.study is not None and bool(named), "it does not say who decided on which study, and why")
+    require(isinstance(shown, str) and len(unhex(shown)) == 32, "it does not say what was shown")
 
 
 def _check_figures(name: str, stated: Any, charged: Sum, budget: Budget) -> None:

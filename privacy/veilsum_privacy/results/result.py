@@ -25,6 +25,7 @@ from veilsum_node.file_names import is_name, write_files
 from veilsum_node.phrases import unreadable
 from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, ReleaseEntry, round_of
 from veilsum_privacy.securesum.array_bytes import array_pieces
+from veilsum_privacy.study.study import Study
 
 FORMAT = "veilsum-result"
 VERSION = 1
@@ -80,6 +81,11 @@ def save_result(
     except OSError as error:
         raise Unavailable(f"{directory}: the result cannot be written ({error.strerror}).", "Check path and space.") from error
     return directory / MANIFEST
+
+
+def study_fields(study: Study, digest: bytes) -> dict[str, Any]:
+    """What the manifest of a result says of its study; ``digest``: of the study."""
+    return {"name": study.name, "digest": digest.hex(), "method": study.method, **study.statements}
 
 
 def result_files(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     Field,
@@ -23,7 +23,7 @@ from pydantic import (
 
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput
-from veilsum_node.fields import Frozen, Hex32, Name, Real
+from veilsum_node.fields import Frozen, Hex32, Name, Real, Sentence
 from veilsum_privacy.study.encoder import Encoder
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -37,6 +37,9 @@ Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Disclosure = Literal["joint", "per-site"]
 NoiseKind = Literal["distributed", "local", "none"]
 Unit = Literal["record", "subject"]
+Statement = Literal["purpose", "reference", "legal_basis", "contact"]
+STATEMENTS: tuple[Statement, ...] = get_args(Statement)
+"""What an analyst may state of a study beside what it computes, in words."""
 
 
 class TaskDeclaration(Frozen):
@@ -188,6 +191,10 @@ class Study(Frozen):
 
     ``encoder`` makes features of the dataset's columns, None for none. ``weights`` is one public table for all sites; v1 sums
     are unweighted, so it maps to ones.
+
+    What the analyst states in words: ``purpose``, what the study is for; ``reference``, by which it can be found elsewhere, as
+    an ethics vote or a contract; ``legal_basis``, on which the data are used; ``contact``, whom to ask. Nothing computes with
+    them. Studies signed before there were these fields do not state them; None has no bytes of its own.
     """
 
     version: Literal[1]
@@ -206,6 +213,18 @@ class Study(Frozen):
     tasks: tuple[TaskDeclaration, ...] = Field(min_length=1, max_length=256)
     participants: tuple[Name, ...] = Field(min_length=2, max_length=1024)
     weights: dict[Name, int]
+    purpose: Sentence | None = None
+    reference: Sentence | None = None
+    legal_basis: Sentence | None = None
+    contact: Sentence | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        for name in STATEMENTS:
+            if getattr(self, name) is None:
+                del values[name]
+        return values
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -231,6 +250,12 @@ class Study(Frozen):
     def sites(self) -> int:
         """How many participants the study names: the blocks of a vector that is disclosed per site."""
         return len(self.participants)
+
+    @property
+    def statements(self) -> dict[str, str]:
+        """What the analyst states in words, as far as it is stated."""
+        found = ((name, getattr(self, name)) for name in STATEMENTS)
+        return {name: text for name, text in found if text is not None}
 
     @property
     def width(self) -> int:

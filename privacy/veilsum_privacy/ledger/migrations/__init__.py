@@ -9,7 +9,7 @@ from veilsum_privacy.ledger.tables import create
 
 __all__ = ["COMPONENT", "HEAD", "PACKAGE", "create"]
 
-HEAD = "0003"
+HEAD = "0004"
 """The last script."""
 
 COMPONENT = "ledger"

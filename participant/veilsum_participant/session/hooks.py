@@ -1,0 +1,117 @@
+"""The site's own command that is told when studies wait for the operator's word: a mail, a ticket, a message.
+
+It gets what ``veilsum participant show`` prints, made of the signed study and the ledger, and so nothing of a record. It runs
+without a shell and with few variables of the environment, one at a time and at most once a minute: whoever submits studies
+could otherwise start programs as fast as they like. What it does is its own matter; that it failed is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+
+from veilsum_node.errors import VeilsumError
+from veilsum_node.telemetry.logs import about
+from veilsum_participant.protocol.approval import shown_study, waiting_digests
+from veilsum_participant.protocol.shown import shown_text
+from veilsum_participant.site import LOG, Site
+
+PAUSE_SECONDS = 60.0
+LIMIT_SECONDS = 60.0
+"""Between the starts of two commands; how long one may run."""
+
+STUDIES = "VEILSUM_STUDIES"
+"""The variable with the IDs of the studies, separated by spaces."""
+
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")
+
+
+class WaitingHook:
+    """Runs the command for studies that began to wait; the client's loop calls :meth:`look`.
+
+    Args:
+        site: whose ``hooks.waiting`` names the command; nothing happens without one.
+        limit: seconds that a command may take.
+    """
+
+    def __init__(self, site: Site, *, limit: float = LIMIT_SECONDS) -> None:
+        self._site, self._command, self._limit = site, site.config.hooks.waiting, limit
+        self._told: set[bytes] = set()
+        self._last: float | None = None
+        self._worker: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def look(self) -> None:
+        """Start the command if studies wait of which it was not told.
+
+        Raises:
+            Unavailable, Damage: the store cannot be read.
+        """
+        if not self._command or (self._worker is not None and self._worker.is_alive()):
+            return
+        if self._last is not None and self._site.steady() - self._last < PAUSE_SECONDS:
+            return
+        waiting = waiting_digests(self._site)
+        new = [digest for digest in waiting if digest not in self._told]
+        self._told = set(waiting)  # one that ended and comes again is told again
+        if new:
+            self._last = self._site.steady()
+            self._worker = threading.Thread(target=self._run, args=(new,), daemon=True)
+            self._worker.start()
+
+    def stop(self) -> None:
+        """End a command that still runs."""
+        self._stopped = True
+        self._kill()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether no command runs any more, at the latest after so many seconds."""
+        if self._worker is not None:
+            self._worker.join(seconds)
+        return self._worker is None or not self._worker.is_alive()
+
+    def _run(self, digests: Sequence[bytes]) -> None:
+        ids = [digest.hex() for digest in digests]
+        try:
+            self._tell(ids, "\n".join(self._texts(ids)))
+        except (OSError, VeilsumError) as error:
+            LOG.warning("the command hooks.waiting cannot be run: %s", error, extra=about("hook"))
+
+    def _texts(self, ids: Sequence[str]) -> list[str]:
+        texts = []
+        for name in ids:
+            with contextlib.suppress(VeilsumError):  # decided on, or ended, meanwhile
+                texts.append(shown_text(shown_study(self._site, name)))
+        return texts
+
+    def _tell(self, ids: Sequence[str], text: str) -> None:
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        self._process = process = subprocess.Popen(  # noqa: S603  the operator's own command, from the configuration
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**kept, STUDIES: " ".join(ids)},
+            start_new_session=True,  # so that what it starts ends with it
+        )
+        if self._stopped:  # while it was started
+            self._kill()
+        try:
+            process.communicate(text.encode(), timeout=self._limit)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            process.wait()
+            LOG.warning("the command hooks.waiting was ended after %.0f s", self._limit, extra=about("hook"))
+            return
+        if process.returncode and not self._stopped:
+            LOG.warning("the command hooks.waiting failed: exit status %d", process.returncode, extra=about("hook"))
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
