@@ -146,13 +146,18 @@ class Authority:
             ConfigurationError: a file is missing, malformed or readable by others, or the passphrase is wrong.
         """
         advice = "Create an authority first with `veilsum federation init`."
+        if (directory / "certificate.pem").exists():
+            advice = (
+                "Put it back from a backup: this authority's certificate belongs to that key, and no other can replace it."
+            )
         pem = read_private(directory / "key.pem", "authority's key", advice=advice)
         data = read_file(directory / "certificate.pem", "authority's certificate", advice=advice)
         try:
             key = load_pem_private_key(pem, passphrase)
         except Exception as error:
             raise ConfigurationError(
-                f"The authority's key {directory / 'key.pem'} cannot be opened.", "Check the passphrase and the file."
+                f"The authority's key {directory / 'key.pem'} cannot be opened.",
+                "Check the passphrase; if the file is damaged, keep it and put it back from a backup.",
             ) from error
         try:
             certificate = certificates.load_authority_certificate(data)

@@ -26,7 +26,7 @@ from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
-from veilsum_node.identity.tls import KEY_FILE
+from veilsum_node.identity.tls import KEY_FILE, key_advice
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
@@ -142,7 +142,9 @@ class SiteCheck:
         try:
             status = path.stat()
         except OSError as error:
-            yield Check("key permissions", CheckOutcome.FAILED, f"{path}: {error.strerror}", "Run `veilsum participant init`.")
+            yield Check(
+                "key permissions", CheckOutcome.FAILED, f"{path}: {error.strerror}", key_advice(self._config.identity, error)
+            )
             return
         mode = stat.S_IMODE(status.st_mode)
         if open_to_others(status):
