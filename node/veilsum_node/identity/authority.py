@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from veilsum_node.addresses import bare_host
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
@@ -371,7 +372,7 @@ def _host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys(hosts):
         try:
-            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+            names.append(x509.IPAddress(ipaddress.ip_address(bare_host(host))))
         except ValueError:
             if not _HOST.fullmatch(host.lower()):
                 raise Misuse(
