@@ -274,8 +274,9 @@ class Remote:
         """Yield the study's state at every change until it is over; a coordinator that restarts is waited for."""
         away_since: float | None = None
         while True:
+            call = self._stub.Watch(pb.ShowRequest(study=study))
             try:
-                for status in self._stub.Watch(pb.ShowRequest(study=study)):
+                for status in call:
                     away_since = None
                     yield StudyInfo.parse(status)
                 return
@@ -285,6 +286,8 @@ class Remote:
                 away_since = now if away_since is None else away_since
                 if code not in _AWAY or now - away_since > PATIENCE_SECONDS:
                     raise explain(error, self._way, self._identity) from error
+            finally:
+                call.cancel()  # a call that is left open, by an interrupt say, would be waited for as the channel closes
             time.sleep(1.0)
 
     def fetch(self, study: bytes, directory: Path, *, proof: bool = True) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,8 +130,19 @@ class Run:
 
         Raises:
             StateError: it failed or was aborted.
+            KeyboardInterrupt: the caller waits no more; the study goes on, and what takes it up again was said.
         """
-        last = show_progress(self.federation.coordinator.watch(self.key), self.id, shown=progress)
+        try:
+            last = show_progress(self.federation.coordinator.watch(self.key), self.id, shown=progress)
+        except KeyboardInterrupt:
+            if not self.federation.simulated:
+                print(
+                    f"Interrupted. The study goes on: attach({self.id[:12]!r}) takes it up again, and .abort() of what that"
+                    " gives stops it.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            raise
         if last.phase != "finished":
             raise _failure(last)
         return last

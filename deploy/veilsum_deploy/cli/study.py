@@ -98,7 +98,7 @@ def submit(
             print_line(f"Submitted {key.hex()}")
         if not (wait or results):
             return
-        _require_finished(follow(remote.watch(key), as_json=as_json), as_json=as_json)
+        _require_finished(_followed(remote, key, as_json=as_json), as_json=as_json)
         if results is not None:
             _fetch(remote, credentials, key, results, as_json=as_json)
 
@@ -144,7 +144,7 @@ def watch(
     With --json: one object per line at every change, of a study with many rounds once a second.
     """
     with _connected(coordinator, identity) as (remote, _):
-        _require_finished(follow(remote.watch(remote.find(study_id)), as_json=as_json), as_json=as_json)
+        _require_finished(_followed(remote, remote.find(study_id), as_json=as_json), as_json=as_json)
 
 
 @app.command()
@@ -330,6 +330,14 @@ def _load(file: Path) -> StudyRequest:
     from veilsum.compile import load_study_request
 
     return load_study_request(file)
+
+
+def _followed(remote: Remote, key: bytes, *, as_json: bool) -> StudyInfo:
+    try:
+        return follow(remote.watch(key), as_json=as_json)
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted. The study goes on: `veilsum study watch {key.hex()[:12]}` takes it up again.", err=True)
+        raise
 
 
 def _require_finished(info: StudyInfo, *, as_json: bool) -> None:
