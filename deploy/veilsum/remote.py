@@ -157,6 +157,12 @@ class StudyInfo:
         )
 
     @property
+    def silent(self) -> tuple[str, ...]:
+        """Invited participants that neither enrolled nor refused."""
+        refused = {item.participant for item in self.refusals}
+        return tuple(name for name in self.participants if name not in self.enrolled and name not in refused)
+
+    @property
     def over(self) -> bool:
         """Whether nothing more happens."""
         return self.phase in OVER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from veilsum.api.notebook import show_progress
 from veilsum.api.options import Question
 from veilsum.api.plans import Plan
 from veilsum.api.results import StudyResult, fetched_result
-from veilsum.drafts import draft_connected, plan_connected
+from veilsum.drafts import absences, draft_connected, plan_connected
 from veilsum.provenance import stated_cost
 from veilsum.request import StudyRequest
 from veilsum_node.errors import StateError
@@ -22,6 +23,9 @@ from veilsum_node.errors import StateError
 if TYPE_CHECKING:
     from veilsum.api.federation import Federation
     from veilsum.remote import StudyInfo
+
+
+LOG = logging.getLogger("veilsum.studies")
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,7 @@ class Study:
             StateError: fewer than two sites are connected.
         """
         federation = self.federation
-        planned, away = plan_connected(self.request, federation.coordinator, federation.federation_id, error)
-        return Plan(planned, away)
+        return Plan(*plan_connected(self.request, federation.coordinator, federation.federation_id, error))
 
     def submit(self) -> Run:
         """Sign the study and submit it; it runs whether this process does or not, if the federation is a real one.
@@ -81,7 +84,9 @@ class Study:
             VeilsumError: it cannot be compiled, or the coordinator rejects it.
         """
         federation = self.federation
-        draft, _ = draft_connected(self.request, federation.coordinator, federation.federation_id)
+        draft, away, left_out = draft_connected(self.request, federation.coordinator, federation.federation_id)
+        for line in absences(away, left_out):
+            LOG.warning("%s", line)
         study = draft.compile()
         draft.method.check_federation(study)
         return Run(federation, federation.coordinator.submit(study, federation.credentials).hex())

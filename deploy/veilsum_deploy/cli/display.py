@@ -70,6 +70,7 @@ def print_study(info: StudyInfo, *, as_json: bool) -> None:
         **_spent(info),
         "participants": info.participants,
         "enrolled": info.enrolled,
+        **({"no answer yet" if info.phase == "enrolling" else "did not answer": info.silent} if info.silent else {}),
         "results": info.results,
     }
     if info.checkpoints:

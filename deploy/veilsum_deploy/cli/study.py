@@ -296,11 +296,11 @@ def checkpoint(
 def _plan(
     request: StudyRequest, remote: Remote, credentials: Credentials, error: float | None = None, *, as_json: bool
 ) -> StudyPlan:
-    from veilsum.drafts import plan_connected
+    from veilsum.drafts import absences, plan_connected
 
     planned = plan_connected(request, remote, credentials.federation_id, error)
-    if planned.away and not as_json:
-        print_line(f"Not connected now: {', '.join(planned.away)}. The study waits for them.")
+    for line in () if as_json else absences(planned.away, planned.left_out):
+        print_line(line)
     return planned.plan
 
 
