@@ -195,9 +195,10 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check a result by its proof, offline: every signature, context, receipt and consent, and every number, which is computed
-    again. Status 1 names the first thing that does not hold."""
+    again. Status 1 names the first thing that does not hold; status 3 says that all that was signed holds, and that this
+    version does not repeat the numbers, which another version made."""
     from veilsum.replay import LARGEST_TOLERANCE
-    from veilsum.verification import verify_result
+    from veilsum.verification import RepetitionFault, verify_result
     from veilsum_node.identity.tls import AUTHORITY_FILE
     from veilsum_participant.ledgers import load_authority
     from veilsum_privacy.results.proof_check import ProofFault
@@ -211,7 +212,7 @@ def verify(
         found = verify_result(result, certificate, uses=uses, tolerance=tolerance)
     except ProofFault as fault:
         print_fault(fault, result, as_json=as_json)
-        raise typer.Exit(1) from fault
+        raise typer.Exit(NOT_REPEATED if isinstance(fault, RepetitionFault) else 1) from fault
     print_verified(found, result, as_json=as_json)
 
 
@@ -330,6 +331,10 @@ def _load(file: Path) -> StudyRequest:
     from veilsum.compile import load_study_request
 
     return load_study_request(file)
+
+
+NOT_REPEATED = 3
+"""Exit status of ``verify``: what was signed holds, and another version made numbers that this one does not."""
 
 
 def _followed(remote: Remote, key: bytes, *, as_json: bool) -> StudyInfo:
