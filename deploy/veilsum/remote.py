@@ -293,7 +293,8 @@ class Remote:
                 if code not in _AWAY or now - away_since > PATIENCE_SECONDS:
                     raise explain(error, self._way, self._identity) from error
             finally:
-                call.cancel()  # a call that is left open, by an interrupt say, would be waited for as the channel closes
+                # a call that is left open, by an interrupt say, would be waited for as the channel closes
+                call.cancel()  # type: ignore[no-untyped-call]
             time.sleep(1.0)
 
     def fetch(self, study: bytes, directory: Path, *, proof: bool = True) -> Result:

@@ -27,7 +27,7 @@ EXIT_REFUSED = 2
 EXIT_INTERNAL = 70
 """A fault of veilsum itself."""
 
-_WIDEST = 160
+_WIDEST = 320  # a sentence with a long path fits, a list of all tasks does not
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 """The ``--json`` flag that every command with a result takes."""
