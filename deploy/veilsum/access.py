@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator
 
+from veilsum_node.addresses import address_to_dial
 from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Hex32
@@ -44,7 +46,7 @@ class AnalystConfig(RouteSettings):
         login: where ``veilsum login`` gets them.
     """
 
-    coordinator: str | None = Field(default=None, pattern=r"^[^\s:]+:\d{1,5}$")
+    coordinator: Annotated[str, AfterValidator(address_to_dial)] | None = None
     identity: Path = Path("identity")
     login: LoginSettings | None = None
 

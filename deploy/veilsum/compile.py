@@ -320,7 +320,7 @@ def draft_study(
     check_guesses(request.expected, schema, f"study {request.name!r}")
     members = _members(request, participants)
     method = get_method(request.method)
-    source = f"study {request.name!r}, [parameters]"
+    source = f"study {request.name!r}, parameters"
     private = request.privacy.noise != "none"
     if isinstance(request.encoder, ReleasedProjection):
         raise Misuse("The request's projection has not been read.", "Use load_study_request.")

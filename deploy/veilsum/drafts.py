@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from veilsum.compile import StudyDraft, StudyRequest, draft_study
@@ -18,10 +19,13 @@ class Planned(NamedTuple):
     Attributes:
         plan: the plan, with the study as it would be signed.
         away: invited participants that are not connected now; the study waits for them.
+        left_out: participants that the coordinator has seen and that are not connected now, where the request names none:
+            they are not asked.
     """
 
     plan: StudyPlan
     away: tuple[str, ...]
+    left_out: tuple[str, ...]
 
 
 def plan_connected(request: StudyRequest, coordinator: Coordinator, federation_id: str, error: float | None = None) -> Planned:
@@ -37,12 +41,28 @@ def plan_connected(request: StudyRequest, coordinator: Coordinator, federation_i
         StateError: fewer than two participants are connected, and the request names none.
         ConfigurationError: the request cannot be compiled; the message says why.
     """
-    draft, away = draft_connected(request, coordinator, federation_id)
-    return Planned(plan_study(draft, draft.compile(), error=error, spent=coordinator.spending(request.dataset)), away)
+    draft, away, left_out = draft_connected(request, coordinator, federation_id)
+    plan = plan_study(draft, draft.compile(), error=error, spent=coordinator.spending(request.dataset))
+    return Planned(plan, away, left_out)
 
 
-def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_id: str) -> tuple[StudyDraft, tuple[str, ...]]:
-    """The draft of a request for a coordinator's participants, and who of them is away; as :func:`plan_connected`."""
+def absences(away: Sequence[str], left_out: Sequence[str]) -> list[str]:
+    """Whom a study waits for, and whom it does not ask, in words: see :class:`Planned`."""
+    waits = [f"Not connected now: {', '.join(away)}. The study waits for them."] if away else []
+    leaves = f"Not connected now, and so not asked: {', '.join(left_out)}. To wait for them, name the study's participants."
+    return [*waits, *([leaves] if left_out else [])]
+
+
+class Drafted(NamedTuple):
+    """A draft for a coordinator's participants; ``away`` and ``left_out`` as of :class:`Planned`."""
+
+    draft: StudyDraft
+    away: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_id: str) -> Drafted:
+    """The draft of a request for a coordinator's participants; as :func:`plan_connected`."""
     seen = coordinator.describe()
     if not request.participants and len(seen.connected) < 2:
         raise StateError(
@@ -57,7 +77,9 @@ def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_
         clock=now,
         random=SYSTEM_RANDOM,
     )
-    return draft, tuple(name for name in draft.members if name not in seen.connected)
+    away = tuple(name for name in draft.members if name not in seen.connected)
+    left_out = () if request.participants else tuple(name for name in seen.known if name not in draft.members)
+    return Drafted(draft, away, left_out)
 
 
 def plan_offline(request: StudyRequest, participants: int, error: float | None = None) -> StudyPlan:

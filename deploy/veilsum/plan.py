@@ -316,7 +316,7 @@ def _vain_alignment(records: int, needed: int | None) -> Iterator[str]:
         yield (
             f"Alignment by moments will not pay: a site of {records:,} records cannot tell its variances from the noise,"
             f" {found}. It then leaves the features as they are, and the release of moments is spent in vain. Leave out"
-            " [parameters.moments], or state a larger share."
+            " the parameter moments, or state a larger share."
         )
 
 

@@ -5,7 +5,9 @@ Nothing here prints. Text that came over the wire is made printable, and file na
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import math
 import os
 import re
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -23,14 +25,15 @@ from veilsum.privacy_loss import read_spending
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.file_names import write_files
 from veilsum_node.identity import Credentials, Label
+from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import open_channel
-from veilsum_node.transport.connection import explain, hello, split_address
-from veilsum_node.transport.route import Route, as_route
+from veilsum_node.transport.connection import explain, hello, split_address, spread
+from veilsum_node.transport.route import AwayError, BrokenOffError, Route, as_route
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, round_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
-from veilsum_privacy.study.study import Study
+from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
@@ -41,11 +44,22 @@ SHORTEST_ID = 4
 PATIENCE_SECONDS = 300.0
 """How long a watched coordinator may be away, say for a restart."""
 
+RESTART_SECONDS = 60.0
+"""How long a call waits for a coordinator that was there a moment ago."""
+
 CALL_SECONDS = 15.0
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
+"""Seconds between the tries of a call."""
 
 OVER = ("finished", "failed", "aborted")
 
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+_Reply = TypeVar("_Reply")
+
+LOG = logging.getLogger("veilsum.remote")
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,12 @@ class StudyInfo:
         )
 
     @property
+    def silent(self) -> tuple[str, ...]:
+        """Invited participants that neither enrolled nor refused."""
+        refused = {item.participant for item in self.refusals}
+        return tuple(name for name in self.participants if name not in self.enrolled and name not in refused)
+
+    @property
     def over(self) -> bool:
         """Whether nothing more happens."""
         return self.phase in OVER
@@ -170,7 +190,8 @@ class CoordinatorInfo:
 class Remote:
     """The ``Studies`` service of one coordinator; made by :func:`connect`.
 
-    Every method raises ``UnreachableError`` if the coordinator is gone and ``Misuse`` or ``StateError`` with the
+    A coordinator that restarts meanwhile is waited for, as participants do. Every method raises ``UnreachableError`` if it
+    stays away, and ``Misuse`` or ``StateError`` with the
     coordinator's own words if it rejects the call.
     """
 
@@ -180,8 +201,7 @@ class Remote:
 
     def describe(self) -> CoordinatorInfo:
         """Who the coordinator is and who is connected."""
-        with self._explained():
-            reply = self._stub.Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
+        reply = self._called(lambda: self._stub.Describe(pb.DescribeRequest(), timeout=CALL_SECONDS))
         seen = sorted((printable(item.name), item.connected) for item in reply.participants)
         return CoordinatorInfo(
             self._coordinator,
@@ -199,26 +219,46 @@ class Remote:
         Raises:
             HostileInput: the answer is malformed.
         """
-        try:
-            reply = self._stub.Spending(pb.SpendingRequest(dataset=dataset), timeout=CALL_SECONDS)
-        except grpc.RpcError as error:
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                return None
-            raise explain(error, self._way, self._identity) from error
+
+        def ask() -> pb.SpendingReply | None:
+            try:
+                return self._stub.Spending(pb.SpendingRequest(dataset=dataset), timeout=CALL_SECONDS)
+            except grpc.RpcError as error:
+                if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return None
+                raise
+
+        reply = self._called(ask)
+        if reply is None:
+            return None
         return {printable(item.participant): read_spending(item.events) for item in reply.participants}
 
     def submit(self, study: Study, analyst: Credentials) -> bytes:
         """Sign and submit a study; returns its digest."""
         data = study.to_bytes()
+        digest = study_digest(data)
         signature = analyst.signing_key.sign(Label.STUDY, data)
         message = pb.StudyObject(study=data, signature=signature, certificate=analyst.identity.certificate)
-        with self._explained():
-            return bytes(self._stub.Submit(pb.SubmitRequest(study=message), timeout=CALL_SECONDS).study)
+        tries = itertools.count()
+
+        def send() -> bytes:
+            again = next(tries) > 0
+            try:
+                return bytes(self._stub.Submit(pb.SubmitRequest(study=message), timeout=CALL_SECONDS).study)
+            except grpc.RpcError as error:
+                if not again or not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                    raise
+                known = self._stub.List(pb.ListRequest(), timeout=CALL_SECONDS).studies
+                if all(item.study != digest for item in known):
+                    raise
+                return digest  # an earlier try got through, and its answer was lost
+
+        return self._called(send)
 
     def list(self) -> list[StudyInfo]:
         """The caller's studies, oldest first; an operator's are all."""
-        with self._explained():
-            return [StudyInfo.parse(item) for item in self._stub.List(pb.ListRequest(), timeout=CALL_SECONDS).studies]
+        reply = self._called(lambda: self._stub.List(pb.ListRequest(), timeout=CALL_SECONDS))
+        return [StudyInfo.parse(item) for item in reply.studies]
 
     def find(self, prefix: str) -> bytes:
         """The digest of the one study whose hexadecimal digest begins with ``prefix``.
@@ -230,20 +270,19 @@ class Remote:
 
     def show(self, study: bytes) -> StudyInfo:
         """A study's state."""
-        with self._explained():
-            return StudyInfo.parse(self._stub.Show(pb.ShowRequest(study=study), timeout=CALL_SECONDS))
+        return StudyInfo.parse(self._called(lambda: self._stub.Show(pb.ShowRequest(study=study), timeout=CALL_SECONDS)))
 
     def abort(self, study: bytes) -> StudyInfo:
         """Stop a study; returns its state after."""
-        with self._explained():
-            return StudyInfo.parse(self._stub.Abort(pb.ShowRequest(study=study), timeout=CALL_SECONDS))
+        return StudyInfo.parse(self._called(lambda: self._stub.Abort(pb.ShowRequest(study=study), timeout=CALL_SECONDS)))
 
     def watch(self, study: bytes) -> Iterator[StudyInfo]:
         """Yield the study's state at every change until it is over; a coordinator that restarts is waited for."""
         away_since: float | None = None
         while True:
+            call = self._stub.Watch(pb.ShowRequest(study=study))
             try:
-                for status in self._stub.Watch(pb.ShowRequest(study=study)):
+                for status in call:
                     away_since = None
                     yield StudyInfo.parse(status)
                 return
@@ -253,6 +292,9 @@ class Remote:
                 away_since = now if away_since is None else away_since
                 if code not in _AWAY or now - away_since > PATIENCE_SECONDS:
                     raise explain(error, self._way, self._identity) from error
+            finally:
+                # a call that is left open, by an interrupt say, would be waited for as the channel closes
+                call.cancel()  # type: ignore[no-untyped-call]
             time.sleep(1.0)
 
     def fetch(self, study: bytes, directory: Path, *, proof: bool = True) -> Result:
@@ -283,24 +325,45 @@ class Remote:
         return write_checkpoint(lambda name: self._file(study, name, chosen), directory), chosen
 
     def _file(self, study: bytes, name: str, checkpoint: int = 0) -> bytes:
-        parts: list[bytes] = []
-        size, total = 0, 0
-        with self._explained():
+        def read() -> bytes:
+            parts: list[bytes] = []
+            size, total = 0, 0
             for chunk in self._stub.Result(pb.ResultRequest(study=study, file=name, checkpoint=checkpoint)):
                 size, total = size + len(chunk.data), chunk.total
                 if max(size, total) > MAX_OBJECT_BYTES:
                     raise HostileInput("A result file is larger than allowed.")
                 parts.append(chunk.data)
-        if size != total:
-            raise HostileInput("A result file ended early.", "Fetch the result again.")
-        return b"".join(parts)
+            if size != total:
+                raise HostileInput("A result file ended early.", "Fetch the result again.")
+            return b"".join(parts)
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
+        return self._called(read)
+
+    def _called(self, call: Callable[[], _Reply]) -> _Reply:
+        """The call's answer, asked for again while the coordinator is away; each may be made more than once."""
+        return _patiently(call, self._way, self._identity, met=True)
+
+
+def _patiently(call: Callable[[], _Reply], way: Route, identity: Path, *, met: bool) -> _Reply:
+    """The call's answer, asked for again while the coordinator is away.
+
+    Args:
+        call: may be made more than once.
+        way, identity: explain why it failed.
+        met: whether the coordinator was there before: an address at which nothing ever was is not waited for.
+    """
+    end, pause = time.monotonic() + RESTART_SECONDS, FIRST_PAUSE
+    while True:
         try:
-            yield
+            return call()
         except grpc.RpcError as error:
-            raise explain(error, self._way, self._identity) from error
+            found = explain(error, way, identity)
+            met = met or isinstance(found, BrokenOffError)
+            if not (met and isinstance(found, AwayError)) or time.monotonic() + pause > end:
+                raise found from error
+            LOG.warning("%s Trying again for up to %d s.", found.message, RESTART_SECONDS)
+        time.sleep(spread(pause, SYSTEM_RANDOM))
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def find_study(prefix: str, listed: Callable[[], Sequence[StudyInfo]]) -> bytes:
@@ -411,8 +474,5 @@ def connect(way: Route | str, credentials: Credentials, identity: Path, at: int)
     way = as_route(way)
     split_address(way.address)
     with open_channel(way, credentials) as channel:
-        try:
-            greeting = hello(channel, credentials, at)
-        except grpc.RpcError as error:
-            raise explain(error, way, identity) from error
+        greeting = _patiently(lambda: hello(channel, credentials, at), way, identity, met=False)
         yield Remote(channel, greeting.coordinator, way, identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,36 @@ from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.model_tables import ModelTables
+from veilsum_proto import SOFTWARE
 
 ROUNDING = 1e-9
 """Largest relative difference that a client lets pass in what it fetched: a processor of another kind may round otherwise."""
 
+_SOFTWARE = re.compile(r"veilsum \d{1,4}(\.\d{1,4}){1,3}[a-z0-9.+-]{0,32}")
+
 _WHOLE = "Fetch the result again."
+
+
+class RepetitionFault(ProofFault):
+    """Every signature, cohort and consent holds, but this version makes other numbers of the sums, and another made them.
+
+    An honest result of another version is of this kind, and so is an altered one: the version that made it tells them apart.
+
+    Attributes:
+        made_by: the software that the manifest names; None in results of versions before 0.3.
+        releases: sums whose proofs hold.
+    """
+
+    def __init__(self, fault: ProofFault, made_by: str | None, releases: int) -> None:
+        named = made_by or "none, as those of versions before 0.3"
+        super().__init__(
+            fault.where,
+            f"The signatures, cohorts and consents of its {counted(releases, 'sum')} hold. But this software, {SOFTWARE}, does"
+            f" not repeat the result; the software that made it is by its manifest {named}. First difference: {fault.what}",
+            f"Verify it with {made_by or 'the version that made it'}: that one repeats an honest result, and none that was"
+            f" altered. {fault.advice}".strip(),
+        )
+        self.made_by, self.releases = made_by, releases
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +66,7 @@ class Verified:
         comparison: how its numbers agree with those that the releases make.
         replayed: whether all that was broadcast is what the method makes of the releases before it.
         proof_bytes: size of the proof's files.
+        made_by: the software that the manifest names, which nobody signed; None in results of versions before 0.3.
     """
 
     study: CheckedStudy
@@ -47,6 +74,7 @@ class Verified:
     comparison: Comparison
     replayed: bool
     proof_bytes: int
+    made_by: str | None = None
 
     def __repr__(self) -> str:
         members = ", ".join(member.name for member in self.study.roster.members)
@@ -72,6 +100,7 @@ class Verified:
             "largest_difference": self.comparison.largest,
             "broadcasts": self.replayed,
             "proof_bytes": self.proof_bytes,
+            "made_by": self.made_by,
         }
 
     @property
@@ -170,6 +199,7 @@ def verify_result(
 
     Raises:
         ProofFault: names the first thing that is wrong, or missing.
+        RepetitionFault: what was signed holds, but another version made the result and this one does not repeat it.
         StateError: ``uses`` holds no result that the study names.
     """
     size = 0
@@ -193,8 +223,17 @@ def verify_result(
         result = load_result(directory)
     if ARRAYS in manifest["files"]:
         found[ARRAYS] = _read(directory, ARRAYS)
-    replayed, made, again = _replay(directory, checked, entries, releases, result, uses, exact=tolerance == 0.0)
-    return Verified(checked, tuple(releases), compare(manifest, found, made, result, again, tolerance), replayed, size)
+    software = manifest.get("software")
+    try:
+        replayed, made, again = _replay(
+            directory, checked, entries, releases, result, uses, exact=tolerance == 0.0, software=software
+        )
+        comparison = compare(manifest, found, made, result, again, tolerance)
+    except ProofFault as fault:
+        if software == SOFTWARE:
+            raise
+        raise RepetitionFault(fault, software, len(releases)) from fault
+    return Verified(checked, tuple(releases), comparison, replayed, size, software)
 
 
 def _manifest(data: bytes) -> tuple[dict[str, Any], list[ReleaseEntry]]:
@@ -205,7 +244,9 @@ def _manifest(data: bytes) -> tuple[dict[str, Any], list[ReleaseEntry]]:
             releases = manifest.get("releases") or ()
         except (ValueError, AttributeError, RecursionError) as error:
             raise HostileInput("It is malformed.", _WHOLE) from error
-        if text != data or not isinstance(manifest.get("files"), dict):
+        named = manifest.get("software")
+        proper = named is None if "software" not in manifest else isinstance(named, str) and bool(_SOFTWARE.fullmatch(named))
+        if text != data or not proper or not isinstance(manifest.get("files"), dict):
             raise HostileInput("It does not have the form in which results are written.", _WHOLE)
         entries = [ReleaseEntry.parse(item) for item in releases]
         if not entries or not all(entry.decrypted_by for entry in entries):
@@ -225,6 +266,7 @@ def _replay(
     uses: Path | None,
     *,
     exact: bool,
+    software: str | None,
 ) -> tuple[bool, dict[str, bytes], Result]:
     """Run the method again; whether its broadcasts were those of the proof, and the files and result that it makes."""
     study = checked.study
@@ -242,7 +284,7 @@ def _replay(
     if federation.releases != len(releases):
         raise ProofFault(MANIFEST, f"It names {len(releases)} releases, but the method asks for {federation.releases}.")
     about = study_fields(study, checked.digest)
-    return known and not federation.differing, result_files(made, study=about, releases=entries), made
+    return known and not federation.differing, result_files(made, study=about, releases=entries, software=software), made
 
 
 def _encoder(study: Study, result: Result, uses: Path | None) -> tuple[Mapping[str, Floats], bool]:

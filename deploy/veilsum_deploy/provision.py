@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from veilsum_deploy.demo.hospitals import Hospitals, packaged_hospitals
+from veilsum_node.addresses import bare_host
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.authority import certificate_builder
@@ -222,7 +223,7 @@ class EndpointAuthority:
         names: list[x509.GeneralName] = []
         for host in hosts:
             try:
-                names.append(x509.IPAddress(ipaddress.ip_address(host)))
+                names.append(x509.IPAddress(ipaddress.ip_address(bare_host(host))))
             except ValueError:
                 names.append(x509.DNSName(host))
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])

@@ -22,6 +22,8 @@ from veilsum_node.fields import Hex32, Name
 MAX_CONFIGURATION_BYTES = 1 << 22
 """Largest configuration file that is parsed, in bytes."""
 
+_ALIKE = 0.75  # share of letters in common: a slip of a finger or of spelling has it, "rounds" and "records" have .62
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _FORMS = {
@@ -35,7 +37,7 @@ _FORMS = {
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that resembles ``name`` most, or None when none comes near."""
     by_lower = {item.lower(): item for item in known}
-    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=_ALIKE)
     return by_lower[found[0]] if found else None
 
 
@@ -149,8 +151,18 @@ def explain(
         elif item["type"] == "string_pattern_mismatch":
             form = _FORMS.get(item["ctx"]["pattern"], "does not have the form that this key takes")
             lines.append(f"{key}: {form}.")
-        elif item["type"] == "tuple_type":
+        elif item["type"] in ("tuple_type", "list_type"):
             lines.append(f"{key}: must be a list, in [brackets].")
+        elif item["type"] in ("model_type", "model_attributes_type", "dict_type", "mapping_type"):
+            inside = _walked(places, item["loc"])
+            keys = list(dict.fromkeys(name for candidate in inside for name in _fields(candidate)))
+            named = f" with the keys {', '.join(keys[:20])}{', ...' if len(keys) > 20 else ''}" if keys else ""
+            lines.append(f"{key}: must be a table (in Python, a dict){named}." if key else f"Must be a table{named}.")
+        elif item["type"] in ("union_tag_not_found", "union_tag_invalid"):
+            tag = str(item["ctx"]["discriminator"]).strip("'")
+            tags = str(item["ctx"].get("expected_tags") or _tags(_walked(places, item["loc"]), tag))
+            wrong = "is missing" if item["type"] == "union_tag_not_found" else "is none of those that there are"
+            lines.append(f"{key}.{tag}: {wrong}. Known: {tags.replace(chr(39), '')}.")
         else:
             message = item["msg"].removeprefix("Value error, ")
             lines.append(f"{key}: {message[:1].lower()}{message[1:]}." if key else f"{message}.")
@@ -195,6 +207,20 @@ def _walk(model: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[l
         found = [step(candidate, part) for candidate in candidates]
         inner = [item for annotation in found if annotation is not None for item in alternatives(annotation)]
         candidates = inner or [item for item in candidates if _tagged(item, part)] or candidates
+
+
+def _walked(places: list[list[Any]], location: tuple[int | str, ...]) -> list[Any]:
+    """The types that the value at a location may have."""
+    if not places:
+        return []
+    found = [step(candidate, location[-1]) for candidate in places[-1]]
+    return [item for annotation in found if annotation is not None for item in alternatives(annotation)]
+
+
+def _tags(candidates: list[Any], tag: str) -> str:
+    """The values that the literal field ``tag`` has in a union's members."""
+    found = [value for candidate in candidates for value in get_args(_fields(candidate).get(tag))]
+    return ", ".join(str(value) for value in dict.fromkeys(found))
 
 
 def step(annotation: Any, part: int | str) -> Any:

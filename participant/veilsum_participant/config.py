@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from veilsum_node.addresses import address_to_dial
 from veilsum_node.config import located
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.overrides import Loaded, load_settings
@@ -34,14 +35,6 @@ Differencing = Literal["strict", "allowed"]
 
 ShareGroup = Literal["software", "budget", "ledger", "timings", "certificate"]
 """A group of a site's own metrics that it may share with the coordinator."""
-
-
-def _address(value: str) -> str:
-    host, _, port = value.rpartition(":")
-    digits = port.isascii() and port.isdigit() and len(port) <= 5
-    if not host or ":" in host or any(character.isspace() for character in host) or not digits or not 0 < int(port) < 65536:
-        raise ValueError("must be host:port, for example coordinator.example:8461")
-    return value
 
 
 def _epsilon(value: object) -> object:
@@ -221,7 +214,7 @@ class ParticipantConfig(RouteSettings):
         policy: what the site agrees to.
     """
 
-    coordinator: Annotated[str, AfterValidator(_address)]
+    coordinator: Annotated[str, AfterValidator(address_to_dial)]
     identity: Path = Path("identity")
     state: Path = Path("participant.db")
     log: LogSettings = LogSettings()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.phrases import counted, listed
@@ -134,6 +134,36 @@ def former_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
             told = f"removed after version {FORMER[name].version}; studies ask for {FORMER[name].now!r} in its place"
             now = "" if FORMER[name].now in policy.tasks else f", and list {FORMER[name].now!r} if the site agrees to it"
             yield name, told, f"Take {name!r} out of policy.tasks{now}."
+
+
+NEEDED: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "statistics": (("tables",),),
+    "regression": (("tables",),),
+    "pca": (("gaussian-moments",),),
+    "slot-align": (("class-moments", "gaussian-moments"),),
+    "o-fedavg": (("local-head", "class-moments", "prototypes"),),
+    "fedcgs": (("class-moments", "aligned-moments", "prototypes"),),
+    "fedpft": (("class-mixtures", "class-moments", "prototypes"),),
+    "gbdt": (("tree-gradients",),),
+    "fedsgd": (("gradient",),),
+    "fedavg": (("local-training",),),
+    "hfedatm": (("grams",), ("local-training",)),
+    "ggeur": (("class-moments", "prototypes"),),
+    "federated-evaluation": (("model-tables", "tables"),),
+}
+"""Tasks without which no study of a method runs: one of each group. A participant does not know the coordinator's registry,
+which the tests hold this against."""
+
+
+def lacking_tasks(policy: Policy) -> Iterator[tuple[str, str, str]]:
+    """Methods that the policy allows and of which it allows no study, for want of a task: the name, why, and what to do."""
+    for name in policy.methods:
+        for group in NEEDED.get(name, ()):
+            if not set(group) & set(policy.tasks):
+                wanted = listed([repr(task) for task in group], last="or")
+                told = f"no study of it can run here: policy.tasks does not list {wanted}"
+                advice = f"List {wanted} in policy.tasks if the site agrees to it, or take {name!r} out of policy.methods."
+                yield name, told, f"{advice} Without the key tasks every task of the installed version is allowed."
 
 
 def _accept(key: str) -> str:

@@ -5,14 +5,11 @@ The defaults are those of the configuration models; the tests hold both together
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from string import Template
-from textwrap import fill
 
 from veilsum_node.identity import Role
 from veilsum_node.identity.files import write_new
-from veilsum_participant.config import METHODS, every_task
 
 EXAMPLE_ADDRESS = "coordinator.example:8461"
 
@@ -64,13 +61,8 @@ delta = 1e-5
 
 # What the site agrees to. Nothing that a coordinator or a study says lowers it.
 [policy]
-methods = [
-$methods
-]
-# What may be computed on the records, whatever the method's name. The last ones read none, only what was kept.
-tasks = [
-$tasks
-]
+# methods = ["statistics"]    # of these alone; by default every method that the installed version has
+# tasks = ["tables"]          # what may be computed on the records, whatever the method's name; by default every task
 analysts = []                 # certified names whose studies are accepted; empty: nobody's; ["*"]: every analyst's
 require = []                  # what a study must state in words, of "purpose", "reference", "legal_basis", "contact"
 min_cohort = 3                # smallest number of sites in any sum, this one included
@@ -150,17 +142,6 @@ identity = "identity"         # directory of key.pem, certificate.pem and author
 _STARTERS = {Role.PARTICIPANT: _PARTICIPANT, Role.COORDINATOR: _COORDINATOR, Role.ANALYST: _ANALYST}
 
 
-def _lines(names: Sequence[str]) -> str:
-    """Items of an array in TOML."""
-    return fill(
-        ", ".join(f'"{name}"' for name in names) + ",",
-        124,
-        initial_indent=" " * 4,
-        subsequent_indent=" " * 4,
-        break_on_hyphens=False,
-    )
-
-
 def write_starter(directory: Path, role: Role, address: str = EXAMPLE_ADDRESS) -> Path:
     """Write ``<role>.toml`` into a party's directory if there is none (an operator's is ``analyst.toml``); returns its path.
 
@@ -173,6 +154,5 @@ def write_starter(directory: Path, role: Role, address: str = EXAMPLE_ADDRESS) -
     role = Role.ANALYST if role is Role.OPERATOR else role  # both call the same commands, which look for one file
     path = directory / f"{role}.toml"
     if not path.exists():
-        lists = {"methods": _lines(METHODS), "tasks": _lines(every_task())}
-        write_new(path, _STARTERS[role].substitute(lists, address=address).encode())
+        write_new(path, _STARTERS[role].substitute(address=address).encode())
     return path

@@ -13,7 +13,10 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("too few can decrypt", r"round \d+ was lost after consent was asked for: fewer than two members could decrypt the sum"),
     ("too few left", r"(No round could start: )?\d+ participants are left, \d+ are needed\.?"),
     ("cohort changed", r"the cohort changed and the study allows one cohort only"),
-    ("too few enrolled", r"\d+ of \d+ enrolled, \d+ are needed \(\)"),
+    (
+        "too few enrolled",
+        r"\d+ of \d+ enrolled, \d+ are needed \((no answer|not connected): [^:;]+(; not connected: [^:;]+)?\)",
+    ),
     ("too few exchanged keys", r"too few members exchanged their keys"),
 )
 """Name and pattern of each."""

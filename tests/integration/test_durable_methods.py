@@ -13,8 +13,10 @@ import pytest
 
 from support.durable import OF_RESULT, OF_ROUND, OF_STUDY, Died, Doom, Trial, make_trial, same_result
 from support.durable_studies import STUDIES
+from support.federation import make_bed, make_data
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.storage import outage
+from veilsum_participant.policy import NEEDED
 from veilsum_privacy.results.result import Result, saved_checkpoints
 
 FEW = ("fedcgs iterated", "fedavg scaffold")
@@ -61,6 +63,16 @@ def die(trial: Trial, key: bytes, doom: Doom, number: int) -> None:
 
 def test_every_method_is_here() -> None:
     assert {name.split(" ")[0] for name in STUDIES} == set(METHODS)
+
+
+def test_every_study_computes_what_sites_know_its_method_by(tmp_path: Path) -> None:
+    """A site's check warns of a method of which its policy allows no study: by this table, which knows no registry."""
+    bed = make_bed(tmp_path, make_data("abcd", 24, 4))
+    assert set(NEEDED) == set(METHODS)
+    for name, make in STUDIES.items():
+        study = make(bed)
+        tasks = {task.task for task in study.tasks}
+        assert all(tasks & set(group) for group in NEEDED[study.method]), name
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.system) for name in STUDIES])

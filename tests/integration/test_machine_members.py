@@ -14,12 +14,14 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import NAMES, HostileChannel, altered
+from veilsum.drafts import absences, draft_connected
 from veilsum.local.federation import LocalChannel
+from veilsum.remote import CoordinatorInfo
 from veilsum_coordinator.protocol.machine import StudyMachine
-from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.members import MemberState, StudyPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
-from veilsum_node.errors import HostileInput, StateError, Unavailable
+from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable
 from veilsum_node.identity import Authority, Label, Role, SigningKey, new_key_and_csr, verify_certificate
 from veilsum_privacy.securesum.boxes import Box, BoxKey, Purpose
 from veilsum_privacy.securesum.decryption import SignedStatement
@@ -378,3 +380,55 @@ def test_outcome_that_cannot_be_stored_is_stored_later(bed: TestBed) -> None:
     assert bed.hub.status(key).phase == "aborted"
     machine.finish()
     assert machine.phase is StudyPhase.ABORTED
+
+
+@pytest.mark.parametrize("connected", list(itertools.product([True, False], repeat=2)))
+def test_who_did_not_enrol_is_named(bed: TestBed, connected: tuple[bool, bool]) -> None:
+    """One enrolled, one refused, two were silent: each is named with what is known of it."""
+    key = bed.local.submit(bed.compile(make_request(schema_of(2), min_cohort=3)), bed.analyst)
+    machine = bed.hub.studies[key].machine
+    machine.enrol("a", _own(bed, "a", key))
+    machine.refuse("b", RefusalCode.BUDGET, 0, 0)
+    for name, there in zip("cd", connected, strict=True):
+        machine.seats[name].connected = there
+    bed.clock.now += Waits().enrol + 1
+    machine.tick()
+    said = {True: "no answer", False: "not connected"}
+    silent = "; ".join(
+        f"{words}: {', '.join(names)}"
+        for there, words in said.items()
+        if (names := [name for name, state in zip("cd", connected, strict=True) if state is there])
+    )
+    assert machine.phase is StudyPhase.FAILED
+    assert machine.reason == f"1 of 4 enrolled, 3 are needed (b: budget-exceeded; {silent})"
+
+
+def test_a_thousand_silent_sites_are_counted(bed: TestBed) -> None:
+    seats = {f"site-{number:04d}": MemberState(f"site-{number:04d}") for number in range(1000)}
+    members = bed.hub.studies[bed.local.submit(_study(bed), bed.analyst)].machine.members
+    members.seats = seats
+    assert members.missing.startswith("not connected: site-0000, site-0001, ")
+    assert members.missing.endswith("site-0019 and 980 more")
+
+
+class _Coordinator:
+    """What a coordinator says of who is there; nothing else is asked of it."""
+
+    def __init__(self, connected: tuple[str, ...], known: tuple[str, ...]) -> None:
+        self._info = CoordinatorInfo("coordinator", connected, known, {})
+
+    def describe(self) -> CoordinatorInfo:
+        return self._info
+
+
+@pytest.mark.parametrize("named", [(), ("a", "b", "c"), ("a", "b", "d")])
+def test_who_is_not_there_is_named_before_a_study_is_signed(named: tuple[str, ...]) -> None:
+    request = make_request(schema_of(2), min_cohort=2).model_copy(update={"participants": named})
+    coordinator: Any = _Coordinator(("a", "b", "c"), ("a", "b", "c", "d", "e"))
+    draft, away, left_out = draft_connected(request, coordinator, "0" * 64)
+    assert draft.members == (named or ("a", "b", "c"))
+    assert away == tuple(name for name in named if name == "d")
+    assert left_out == (() if named else ("d", "e"))
+    said = " ".join(absences(away, left_out))
+    assert ("d" in away) == ("d. The study waits" in said)
+    assert bool(left_out) == ("not asked: d, e." in said)

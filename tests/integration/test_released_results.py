@@ -6,12 +6,16 @@ import io
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
 
-from veilsum.verification import verify_result
+from support.commands import veilsum
+from veilsum import replay, verification
+from veilsum.verification import RepetitionFault, verify_result
 from veilsum_privacy.results.proof_check import ProofFault
+from veilsum_privacy.results.result import MANIFEST
 
 DATA = Path(__file__).parents[1] / "data" / "results" / "results-0.2.tar.gz"
 """Written by the code of 0.2.0 (commit 0080f6a4), with the proofs that its coordinator gave out and the
@@ -54,3 +58,36 @@ def test_a_result_of_a_former_task_names_the_version_that_proves_it(results: dic
     with pytest.raises(ProofFault, match=r"was removed after version 0\.2") as caught:
         verify_result(results[method], authority(results))
     assert repr(FORMER[method]) in caught.value.advice
+
+
+def test_a_true_result_of_another_version_is_not_called_forged(
+    results: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where this version makes other numbers of the same sums, what was signed is told apart from what is repeated."""
+    directory = results["fedavg"]
+    honest = replay.compare
+
+    def differs(*arguments: Any) -> Any:
+        honest(*arguments)
+        raise ProofFault(MANIFEST, "summary.x is 1, but the releases give 2.")
+
+    monkeypatch.setattr(verification, "compare", differs)
+    with pytest.raises(RepetitionFault) as caught:
+        verify_result(directory, authority(results))
+    fault = caught.value
+    assert fault.made_by is None
+    assert fault.releases > 0
+    for word in ("signatures, cohorts and consents", "hold", "versions before 0.3", "summary.x is 1"):
+        assert word in fault.what
+    code, out, _ = veilsum(capsys, "study", "verify", directory, "--authority", directory.parent / "authority.pem", "--json")
+    assert code == 3
+    shown = json.loads(out)
+    assert (shown["valid"], shown["signatures"], shown["repeated"]) == (False, "hold", False)
+
+    proof = next((directory / "proof").glob("round-*1.json"))  # what was signed comes first: a forged sum is status 1
+    content = json.loads(proof.read_bytes())
+    content["keys"] = "0" * len(content["keys"])
+    proof.write_text(json.dumps(content, sort_keys=True, separators=(",", ":")))
+    code, out, _ = veilsum(capsys, "study", "verify", directory, "--authority", directory.parent / "authority.pem", "--json")
+    assert code == 1
+    assert "signatures" not in json.loads(out)

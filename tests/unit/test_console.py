@@ -38,3 +38,14 @@ def test_no_control_character_is_printed(capsys: pytest.CaptureFixture[str], tex
 def test_json_says_what_it_was_given(capsys: pytest.CaptureFixture[str], value: Any) -> None:
     print_json(value)
     assert json.loads(capsys.readouterr().out) == value
+
+
+def test_a_long_list_does_not_widen_a_piped_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line of a table is as wide as its widest; nothing of the list is lost."""
+    words = [f"task-{number}" for number in range(400)]
+    print_fields({"tasks": words, "short": "x"}, title="Policy", as_json=False)
+    print_rows([{"tasks": words, "short": "x"}], title="Policies", as_json=False)
+    out = capsys.readouterr().out
+    assert max(len(line) for line in out.splitlines()) < 400
+    flat = "".join(character for character in out if character not in "│┃ \n")
+    assert flat.count("task-399") == 2

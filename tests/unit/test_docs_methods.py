@@ -31,6 +31,7 @@ from veilsum_deploy.simulation.runs import simulate
 from veilsum_deploy.simulation.study import SimulatedRuns, Simulation, draft_of
 from veilsum_node.fields import Frozen
 from veilsum_participant.applying.model import load_model
+from veilsum_participant.policy import NEEDED
 from veilsum_privacy.results.result import save_result
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
@@ -124,6 +125,7 @@ def test_every_study_of_the_page_compiles(study: dict[str, Any], axes: Path, mon
     draft = draft_of(study, axes, schema, source=study["name"], program=Path("net.pt"))
     compiled = agreed(draft.request, ["site-1", "site-2", "site-3", "site-4"])
     assert compiled.method == study["method"]
+    assert all({task.task for task in compiled.tasks} & set(group) for group in NEEDED[compiled.method])
     wanted = study["privacy"].get("epsilon")
     assert compiled.privacy.epsilon == (None if wanted is None else pytest.approx(wanted, rel=1e-3))
     assert isinstance(compiled.encoder, Program) == (study.get("encoder", {}).get("kind") == "program")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import socket
 import ssl
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.certificates import DAY, NOW, now
-from veilsum_node.errors import ConfigurationError, VeilsumError
-from veilsum_node.identity import Role, load_credentials
-from veilsum_node.identity.provision import Kit, make_kit
+from veilsum_node.errors import ConfigurationError, StateError, VeilsumError
+from veilsum_node.identity import Authority, Role, load_credentials
+from veilsum_node.identity.provision import Kit, make_kit, prepare
 
 
 @pytest.fixture
@@ -50,9 +53,77 @@ def test_a_file_that_is_wrong_is_named(kit: Kit, name: str, damage: str) -> None
     assert caught.value.advice
 
 
+CREATES = re.compile(r"\binit\b|identity first|authority first|move the file away|new one with|openssl rand", re.IGNORECASE)
+
+
+def refused(path: Path, party: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> VeilsumError:
+    """What loading an identity, or an authority, says of its damaged key."""
+    whole = path.read_bytes()
+    path.unlink()
+    match damage:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path, 0o600)
+        case "unreadable" | "disk":
+            path.write_bytes(whole)
+            path.chmod(0o600)
+            fault = errno.EACCES if damage == "unreadable" else errno.EIO
+            real = open
+
+            def opened(name: Path, *arguments: Any, **named: Any) -> Any:
+                if Path(name) == path:
+                    raise OSError(fault, os.strerror(fault), str(path))  # root's own test may read every mode
+                return real(name, *arguments, **named)
+
+            monkeypatch.setattr("veilsum_node.identity.files.open", opened, raising=False)
+        case "missing":
+            pass
+        case _:
+            path.write_bytes({"empty": b"", "cut": whole[:90], "huge": bytes(100_000), "other": b"nonsense"}[damage])
+            path.chmod(0o600)
+    with pytest.raises(ConfigurationError) as caught:
+        Authority.load(party, now) if party.name == "authority" else load_credentials(party, NOW)
+    return caught.value
+
+
+@pytest.mark.parametrize("whose", ["party", "authority"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "other", "huge", "folder", "pipe", "unreadable", "disk"])
+def test_no_advice_loses_a_key(kit: Kit, monkeypatch: pytest.MonkeyPatch, whose: str, damage: str) -> None:
+    party = kit.participants[0].identity if whose == "party" else kit.authority
+    said = refused(party / "key.pem", party, monkeypatch, damage)
+    assert str(party) in said.message
+    assert said.advice
+    assert not CREATES.search(said.advice), said.advice
+    if damage == "missing":
+        assert "backup" in said.advice
+    elif damage == "unreadable":
+        assert "namei -l" in said.advice
+    elif damage != "huge":
+        assert re.search("keep|Name a file", said.advice)
+
+
+def test_who_never_had_a_key_is_told_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_credentials(tmp_path / "identity", NOW)
+    assert "participant init" in caught.value.advice
+
+
+def test_a_key_that_lies_there_is_not_to_be_moved_away(kit: Kit) -> None:
+    for make in (
+        lambda: prepare(kit.participants[0].directory, "north", Role.PARTICIPANT),
+        lambda: Authority.create(kit.authority, "trial", now),
+    ):
+        with pytest.raises(StateError) as caught:
+            make()
+        assert "key.pem already exists" in caught.value.message
+        assert "keep it" in caught.value.advice
+        assert not CREATES.search(caught.value.advice)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [("empty", "is empty or larger"), ("huge", "is empty or larger"), ("pipe", "not a regular"), ("device", "not a regular")],
+    [("empty", "is empty"), ("huge", "is larger than 65536 bytes"), ("pipe", "not a regular"), ("device", "not a regular")],
 )
 def test_no_file_is_waited_for_or_read_without_end(kit: Kit, damage: str, message: str) -> None:
     path = kit.participants[0].identity / "certificate.pem"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields, replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.accounting.accountant import GaussianEvent
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
-from veilsum_privacy.ledger.entries import Entry, events_of
+from veilsum_privacy.ledger.entries import Entry, events_of, read_kind
 from veilsum_privacy.mechanism.noise import NoisePlan
 
 SPREAD = Mechanism(GRID, NoisePlan("distributed", 16_000_000, 3, 1))
@@ -87,7 +88,7 @@ def test_what_a_mechanism_costs() -> None:
 )  # fmt: skip
 def test_other_words_for_a_mechanism_are_refused(mechanism: Mechanism, change: dict[str, Any]) -> None:
     right = json.loads(canonical(replace(mechanism, steps=1).to_json()))
-    with pytest.raises(HostileInput, match="malformed"):
+    with pytest.raises(HostileInput, match=r"malformed|written by a newer version"):
         Mechanism.from_json(json.loads(canonical(right | change)), mechanism.noise.colluders)
     for name in right:
         with pytest.raises(HostileInput, match="malformed"):
@@ -167,7 +168,7 @@ def test_a_budget_is_stated_in_one_way() -> None:
         with pytest.raises(HostileInput, match="malformed"):
             Budget.from_detail(detail, 0.1)
     for detail, delta in (({"epsilon": half, "adaptive": "loose"}, 0.1), ({"epsilon": half}, 0.5), ({"epsilon": half}, None)):
-        with pytest.raises(HostileInput, match="malformed"):
+        with pytest.raises(HostileInput, match=r"malformed|written by a newer version"):
             Budget.from_detail(detail, delta)  # type: ignore[arg-type]
 
 
@@ -202,3 +203,25 @@ def test_only_a_budgets_entry_sets_one() -> None:
     for change in ({"kind": Kind.RESERVE}, {"delta": None}):
         with pytest.raises(HostileInput, match="sets no budget"):
             _ = entry(**(right | change)).budget
+
+
+@pytest.mark.parametrize(
+    ("read", "named"),
+    [
+        (lambda: Budget.from_detail({"epsilon": (1.0).hex(), "adaptive": "loose"}, 1e-5), "the budget's rule 'loose'"),
+        (lambda: Mechanism.from_json({**_mechanism(), "noise": "laplace"}, 1), "noise of kind 'laplace'"),
+        (lambda: Mechanism.from_json({**_mechanism(), "curve": [1, 2]}, 1), "the key 'curve'"),
+        (lambda: read_kind("approved"), "entries of kind 'approved'"),
+    ],
+    ids=["rule", "noise", "key", "kind"],
+)
+def test_what_a_later_version_writes_is_said_to_be_that(read: Callable[[], object], named: str) -> None:
+    """An operator who went back a version reads what to do, and not that the ledger is damaged."""
+    with pytest.raises(HostileInput, match="written by a newer version") as caught:
+        read()
+    assert named in caught.value.message
+    assert "Install the newer version" in caught.value.advice
+
+
+def _mechanism() -> dict[str, Any]:
+    return Mechanism(3, NoisePlan("distributed", 100, 2, 1), 1.0, 1).to_json()

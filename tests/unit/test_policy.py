@@ -16,9 +16,9 @@ from support.federation import DATASET, make_request, schema_of
 from support.hostile import altered
 from support.studies import agreed
 from veilsum_node.errors import Refusal, RefusalCode
-from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.config import METHODS, ParticipantConfig, Policy, every_task
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.policy import former_tasks, refuse, study_faults
+from veilsum_participant.policy import NEEDED, former_tasks, lacking_tasks, refuse, study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study
@@ -382,3 +382,36 @@ def test_a_person_may_have_several_rows_of_a_query() -> None:
         assert codes(make_study(method="fedcgs", unit=unit), config) == expected
     config = make_config().model_copy(update={"datasets": {DATASET: alone}})
     assert codes(altered(make_study(), data__header=False, data__order=["x0", "x1", "y"]), config) == []
+
+
+EARLIER = Policy(
+    methods=(
+        "statistics", "pca", "slot-align", "o-fedavg", "fedcgs", "fedpft", "fedsgd", "fedavg", "hfedatm", "ggeur",
+        "federated-evaluation",
+    ),
+    tasks=(
+        "statistics", "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-head", "local-training",
+        "gradient", "grams", "feature-means", "power-moments", "evaluation", "barycenter-step", "two-way-step",
+        "aligned-moments", "within-moments",
+    ),
+)  # fmt: skip
+"""What `veilsum participant init` of 0.1 and 0.2 wrote into a site's configuration."""
+
+
+def test_an_earlier_versions_configuration_is_told_what_it_refuses() -> None:
+    """It refused the plainest study with every check green."""
+    assert [name for name, _, _ in lacking_tasks(EARLIER)] == ["statistics", "federated-evaluation"]
+    assert [name for name, _, _ in former_tasks(EARLIER)]
+    ((_, told, advice),) = lacking_tasks(EARLIER.model_copy(update={"methods": ("statistics",)}))
+    assert "no study of it can run here" in told
+    assert "List 'tables' in policy.tasks" in advice
+    followed = EARLIER.model_copy(update={"tasks": (*EARLIER.tasks, "tables")})
+    assert not list(lacking_tasks(followed))
+    assert not list(lacking_tasks(Policy()))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_without_any_of_its_tasks_is_named(name: str) -> None:
+    for group in NEEDED[name]:
+        policy = Policy(methods=(name,), tasks=tuple(task for task in every_task() if task not in group))
+        assert [found for found, _, _ in lacking_tasks(policy)] == [name]

@@ -294,7 +294,7 @@ def check_study(stations: Table, study: Study) -> None:
             raise ConfigurationError(
                 f"parameters.stations.{station}: its sums are of {len(members)} members; the study's min_cohort is"
                 f" {study.privacy.min_cohort}.",
-                f"Set min_cohort = {min(len(own) for own in stations.values())} in [privacy], or join stations.",
+                f"Set min_cohort = {min(len(own) for own in stations.values())} of privacy, or join stations.",
             )
 
 

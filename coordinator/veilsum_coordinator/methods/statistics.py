@@ -71,7 +71,7 @@ class FederatedStatistics(Method[FederatedStatisticsParameters]):
 
     def declare(self, parameters: FederatedStatisticsParameters, inputs: Inputs) -> tuple[TaskPlan, ...]:
         if parameters.derive and not parameters.query:
-            raise ConfigurationError("[derive] makes columns for queries, and none is asked.", "Add a [[query]] table.")
+            raise ConfigurationError("Derived columns are for queries, and none is asked.", "Add a query.")
         persons = {"person": parameters.person, "at_most": parameters.at_most}
         try:
             derived = [request.column(name) for name, request in parameters.derive.items()]

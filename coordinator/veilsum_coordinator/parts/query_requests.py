@@ -141,7 +141,7 @@ def check_persons(person: Reduction | None, at_most: int, study: Study) -> None:
         joined = " It is, for the schema says that a person may have several (joined = true)." if study.data.joined else ""
         raise ConfigurationError(
             f'A study states how a person\'s records count exactly if unit = "subject".{joined}',
-            'Under [parameters]: person = "first", "last", "max" or "mean"; or at_most = 3, for three times the noise.',
+            'Among the parameters: person = "first", "last", "max" or "mean"; or at_most = 3, for three times the noise.',
         )
 
 

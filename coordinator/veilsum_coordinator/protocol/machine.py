@@ -248,8 +248,7 @@ class StudyMachine:
     def _close_enrolment(self) -> None:
         count, needed = self.members.close(), self.study.privacy.min_cohort
         if self.members.roster is None:
-            codes = ", ".join(f"{seat.name}: {seat.refusal}" for seat in self.seats.values() if seat.refusal)
-            self.fail(f"{count} of {len(self.seats)} enrolled, {needed} are needed ({codes})")
+            self.fail(f"{count} of {len(self.seats)} enrolled, {needed} are needed ({self.members.missing})")
             return
         self.phase = StudyPhase.SEALING
         self._deadline = self._steady() + self._waits.seal

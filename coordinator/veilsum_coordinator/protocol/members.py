@@ -21,6 +21,8 @@ from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
 from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
 from veilsum_privacy.study.study import Study
 
+_MOST_NAMED = 20  # of a study's silent sites; it may invite a thousand
+
 LOG = logging.getLogger("veilsum.coordinator")
 
 
@@ -116,6 +118,19 @@ class Members:
     def answered(self) -> bool:
         """Whether everyone enrolled or refused."""
         return all(seat.enrolled or seat.refusal for seat in self.seats.values())
+
+    @property
+    def missing(self) -> str:
+        """Who did not enrol and why, for people: by code of refusal, in silence, or not connected."""
+        refused = [f"{seat.name}: {seat.refusal}" for seat in self.seats.values() if seat.refusal]
+        silent = [seat for seat in self.seats.values() if not seat.enrolled and not seat.refusal]
+        parts = [", ".join(refused)] if refused else []
+        for what, present in (("no answer", True), ("not connected", False)):
+            names = [seat.name for seat in silent if seat.connected is present]
+            if names:
+                more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+                parts.append(f"{what}: {', '.join(names[:_MOST_NAMED])}{more}")
+        return "; ".join(parts)
 
     def enrol(self, name: str, enrolment: Enrolment, keep: Callable[[], None] = _nothing) -> None:
         """Take an enrolment; ``keep`` makes it durable before it counts.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
+from veilsum_node.addresses import address_to_listen_on
 from veilsum_node.config import located
 from veilsum_node.fields import Frozen
 from veilsum_node.overrides import Loaded, load_settings
@@ -68,7 +70,7 @@ class CoordinatorConfig(Frozen):
         max_peer_streams: open calls one peer may hold at once.
     """
 
-    listen: str = Field(default="127.0.0.1:8461", pattern=r"^[^\s]+:\d{1,5}$")
+    listen: Annotated[str, AfterValidator(address_to_listen_on)] = "127.0.0.1:8461"
     identity: Path = Path("identity")
     state: Path = Path("state")
     database: SecretStr | None = None

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.service.metrics import Metrics
+from veilsum_node.addresses import peer_host
 from veilsum_node.errors import Damage, HostileInput, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import CertificateExpired, Credentials, Identity, Role, verify_certificate
 from veilsum_node.identity.renewal import ExpiryLog
@@ -154,7 +155,7 @@ def caller_name(context: Context) -> str:
     names = list(context.auth_context().get("x509_common_name", ()))
     if names:
         return bytes(names[0])[:LONGEST_NAME].decode("utf-8", "replace")
-    return context.peer().rpartition(":")[0] or "an unknown address"
+    return peer_host(context.peer()) or "an unknown address"
 
 
 class _Guarded(Protocol):

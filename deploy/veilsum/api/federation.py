@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import tempfile
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,6 +44,16 @@ Data = Mapping[str, Any] | str | Path | Any
 DATASET = "records"
 
 
+_OPEN: weakref.WeakSet[Federation] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is still open while gRPC's threads run: a channel that is closed later waits for them forever."""
+    for federation in list(_OPEN):
+        federation.close()
+
+
 class Federation:
     """Sites that compute together, and their coordinator. Made by :func:`connect` and :func:`simulate`.
 
@@ -63,7 +75,15 @@ class Federation:
     ) -> None:
         self.coordinator, self.credentials, self.schemas = coordinator, credentials, dict(schemas)
         self._closing = closing
+        _OPEN.add(self)
         self.name = coordinator.describe().coordinator
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the sites are in this process, and end with it."""
+        from veilsum.remote import Remote
+
+        return not isinstance(self.coordinator, Remote)
 
     @property
     def federation_id(self) -> str:

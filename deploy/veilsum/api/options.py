@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
+
+import numpy as np
 
 from veilsum.request import StudyRequest, with_model, with_projection
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.schema import DatasetSchema
 
-Names = str | Sequence[str]
+Names = str | int | Sequence[str | int]
 
 
 class Stored(Protocol):
@@ -177,5 +179,18 @@ def study_name(text: str) -> str:
 
 
 def as_list(names: Names) -> list[str]:
-    """One name, or several."""
-    return [names] if isinstance(names, str) else list(names)
+    """One name, or several; a whole number is a category that is written so, as events often are.
+
+    Raises:
+        ConfigurationError: neither.
+    """
+    several = [names] if isinstance(names, str) or not isinstance(names, Iterable) else list(names)
+    return [_as_name(item) for item in several]
+
+
+def _as_name(item: object) -> str:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, bool | np.bool_) or not isinstance(item, int | np.integer):
+        raise ConfigurationError(f"{item!r} is no name.", "Give a name as text, or several in a list.")
+    return str(item)

@@ -9,6 +9,7 @@ from typing import Any
 
 from veilsum.api.frames import pandas_frame
 from veilsum.api.notebook import fields_html
+from veilsum.drafts import absences
 from veilsum.exports import table_html
 from veilsum.plan import USUAL_BUDGET, StudyPlan, Verdict
 
@@ -20,10 +21,12 @@ class Plan:
     Attributes:
         details: the plan in full.
         away: invited sites that are not connected now.
+        left_out: sites that are not connected now and not asked, since the study names no participants.
     """
 
     details: StudyPlan
     away: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -51,8 +54,7 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What else should be known before it is run."""
-        away = f"Not connected now: {', '.join(self.away)}. The study waits for them."
-        return (*((away,) if self.away else ()), *self.details.notes)
+        return (*absences(self.away, self.left_out), *self.details.notes)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a figure of the result: what it is measured against, its 95% half-width, and its chance of being told."""

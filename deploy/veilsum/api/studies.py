@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from veilsum.api.notebook import show_progress
 from veilsum.api.options import Question
 from veilsum.api.plans import Plan
 from veilsum.api.results import StudyResult, fetched_result
-from veilsum.drafts import draft_connected, plan_connected
+from veilsum.drafts import absences, draft_connected, plan_connected
 from veilsum.provenance import stated_cost
 from veilsum.request import StudyRequest
 from veilsum_node.errors import StateError
@@ -21,6 +23,9 @@ from veilsum_node.errors import StateError
 if TYPE_CHECKING:
     from veilsum.api.federation import Federation
     from veilsum.remote import StudyInfo
+
+
+LOG = logging.getLogger("veilsum.studies")
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,7 @@ class Study:
             StateError: fewer than two sites are connected.
         """
         federation = self.federation
-        planned, away = plan_connected(self.request, federation.coordinator, federation.federation_id, error)
-        return Plan(planned, away)
+        return Plan(*plan_connected(self.request, federation.coordinator, federation.federation_id, error))
 
     def submit(self) -> Run:
         """Sign the study and submit it; it runs whether this process does or not, if the federation is a real one.
@@ -80,7 +84,9 @@ class Study:
             VeilsumError: it cannot be compiled, or the coordinator rejects it.
         """
         federation = self.federation
-        draft, _ = draft_connected(self.request, federation.coordinator, federation.federation_id)
+        draft, away, left_out = draft_connected(self.request, federation.coordinator, federation.federation_id)
+        for line in absences(away, left_out):
+            LOG.warning("%s", line)
         study = draft.compile()
         draft.method.check_federation(study)
         return Run(federation, federation.coordinator.submit(study, federation.credentials).hex())
@@ -129,8 +135,19 @@ class Run:
 
         Raises:
             StateError: it failed or was aborted.
+            KeyboardInterrupt: the caller waits no more; the study goes on, and what takes it up again was said.
         """
-        last = show_progress(self.federation.coordinator.watch(self.key), self.id, shown=progress)
+        try:
+            last = show_progress(self.federation.coordinator.watch(self.key), self.id, shown=progress)
+        except KeyboardInterrupt:
+            if not self.federation.simulated:
+                print(
+                    f"Interrupted. The study goes on: attach({self.id[:12]!r}) takes it up again, and .abort() of what that"
+                    " gives stops it.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            raise
         if last.phase != "finished":
             raise _failure(last)
         return last

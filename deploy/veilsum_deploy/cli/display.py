@@ -71,6 +71,7 @@ def print_study(info: StudyInfo, *, as_json: bool) -> None:
         **_spent(info),
         "participants": info.participants,
         "enrolled": info.enrolled,
+        **({"no answer yet" if info.phase == "enrolling" else "did not answer": info.silent} if info.silent else {}),
         "results": info.results,
     }
     if info.checkpoints:
@@ -189,7 +190,11 @@ def print_verified(found: Verified, directory: Path, *, as_json: bool) -> None:
 
 def print_fault(fault: ProofFault, directory: Path, *, as_json: bool) -> None:
     """Show the first thing of a result's proof that does not hold."""
-    failed = {"result": str(directory), "valid": False, "where": fault.where, "fault": fault.what, "advice": fault.advice}
+    from veilsum.verification import RepetitionFault
+
+    signed = {"signatures": "hold", "repeated": False} if isinstance(fault, RepetitionFault) else {}
+    failed = {"result": str(directory), "valid": False, **signed}
+    failed |= {"where": fault.where, "fault": fault.what, "advice": fault.advice}
     print_fields(failed, title="Result", as_json=as_json)
 
 

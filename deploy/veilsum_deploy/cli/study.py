@@ -98,7 +98,7 @@ def submit(
             print_line(f"Submitted {key.hex()}")
         if not (wait or results):
             return
-        _require_finished(follow(remote.watch(key), as_json=as_json), as_json=as_json)
+        _require_finished(_followed(remote, key, as_json=as_json), as_json=as_json)
         if results is not None:
             _fetch(remote, credentials, key, results, as_json=as_json)
 
@@ -144,7 +144,7 @@ def watch(
     With --json: one object per line at every change, of a study with many rounds once a second.
     """
     with _connected(coordinator, identity) as (remote, _):
-        _require_finished(follow(remote.watch(remote.find(study_id)), as_json=as_json), as_json=as_json)
+        _require_finished(_followed(remote, remote.find(study_id), as_json=as_json), as_json=as_json)
 
 
 @app.command()
@@ -195,9 +195,10 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check a result by its proof, offline: every signature, context, receipt and consent, and every number, which is computed
-    again. Status 1 names the first thing that does not hold."""
+    again. Status 1 names the first thing that does not hold; status 3 says that all that was signed holds, and that this
+    version does not repeat the numbers, which another version made."""
     from veilsum.replay import LARGEST_TOLERANCE
-    from veilsum.verification import verify_result
+    from veilsum.verification import RepetitionFault, verify_result
     from veilsum_node.identity.tls import AUTHORITY_FILE
     from veilsum_participant.ledgers import load_authority
     from veilsum_privacy.results.proof_check import ProofFault
@@ -211,7 +212,7 @@ def verify(
         found = verify_result(result, certificate, uses=uses, tolerance=tolerance)
     except ProofFault as fault:
         print_fault(fault, result, as_json=as_json)
-        raise typer.Exit(1) from fault
+        raise typer.Exit(NOT_REPEATED if isinstance(fault, RepetitionFault) else 1) from fault
     print_verified(found, result, as_json=as_json)
 
 
@@ -296,11 +297,11 @@ def checkpoint(
 def _plan(
     request: StudyRequest, remote: Remote, credentials: Credentials, error: float | None = None, *, as_json: bool
 ) -> StudyPlan:
-    from veilsum.drafts import plan_connected
+    from veilsum.drafts import absences, plan_connected
 
     planned = plan_connected(request, remote, credentials.federation_id, error)
-    if planned.away and not as_json:
-        print_line(f"Not connected now: {', '.join(planned.away)}. The study waits for them.")
+    for line in () if as_json else absences(planned.away, planned.left_out):
+        print_line(line)
     return planned.plan
 
 
@@ -330,6 +331,18 @@ def _load(file: Path) -> StudyRequest:
     from veilsum.compile import load_study_request
 
     return load_study_request(file)
+
+
+NOT_REPEATED = 3
+"""Exit status of ``verify``: what was signed holds, and another version made numbers that this one does not."""
+
+
+def _followed(remote: Remote, key: bytes, *, as_json: bool) -> StudyInfo:
+    try:
+        return follow(remote.watch(key), as_json=as_json)
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted. The study goes on: `veilsum study watch {key.hex()[:12]}` takes it up again.", err=True)
+        raise
 
 
 def _require_finished(info: StudyInfo, *, as_json: bool) -> None:

@@ -26,6 +26,7 @@ from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationErro
 from veilsum_deploy.login.fetcher import Fetch, Fetcher, check_url
 from veilsum_deploy.login.provider import TokenVerifier
 from veilsum_deploy.login.served import Served
+from veilsum_node.addresses import address_to_listen_on, split_host_port
 from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.fields import Frozen
@@ -34,7 +35,7 @@ from veilsum_node.identity.authority import LONGEST_LOGIN, parse_login_request
 from veilsum_node.identity.certificate import moment
 from veilsum_node.identity.files import read_private
 from veilsum_node.identity.record import Issued
-from veilsum_node.telemetry.endpoint import split_address, write_address
+from veilsum_node.telemetry.endpoint import write_address
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
 from veilsum_node.telemetry.logs import LogSettings
 
@@ -99,7 +100,7 @@ class LoginServiceConfig(Frozen):
         hours: how long a certificate is valid.
     """
 
-    listen: Annotated[StrictStr, AfterValidator(split_address)] = "127.0.0.1:8463"
+    listen: Annotated[StrictStr, AfterValidator(address_to_listen_on)] = "127.0.0.1:8463"
     authority: Path = Path("authority")
     passphrase_file: Path | None = None
     certificate: Path | None = None
@@ -249,9 +250,9 @@ def serve_logins(config: LoginServiceConfig, clock: Callable[[], int]) -> None:
 
 
 def _place(config: LoginServiceConfig) -> tuple[socket.AddressFamily, Any, ServerTls | None]:
-    host, _, port = config.listen.rpartition(":")
+    host, port = split_host_port(config.listen, lowest_port=0)
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigurationError(f"The host of `listen` is not known: {config.listen}.", "Name an address.") from error
     family, _, _, _, place = found[0]

@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from veilsum_node.addresses import bare_host
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
@@ -146,13 +147,18 @@ class Authority:
             ConfigurationError: a file is missing, malformed or readable by others, or the passphrase is wrong.
         """
         advice = "Create an authority first with `veilsum federation init`."
+        if (directory / "certificate.pem").exists():
+            advice = (
+                "Put it back from a backup: this authority's certificate belongs to that key, and no other can replace it."
+            )
         pem = read_private(directory / "key.pem", "authority's key", advice=advice)
         data = read_file(directory / "certificate.pem", "authority's certificate", advice=advice)
         try:
             key = load_pem_private_key(pem, passphrase)
         except Exception as error:
             raise ConfigurationError(
-                f"The authority's key {directory / 'key.pem'} cannot be opened.", "Check the passphrase and the file."
+                f"The authority's key {directory / 'key.pem'} cannot be opened.",
+                "Check the passphrase; if the file is damaged, keep it and put it back from a backup.",
             ) from error
         try:
             certificate = certificates.load_authority_certificate(data)
@@ -366,7 +372,7 @@ def _host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys(hosts):
         try:
-            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+            names.append(x509.IPAddress(ipaddress.ip_address(bare_host(host))))
         except ValueError:
             if not _HOST.fullmatch(host.lower()):
                 raise Misuse(

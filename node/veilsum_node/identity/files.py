@@ -7,6 +7,7 @@ so systemd (credentials) and Kubernetes (Secrets) hand a key to one service's us
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -16,9 +17,20 @@ from veilsum_node.phrases import unreadable, unwritable
 MAX_FILE_BYTES = 64 * 1024
 """Largest key, certificate or request file that is read, in bytes."""
 
+_EXISTS = "Choose another directory, or move the file away first."
+_KEY_EXISTS = "It is never replaced, and cannot be made again: keep it where it is. Choose another directory for another one."
+_DAMAGED = "Put it back from a backup, or from where it was made; keep this one until that is done."
+
 
 def read_file(path: Path, what: str, *, advice: str = "Check the path.", most: int = MAX_FILE_BYTES) -> bytes:
     """Return the contents of a small regular file, of so many bytes at most.
+
+    Args:
+        path: the file.
+        what: names it for people.
+        advice: how to come by it where there is none; no other fault is met with it, since a file that is there must not be
+            lost for a mode or a typing error.
+        most: bytes.
 
     Raises:
         ConfigurationError: missing, unreadable, not a regular file, empty or too large; names the file.
@@ -29,6 +41,14 @@ def read_file(path: Path, what: str, *, advice: str = "Check the path.", most: i
 def read_private(path: Path, what: str, *, advice: str = "Check the path.") -> bytes:
     """As :func:`read_file`, and refuse a file that is :func:`open_to_others`."""
     return _read(path, what, advice, MAX_FILE_BYTES, private=True)
+
+
+def file_advice(path: Path, error: OSError) -> str:
+    """What to do about a file that is there and cannot be read, by cause; nothing that loses it."""
+    if isinstance(error, PermissionError):
+        who = f"{_user_name(os.geteuid())}, who runs this,"
+        return f"It may well be there: keep it, and let {who} read it, or run this as its owner. See: namei -l {path}"
+    return "Keep what is there, and check path and disk."
 
 
 def open_to_others(status: os.stat_result) -> bool:
@@ -57,7 +77,7 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     except FileExistsError as error:
         if path.is_dir():
             raise StateError(f"{path} is a folder, not a file.", "Name a file.") from error
-        raise StateError(f"{path} already exists.", "Choose another directory, or move the file away first.") from error
+        raise StateError(f"{path} already exists.", _EXISTS if mode & 0o077 else _KEY_EXISTS) from error
     except OSError as error:
         raise StateError(f"{path} {unwritable(error)}.", "Check the directory and its permissions.") from error
 
@@ -88,14 +108,24 @@ def _read(path: Path, what: str, advice: str, most: int, *, private: bool) -> by
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ConfigurationError(f"The {what} {path} is not a regular file.", advice)
+                raise ConfigurationError(f"The {what} {path} is not a regular file.", f"Name a file; see: ls -l {path}")
             if private and open_to_others(status):
                 raise ConfigurationError(f"The {what} {path} can be read by others.", f"Run: chmod 600 {path}")
             data = file.read(most + 1)
     except FileNotFoundError as error:
         raise ConfigurationError(f"The {what} {path} does not exist.", advice) from error
     except OSError as error:
-        raise ConfigurationError(f"The {what} {path} {unreadable(error)}.", advice) from error
-    if not 0 < len(data) <= most:
-        raise ConfigurationError(f"The {what} {path} is empty or larger than {most} bytes.", advice)
+        raise ConfigurationError(f"The {what} {path} {unreadable(error)}.", file_advice(path, error)) from error
+    if not data:
+        raise ConfigurationError(f"The {what} {path} is empty.", _DAMAGED)
+    if len(data) > most:
+        raise ConfigurationError(f"The {what} {path} is larger than {most} bytes.", "Check the path: another file was named.")
     return data
+
+
+def _user_name(number: int) -> str:
+    """The name of a user of this machine, or ``user 10001`` where it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"

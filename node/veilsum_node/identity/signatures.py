@@ -68,7 +68,7 @@ class SigningKey:
                 "The private key cannot be loaded.", "Check that it is a private key in PEM, and its passphrase if it has one."
             ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-            raise ConfigurationError("The private key is not an ECDSA P-256 key.", "Make a new one with `veilsum ... init`.")
+            raise ConfigurationError("The private key is not an ECDSA P-256 key.", "Check the path.")
         return cls(key)
 
     def to_pem(self) -> bytes:

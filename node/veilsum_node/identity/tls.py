@@ -20,13 +20,18 @@ from veilsum_node.identity.certificate import (
     moment,
     verify_certificate,
 )
-from veilsum_node.identity.files import read_file, read_private
+from veilsum_node.identity.files import file_advice, read_file, read_private
 from veilsum_node.identity.signatures import SigningKey
 
 KEY_FILE = "key.pem"
 REQUEST_FILE = "request.csr"
 CERTIFICATE_FILE = "certificate.pem"
 AUTHORITY_FILE = "authority.pem"
+
+DAMAGED_KEY = (
+    "Keep the file, and put the right one back from a backup: others know this party by its key. It must be an ECDSA P-256"
+    " key in PEM without a passphrase."
+)
 
 
 @dataclass(frozen=True)
@@ -68,16 +73,14 @@ def load_credentials(directory: Path, at: int, role: Role | None = None) -> Cred
             valid at ``at``, of another role, or belongs to another key.
     """
     key_path, certificate_path, authority_path = (directory / name for name in (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE))
-    key = read_private(
-        key_path, "private key", advice="Make an identity first with `veilsum participant init` or its counterpart."
-    )
+    key = read_private(key_path, "private key", advice=key_advice(directory, FileNotFoundError()))
     advice = f"Have the authority sign {directory / REQUEST_FILE} and put its answer there."
     certificate = read_file(certificate_path, "certificate", advice=advice)
     authority = read_file(authority_path, "authority's certificate", advice=advice)
     try:
         signing_key = SigningKey.from_pem(key)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{key_path}: {error.message}", error.advice) from error
+        raise ConfigurationError(f"{key_path}: {error.message}", DAMAGED_KEY) from error
     try:
         ca = load_authority_certificate(authority)
     except HostileInput as error:
@@ -89,6 +92,24 @@ def load_credentials(directory: Path, at: int, role: Role | None = None) -> Cred
     if identity.fingerprint != signing_key.fingerprint:
         raise ConfigurationError(f"{certificate_path} does not belong to {key_path}.", advice)
     return Credentials(identity, signing_key, ca, key, certificate, ca.public_bytes(Encoding.PEM))
+
+
+def key_advice(directory: Path, error: OSError) -> str:
+    """What to do about a private key that cannot be read, by cause; nothing that loses a key.
+
+    Args:
+        directory: the party's identity directory; what lies beside a missing key shows whether there has been one.
+        error: what reading it met.
+    """
+    if not isinstance(error, FileNotFoundError):
+        return file_advice(directory / KEY_FILE, error)
+    if any((directory / name).exists() for name in (CERTIFICATE_FILE, REQUEST_FILE)):
+        return (
+            "Put it back from where it was moved to, or from a backup (`restore --with-identity`): what is signed for this"
+            " party belongs to that key, and others know the party by it. Only if it is lost for good, make a new one in a"
+            " new directory and have that certified."
+        )
+    return "Make an identity first with `veilsum participant init` or its counterpart; if there was one, check the path."
 
 
 @dataclass(frozen=True)
@@ -125,7 +146,7 @@ def load_server_pair(certificate: Path, key: Path, at: int) -> ServerPair:
     except Exception as error:  # the parsers' faults are many and undocumented
         raise ConfigurationError(
             f"{certificate} and {key} are not a certificate chain and an unencrypted private key in PEM.",
-            "The server's own certificate comes first.",
+            "The server's own certificate comes first. Keep both files until right ones are there.",
         ) from error
     if not mine:
         raise ConfigurationError(f"{certificate} does not belong to {key}.", "Replace both, the key first.")

@@ -27,6 +27,8 @@ EXIT_REFUSED = 2
 EXIT_INTERNAL = 70
 """A fault of veilsum itself."""
 
+_WIDEST = 320  # a sentence with a long path fits, a list of all tasks does not
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 """The ``--json`` flag that every command with a result takes."""
 
@@ -40,7 +42,7 @@ def print_rows(rows: Sequence[Mapping[str, object]], *, title: str, as_json: boo
     else:
         table = Table(title=terminal_text(title), title_justify="left")
         for heading in rows[0]:
-            table.add_column(terminal_text(heading), overflow="fold")
+            table.add_column(terminal_text(heading), overflow="fold", max_width=_widest())
         for row in rows:
             table.add_row(*(terminal_text(_cell(value)) for value in row.values()))
         _console().print(table)
@@ -53,7 +55,7 @@ def print_fields(fields: Mapping[str, object], *, title: str, as_json: bool) -> 
         return
     table = Table(title=terminal_text(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column(overflow="fold", max_width=_widest())
     for key, value in fields.items():
         table.add_row(terminal_text(key), terminal_text(_cell(value)))
     _console().print(table)
@@ -125,6 +127,11 @@ def _writes_unicode(stream: TextIO) -> bool:
 def _console() -> Console:
     """Fit a terminal; let nothing wrap in a pipe or a log."""
     return Console() if sys.stdout.isatty() else Console(width=1000)
+
+
+def _widest() -> int | None:
+    """Columns of the widest cell: in a pipe one long list must not widen every line of its table."""
+    return None if sys.stdout.isatty() else _WIDEST
 
 
 def _cell(value: object) -> str:

@@ -29,6 +29,7 @@ from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from pydantic import AfterValidator
 
+from veilsum_node.addresses import address_to_listen_on, bare_host, split_host_port
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_node.identity.files import read_private
@@ -50,17 +51,6 @@ _ENCODERS = {wanted: choose_encoder(f"{_OPENMETRICS};version=1.0.0" if wanted el
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the list of metrics is closed: no *_created beside every counter
 
 
-def split_address(value: str) -> str:
-    """Check host:port of a listener, for a field of a configuration."""
-    host, _, port = value.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    digits = port.isascii() and port.isdigit() and len(port) <= 5
-    spaced = any(character.isspace() for character in host)
-    if not host or spaced or (":" in host and not bracketed) or not digits or int(port) > 65535:
-        raise ValueError("must be host:port, for example 127.0.0.1:9464")
-    return value
-
-
 class MetricsSettings(Frozen):
     """The table ``[metrics]`` of a configuration file; without it there is no endpoint.
 
@@ -73,7 +63,7 @@ class MetricsSettings(Frozen):
             as ``Authorization: Bearer``.
     """
 
-    listen: Annotated[str, AfterValidator(split_address)] = "127.0.0.1:9464"
+    listen: Annotated[str, AfterValidator(address_to_listen_on)] = "127.0.0.1:9464"
     ready_file: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
@@ -136,7 +126,7 @@ class MetricsServer:
     ) -> None:
         self._settings = settings
         self._family, self._place = _resolve(settings)
-        host = settings.listen.rpartition(":")[0]
+        host, _ = split_host_port(settings.listen, lowest_port=0)
         self._pages = _Pages(registry, _load_token(settings), host, ready, alive)
         self._tls = _load_tls(settings)
         self._server: Listener | None = None
@@ -241,7 +231,7 @@ class _Pages:
 
 def _bare(host: str) -> str:
     """A host without the brackets of an address and the dot of a whole name."""
-    return host.removeprefix("[").removesuffix("]").removesuffix(".").lower()
+    return bare_host(host).removesuffix(".").lower()
 
 
 def _word(reason: str) -> Answer:
@@ -250,9 +240,9 @@ def _word(reason: str) -> Answer:
 
 def _resolve(settings: MetricsSettings) -> tuple[socket.AddressFamily, Any]:
     """The address to bind, and a refusal where it is not safe as configured."""
-    host, _, port = settings.listen.rpartition(":")
+    host, port = split_host_port(settings.listen, lowest_port=0)
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigurationError(f"The host of metrics.listen is not known: {settings.listen}.", "Name an address.") from error
     family, _, _, _, place = found[0]

@@ -7,10 +7,12 @@ names. No token is sent: readiness shows no value.
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import ssl
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from veilsum_node.addresses import join_host_port, split_host_port
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.process.console import print_json, print_line
 from veilsum_node.telemetry.endpoint import MetricsSettings
@@ -20,7 +22,6 @@ SECONDS = 5.0
 """How long an answer may take."""
 
 _LONGEST = 200  # bytes of an answer that are shown
-_EVERY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104  every interface: asked on loopback
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,10 @@ def ask_ready(settings: MetricsSettings | None) -> Health:
         raise ConfigurationError(
             "There is no endpoint to ask: the configuration has no [metrics].", "Add the table, with the key listen."
         )
-    host, _, port = _address(settings).rpartition(":")
-    host = _EVERY.get(host, host)
+    host, port = _address(settings)
     scheme = "http" if settings.certificate is None else "https"
-    endpoint = f"{scheme}://{host}:{port}/readyz"
-    connection = _connection(host.strip("[]"), int(port), settings)
+    endpoint = f"{scheme}://{join_host_port(host, port)}/readyz"
+    connection = _connection(host, port, settings)
     try:
         connection.request("GET", "/readyz")
         answer = connection.getresponse()
@@ -84,22 +84,31 @@ def show_health(health: Health, *, as_json: bool) -> int:
     return 0 if health.ready else 1
 
 
-def _address(settings: MetricsSettings) -> str:
-    """Where the endpoint listens; by its ready file where the system chose the port."""
-    if settings.listen.rpartition(":")[2] != "0":
-        return settings.listen
+def _address(settings: MetricsSettings) -> tuple[str, int]:
+    """Host and port at which the endpoint can be asked; by its ready file where the system chose the port."""
+    host, port = split_host_port(settings.listen, lowest_port=0)
+    if port:
+        return _asked(host), port
     if settings.ready_file is None:
         raise ConfigurationError(
             "The system chooses the endpoint's port, and no file records it.",
             "Set metrics.ready_file, or a fixed port in metrics.listen.",
         )
     try:
-        address = settings.ready_file.read_text(encoding="utf-8").strip()
-        int(address.rpartition(":")[2])
+        host, port = split_host_port(settings.ready_file.read_text(encoding="utf-8").strip())
     except (OSError, ValueError) as error:
         advice = "The endpoint writes it when it starts."
         raise ConfigurationError(f"{settings.ready_file} does not hold the address of an endpoint.", advice) from error
-    return address
+    return _asked(host), port
+
+
+def _asked(host: str) -> str:
+    """Every interface is asked on loopback."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return ("127.0.0.1" if address.version == 4 else "::1") if address.is_unspecified else host
 
 
 def _connection(host: str, port: int, settings: MetricsSettings) -> http.client.HTTPConnection:

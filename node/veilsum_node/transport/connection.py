@@ -20,7 +20,7 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import greet
 from veilsum_node.transport.handshake import client_context, own_certificate_refused, shake_hands
-from veilsum_node.transport.route import Route, UnreachableError, as_route, split_address
+from veilsum_node.transport.route import BrokenOffError, Route, UnreachableError, as_route, split_address
 from veilsum_proto.federation_pb2_grpc import CoordinationStub
 
 __all__ = ["Greeting", "UnreachableError", "explain", "hello", "probe_tcp", "probe_tls", "split_address", "spread"]
@@ -53,19 +53,29 @@ def probe_tls(way: Route | str, identity: Path) -> None:
         context.load_cert_chain(identity / CERTIFICATE_FILE, identity / KEY_FILE)
     except (OSError, ValueError) as error:  # includes ssl.SSLError
         raise Misuse(f"The identity in {identity} cannot be loaded.", "Check its three files.") from error
-    alert = ""
+    answer, alert = _first_byte(way, context)
+    if not answer and not alert:  # a server that is killed ends a connection so as well: then nothing answers the next one
+        answer, alert = _first_byte(way, context)
+    if not answer:
+        raise own_certificate_refused(identity, way, alert)
+
+
+def _first_byte(way: Route, context: ssl.SSLContext) -> tuple[bytes, str]:
+    """What a server says first once it has seen this party's certificate, and the alert by which it refused it."""
     with shake_hands(way, context) as tls:
         try:
             tls.sendall(_HTTP2_PREFACE)
-            answer = tls.recv(1)
+            return tls.recv(1), ""
         except TimeoutError as error:
-            raise UnreachableError(f"{way.address} does not answer after the TLS handshake.") from error
+            raise BrokenOffError(
+                f"{way.address} does not answer after the TLS handshake.", "Try again, and read its log."
+            ) from error
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return b"", ""
         except ssl.SSLError as error:
-            answer, alert = b"", str(error)
+            return b"", str(error)
         except OSError:
-            answer = b""
-    if not answer:
-        raise own_certificate_refused(identity, way, alert)
+            return b"", ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ def explain(error: grpc.RpcError, way: Route | str, identity: Path) -> VeilsumEr
                 probe_tls(way, identity)
             except VeilsumError as found:
                 return found
-            return UnreachableError(f"The coordinator at {address} does not answer.", "Try again, and read its log.")
+            return BrokenOffError(f"The coordinator at {address} does not answer.", "Try again, and read its log.")
         case grpc.StatusCode.UNAUTHENTICATED:
             return UnreachableError(details, "Check certificate and clock, or ask the authority to sign again.")
         case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.INVALID_ARGUMENT:

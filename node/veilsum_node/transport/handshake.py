@@ -14,7 +14,7 @@ from veilsum_node.identity.certificate import certificate_end, load_certificate,
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.tls import CERTIFICATE_FILE
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.transport.route import Route, UnreachableError, split_address
+from veilsum_node.transport.route import BrokenOffError, Route, UnreachableError, split_address
 
 _VERIFY_EXPIRED, _VERIFY_NOT_YET, _VERIFY_HOSTNAME, _VERIFY_ADDRESS = 10, 9, 62, 64
 """OpenSSL's X509_V_ERR codes."""
@@ -30,18 +30,31 @@ def client_context(roots: bytes) -> ssl.SSLContext:
     return context
 
 
+def _certified(way: Route) -> str:
+    """The name that the server's certificate must bear; an address's zone is this machine's own business."""
+    return split_address(way.address)[0].partition("%")[0]
+
+
 def shake_hands(way: Route, context: ssl.SSLContext) -> ssl.SSLSocket:
     """Connect and finish a TLS handshake.
 
     Raises:
-        UnreachableError: says whose certificate was refused and why.
+        BrokenOffError, AwayError: the connection was broken off, or nothing answers.
+        UnreachableError: says whose certificate was refused and why, or that what listens there speaks something else.
     """
     raw = way.connect()
     try:
-        return context.wrap_socket(raw, server_hostname=split_address(way.address)[0].strip("[]"))
+        return context.wrap_socket(raw, server_hostname=_certified(way))
     except ssl.SSLCertVerificationError as error:
         raw.close()
         raise _untrusted(way, error) from error
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, TimeoutError, ConnectionError) as error:
+        raw.close()
+        what = "does not answer" if isinstance(error, TimeoutError) else "broke off"
+        raise BrokenOffError(
+            f"What listens on {way.address} {what} in the TLS handshake.",
+            "A coordinator that starts or stops does so: try again. If it stays so, check host and port.",
+        ) from error
     except OSError as error:  # includes ssl.SSLError
         raw.close()
         raise UnreachableError(
@@ -72,7 +85,7 @@ def _presented(way: Route) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with way.connect() as raw, context.wrap_socket(raw, server_hostname=split_address(way.address)[0].strip("[]")) as tls:
+        with way.connect() as raw, context.wrap_socket(raw, server_hostname=_certified(way)) as tls:
             shown = load_certificate(tls.getpeercert(binary_form=True) or b"")
             return (
                 f": {printable(shown.subject.rfc4514_string())[:100]}, {moment(int(shown.not_valid_before_utc.timestamp()))}"

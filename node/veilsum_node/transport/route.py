@@ -24,6 +24,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 
+from veilsum_node.addresses import join_host_port, split_host_port
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
 from veilsum_node.fields import Frozen
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
@@ -45,18 +46,24 @@ class UnreachableError(Unavailable):
     """The coordinator cannot be reached, or what answers is not one of this federation."""
 
 
+class AwayError(UnreachableError):
+    """The coordinator is away for now, as one that restarts is: nothing answers, or a connection was broken off."""
+
+
+class BrokenOffError(AwayError):
+    """Something was there, and broke a connection off or fell silent in it."""
+
+
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``.
+    """Host, an IPv6 address without its brackets, and port of ``host:port``.
 
     Raises:
         Misuse: it is not such an address.
     """
-    host, _, port = address.rpartition(":")
-    if not host or any(character.isspace() for character in host) or not port.isascii() or not port.isdigit():
-        raise Misuse(f"{address!r} is not HOST:PORT.", "For example: coordinator.example:8461.")
-    if not 0 < int(port) < 65536:
-        raise Misuse(f"{address!r} has no valid port.", "Ports are 1 to 65535.")
-    return host, int(port)
+    try:
+        return split_host_port(address)
+    except ValueError as error:
+        raise Misuse(f"{address!r} is not HOST:PORT.", f"It {error}.") from None
 
 
 @dataclass(frozen=True)
@@ -229,11 +236,11 @@ def _environment_proxy(address: str) -> Proxy | None:
     host, port = split_address(address)
     found = urllib.request.getproxies_environment()
     value = found.get("https")
-    if not value or urllib.request.proxy_bypass(f"{host.strip('[]')}:{port}", found):
+    if not value or urllib.request.proxy_bypass(f"{host}:{port}", found):
         return None
     try:
         parts = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
-        place = f"{parts.hostname or ''}:{parts.port or 0}"
+        place = join_host_port(parts.hostname or "", parts.port or 0)
         if parts.scheme != "http":
             raise Misuse("not HTTP")
         split_address(place)
@@ -252,26 +259,28 @@ def dial(address: str, whose: str, advice: str) -> socket.socket:
     """
     host, port = split_address(address)
     try:
-        return socket.create_connection((host.strip("[]"), port), PROBE_SECONDS)
+        return socket.create_connection((host, port), PROBE_SECONDS)
     except TimeoutError as error:
-        raise UnreachableError(
+        raise AwayError(
             f"{whose} does not answer within {PROBE_SECONDS:g} s.", "Check address, routes and firewalls."
         ) from error
     except socket.gaierror as error:
         raise UnreachableError(f"The host of {address} is not known.", "Check the name, or the name server.") from error
     except ConnectionRefusedError as error:
-        raise UnreachableError(f"Nothing listens on {address}.", advice) from error
+        raise AwayError(f"Nothing listens on {address}.", advice) from error
+    except ConnectionResetError as error:
+        raise BrokenOffError(
+            f"{whose} broke off the connection.", "Try again. If it stays so, check host and port."
+        ) from error
     except OSError as error:
-        raise UnreachableError(f"{whose} cannot be reached ({error.strerror}).", "Check address and routes.") from error
+        raise AwayError(f"{whose} cannot be reached ({error.strerror}).", "Check address and routes.") from error
 
 
 def _proxy(value: str) -> str:
     try:
         if value != ENVIRONMENT:
-            host, _ = split_address(value)
-            if "/" in host or "@" in host or (":" in host and not host.startswith("[")):
-                raise Misuse("no host")
-    except Misuse:
+            split_host_port(value)
+    except ValueError:
         raise ValueError('must be host:port without a scheme, for example proxy.example:3128, or "environment"') from None
     return value
 

@@ -26,7 +26,7 @@ from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
-from veilsum_node.identity.tls import KEY_FILE
+from veilsum_node.identity.tls import KEY_FILE, key_advice
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
@@ -35,10 +35,10 @@ from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_t
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
 from veilsum_participant.checks.check import Check, CheckOutcome
-from veilsum_participant.config import ParticipantConfig, Policy
+from veilsum_participant.config import METHODS, ParticipantConfig, Policy
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
-from veilsum_participant.policy import column_faults, former_tasks, invited_faults, term_faults
+from veilsum_participant.policy import column_faults, former_tasks, invited_faults, lacking_tasks, term_faults
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
 from veilsum_participant.site import COMPLETE, RESTORED
@@ -142,7 +142,9 @@ class SiteCheck:
         try:
             status = path.stat()
         except OSError as error:
-            yield Check("key permissions", CheckOutcome.FAILED, f"{path}: {error.strerror}", "Run `veilsum participant init`.")
+            yield Check(
+                "key permissions", CheckOutcome.FAILED, f"{path}: {error.strerror}", key_advice(self._config.identity, error)
+            )
             return
         mode = stat.S_IMODE(status.st_mode)
         if open_to_others(status):
@@ -229,6 +231,10 @@ class SiteCheck:
             yield Check("analysts", CheckOutcome.WARNING, "none: every study is refused", "Name them under policy.analysts.")
         for name, detail, advice in former_tasks(policy):
             yield Check(f"task {name}", CheckOutcome.WARNING, detail, advice)
+        for name, detail, advice in lacking_tasks(policy):
+            yield Check(f"method {name}", CheckOutcome.WARNING, detail, advice)
+        if left_out := [name for name in METHODS if name not in policy.methods]:
+            yield Check("methods", CheckOutcome.OK, f"{len(policy.methods)}; not allowed: {', '.join(left_out)}")
 
     def _pins(self, policy: Policy) -> Iterator[Check]:
         pinned = sorted(policy.trusted)

@@ -34,7 +34,7 @@ from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.sources import named_in_records
 from veilsum_participant.directory import with_pins
-from veilsum_participant.policy import former_tasks, policy_values
+from veilsum_participant.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.session.channel import STALE, GrpcChannel
@@ -359,6 +359,8 @@ def run_participant(config: ParticipantConfig) -> None:
             LOG.warning("dataset %s: its columns are not stated, so every study is refused: datasets.%s.columns", name, name)
     for name, told, advice in former_tasks(config.policy):
         LOG.warning("policy.tasks: the task %s was %s. %s", name, told, advice)
+    for name, told, advice in lacking_tasks(config.policy):
+        LOG.warning("policy.methods: %s: %s. %s", name, told, advice)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -93,6 +93,11 @@ MECHANISMS: Mapping[str, str] = {
 """The mechanism's name by the kind of noise."""
 
 
+_MECHANISM_KEYS = (
+    "mechanism", "noise", "sensitivity", "variance", "share_variance", "honest", "sampling_rate", "steps", "course"
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """How a release was made private.
@@ -168,6 +173,10 @@ class Mechanism:
         Raises:
             HostileInput: it is not such a value.
         """
+        if what := _beyond(value, _MECHANISM_KEYS):
+            raise unknown(what)
+        if isinstance(kind := _of(value, "noise"), str) and kind not in MECHANISMS:
+            raise unknown(f"noise of kind {kind[:40]!r}")
         try:
             noise = NoisePlan(value["noise"], int(value["variance"][0]), int(value["honest"]), colluders)
             rate = float.fromhex(value["sampling_rate"])
@@ -246,6 +255,39 @@ class Reservation:
         }
 
 
+def unknown(what: str, error: Exception | None = None) -> HostileInput:
+    """The error for an entry that states what this software has no word for; a later one may have."""
+    found = HostileInput(
+        f"A ledger entry was written by a newer version of veilsum, or is damaged: this one does not know {what}.",
+        "Install the newer version, or restore the backup that was made before it was installed. If none was installed, run"
+        " veilsum ledger verify.",
+    )
+    found.__cause__ = error
+    return found
+
+
+def _of(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else None
+
+
+def _beyond(value: Any, known: Collection[str]) -> str:
+    """The first key that is not among the known ones, for people; empty if there is none."""
+    strange = sorted(key for key in value if key not in known) if isinstance(value, Mapping) else []
+    return f"the key {strange[0][:40]!r}" if strange else ""
+
+
+def read_kind(text: Any) -> Kind:
+    """The kind of an entry.
+
+    Raises:
+        HostileInput: there is none such, in this version.
+    """
+    try:
+        return Kind(text)
+    except ValueError as error:
+        raise unknown(f"entries of kind {str(text)[:40]!r}", error) from error
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a population may lose in all.
@@ -275,6 +317,8 @@ class Budget:
         Raises:
             HostileInput: they state none.
         """
+        if isinstance(rule := _of(detail, "adaptive"), str) and rule not in RULES:
+            raise unknown(f"the budget's rule {rule[:40]!r}")
         try:
             epsilon = detail["epsilon"]
             value = None if epsilon is None else float.fromhex(epsilon)

@@ -31,7 +31,16 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, find_signer, own_receipt
-from veilsum_privacy.ledger.entries import LONGEST_TEXT, Budget, Kind, Mechanism, RequestedStudy, Reservation, why_infinite
+from veilsum_privacy.ledger.entries import (
+    LONGEST_TEXT,
+    Budget,
+    Kind,
+    Mechanism,
+    RequestedStudy,
+    Reservation,
+    read_kind,
+    why_infinite,
+)
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader, require_budget
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
@@ -408,10 +417,7 @@ class Ledger(LedgerReader):
     @staticmethod
     def _about(connection: Connection, context: bytes) -> dict[Kind, Mapping[str, Any]]:
         found = connection.execute(_ABOUT, {"context": context.hex()}).mappings()
-        try:
-            return {Kind(row["kind"]): dict(row) for row in found}
-        except ValueError as error:
-            raise HostileInput("The ledger holds an entry of an unknown kind.", "Run veilsum ledger verify.") from error
+        return {read_kind(row["kind"]): dict(row) for row in found}
 
     @staticmethod
     def _round(connection: Connection, columns: Mapping[str, Any]) -> list[tuple[str, int]]:

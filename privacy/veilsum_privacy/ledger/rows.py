@@ -12,7 +12,7 @@ from typing import Any
 
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.ledger.entries import Entry, Kind, Mechanism
+from veilsum_privacy.ledger.entries import Entry, Mechanism, read_kind
 
 Row = Mapping[str, Any]
 """One row by column name."""
@@ -96,7 +96,7 @@ def read_row(row: Row, values: Mapping[str, Any] | None = None) -> Entry:
         del fields["event"]
         for name in ("study", "context"):
             fields[name] = None if fields[name] is None else unhex(fields[name])
-        fields["kind"], fields["previous"] = Kind(fields["kind"]), unhex(fields["previous"])
+        fields["kind"], fields["previous"] = read_kind(fields["kind"]), unhex(fields["previous"])
         return Entry(
             **fields,
             mechanism=None if row["event"] is None else read_mechanism(row["event"], row["colluders"]),

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, bindparam, case, select
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.accountant import Adaptive, Releases, estimated_epsilon
-from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, events_of
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, events_of, read_kind
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table
 
@@ -286,7 +286,7 @@ class Follower:
 
 
 def _read_step(row: Any) -> Step | None:
-    kind = Kind(row.kind)
+    kind = read_kind(row.kind)
     if kind not in COUNTED:
         return None
     if not isinstance(row.population, str):

@@ -26,6 +26,7 @@ from veilsum_node.phrases import unreadable
 from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, ReleaseEntry, round_of
 from veilsum_privacy.securesum.array_bytes import array_pieces
 from veilsum_privacy.study.study import Study
+from veilsum_proto import SOFTWARE
 
 FORMAT = "veilsum-result"
 VERSION = 1
@@ -89,14 +90,22 @@ def study_fields(study: Study, digest: bytes) -> dict[str, Any]:
 
 
 def result_files(
-    result: Result, *, study: Mapping[str, Any] | None = None, releases: Sequence[ReleaseEntry] = ()
+    result: Result,
+    *,
+    study: Mapping[str, Any] | None = None,
+    releases: Sequence[ReleaseEntry] = (),
+    software: str | None = SOFTWARE,
 ) -> dict[str, bytes]:
-    """The bundle's files by name, the manifest last; arguments and errors as of :func:`save_result`."""
-    return {name: b"".join(pieces) for name, pieces in _files(result, study, releases)}
+    """The bundle's files by name, the manifest last; arguments and errors as of :func:`save_result`.
+
+    Args:
+        software: that made the result, for the manifest; None for none, as in results before 0.3.
+    """
+    return {name: b"".join(pieces) for name, pieces in _files(result, study, releases, software)}
 
 
 def _files(
-    result: Result, study: Mapping[str, Any] | None, releases: Sequence[ReleaseEntry]
+    result: Result, study: Mapping[str, Any] | None, releases: Sequence[ReleaseEntry], software: str | None = SOFTWARE
 ) -> list[tuple[str, list[bytes | memoryview]]]:
     """The bundle's files in pieces, of which the arrays are their own: they are large."""
     if wrong := _no_names(result.method, result.summary):
@@ -105,6 +114,7 @@ def _files(
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
+        **({} if software is None else {"software": software}),
         "method": result.method,
         "study": dict(study or {}),
         "summary": result.summary,
