@@ -23,6 +23,7 @@ from veilsum_node.identity.files import read_file
 from veilsum_node.phrases import unreadable
 from veilsum_privacy.audit.signed import MOST_BYTES, SignedAudit, read_report
 from veilsum_privacy.dossier import Proof, StudyLabel, StudyTerms
+from veilsum_privacy.dossier.asked import asked_facts
 from veilsum_privacy.dossier.figures import plain
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, Verification, read_export, verify_ledger
 from veilsum_privacy.ledger.export import FORMAT, MAX_HEADER
@@ -174,8 +175,11 @@ def readable_entries(source: LedgerReader, most: int | None = None) -> list[Entr
     return entries
 
 
-def study_labels(place: str | Path) -> dict[bytes, StudyLabel]:
-    """Names of the studies that a participant's state file keeps, by digest; empty for an export or a mirror."""
+def study_labels(place: str | Path, *, words: bool = False) -> dict[bytes, StudyLabel]:
+    """Names of the studies that a participant's state file keeps, by digest; empty for an export or a mirror.
+
+    ``words``: with what they ask, for which each is looked through.
+    """
     from veilsum_participant.store.studies import STUDIES
 
     if "://" in str(place) or not _is_database(Path(place)):
@@ -191,7 +195,10 @@ def study_labels(place: str | Path) -> dict[bytes, StudyLabel]:
         except HostileInput:
             continue  # of a version that wrote studies in another way: its digest has to do
         per_site = tuple(task.label for task in study.tasks if task.disclosure == "per-site")
-        labels[row.digest] = StudyLabel(study.name, study.method, row.analyst, per_site, StudyTerms.of(study))
+        asks = asked_facts(study) if words else {}
+        labels[row.digest] = StudyLabel(
+            study.name, study.method, row.analyst, per_site, StudyTerms.of(study), study.statements, asks
+        )
     return labels
 
 

@@ -32,6 +32,7 @@ from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures
 from veilsum_privacy.dossier.charts import MOST_BARS, ticks
 from veilsum_privacy.dossier.render import CODES, MOST_ROWS, refusal_rows, release_rows
 from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation
+from veilsum_privacy.ledger.entries import RequestedStudy
 from veilsum_privacy.mechanism.noise import plan_noise
 
 DELTA = 1e-5
@@ -727,3 +728,110 @@ def test_the_head_runs_at_the_foot_of_every_printed_page(dossier: dict[str, Any]
     rule = re.search(r"@page \{(.*?)\n\}", render(dossier), re.DOTALL)
     assert rule is not None
     assert f"head {dossier['proof']['head']}" in rule[1]
+
+
+# -- who asked, and on whose word ------------------------------------------------------------------------------------------
+
+
+def wanted(study: str, **about: Any) -> RequestedStudy:
+    values = {
+        "name": study,
+        "method": "statistics",
+        "dataset": "heart-2025",
+        "analyst": "alice",
+        "population": "heart",
+    } | about
+    return RequestedStudy(digest(study), **values)
+
+
+def governed() -> Site:
+    """A site where people and the policy decided: approved by two, declined, expired, refused, and nobody asked."""
+    site = Site()
+    site.budget("heart", 3.0)
+    with site.database.transaction() as connection:
+        ledger = site.ledger
+        ledger.record_policy(connection, {"policy.approval": '"policy"', "policy.max_epsilon": "1.0"})
+    site.release("heart", "unasked", 4.0)
+    with site.database.transaction() as connection:
+        ledger.record_policy(connection, {"policy.approval": '"manual"', "policy.min_cohort": "3"})
+        shown = hashlib.sha256(b"text").digest()
+        for name in ("olga", "pia"):
+            reason = "vote 7" if name == "olga" else ""
+            ledger.decide(connection, wanted("agreed"), approved=True, operator=name, reason=reason, shown=shown)
+        no = wanted("declined", purpose="curiosity", columns_read=("age", "sex"), analyst="bob")
+        ledger.decide(connection, no, approved=False, operator="olga", reason="no vote", shown=shown)
+        refusal = Refusal(RefusalCode.APPROVAL, "The operator declined the study: no vote")
+        ledger.refuse(connection, refusal, population="heart", study=no.study, dataset=no.dataset, asked=no)
+        ledger.expire(connection, wanted("late"), since=5, why="its time ran out")
+        foreign = wanted("foreign", population=None, dataset="elsewhere", analyst="carol", method="pca")
+        ledger.refuse(
+            connection, Refusal(RefusalCode.DATASET, "not here"), study=foreign.study, dataset="elsewhere", asked=foreign
+        )
+    site.release("heart", "agreed", 4.0)
+    return site
+
+
+def test_the_dossier_says_who_asked_for_what_why_and_on_whose_word() -> None:
+    site = governed()
+    asks = {"computes": "means of age", "reads": "columns age of dataset heart-2025", "releases": "3 numbers in 1 sum at most"}
+    stated = {"purpose": "to plan a trial", "reference": "vote 7"}
+    labels = {digest("agreed"): StudyLabel("agreed", "statistics", "alice", (), None, stated, asks)}
+    dossier = site.describe(studies=labels)
+    accounts = {item["name"] or item["study"]: item for item in dossier["accounts"]}
+    assert list(accounts) == [digest("unasked").hex(), "agreed", "declined", "late", "foreign"]
+    said = {
+        name: [(word["kind"], word["operator"], word["reason"]) for word in item["decisions"]]
+        for name, item in accounts.items()
+    }
+    assert said == {
+        digest("unasked").hex(): [],
+        "agreed": [("approval", "olga", "vote 7"), ("approval", "pia", "")],
+        "declined": [("decline", "olga", "no vote")],
+        "late": [("expired", "", "its time ran out")],
+        "foreign": [],
+    }
+    assert [item["approval"] for item in accounts.values()] == ["policy", "manual", "manual", "manual", "manual"]
+    assert [(item["releases"], item["refusals"]) for item in accounts.values()] == [(1, 0), (1, 0), (0, 1), (0, 0), (0, 1)]
+    assert (accounts["declined"]["purpose"], accounts["declined"]["columns"]) == ("curiosity", "age, sex")
+    assert [step["changes"] for step in dossier["policy_changes"]] == [
+        {"policy.approval": [None, '"policy"'], "policy.max_epsilon": [None, "1.0"]},
+        {"policy.approval": ['"policy"', '"manual"'], "policy.max_epsilon": ["1.0", None], "policy.min_cohort": [None, "3"]},
+    ]
+    text = render(dossier)
+    page = Page(text)
+    check_self_contained(text)
+    for words in (
+        "asked by alice, statistics; approved by olga; approved by pia", "asked by bob, statistics; declined by olga",
+        "asked by carol, pca", "to plan a trial", "reference: vote 7", "curiosity", "columns: age, sex",
+        "computes: means of age",
+        "the policy’s, which asked nobody", "ended without an answer", "by whom is not known here any more",
+        "policy.max_epsilon: 1.0 → left out",
+    ):  # fmt: skip
+        assert words in page.text, words
+    assert len(page.named("caption")) == len(page.named("table"))
+
+
+def test_no_text_of_a_study_is_markup() -> None:
+    site = Site()
+    site.budget("heart", 3.0)
+    with site.database.transaction() as connection:
+        texts = {"name": "name", "analyst": "analyst", "method": "method", "purpose": "purpose"}
+        asked = wanted("x", columns_read=(f"column {NASTY}",), **{key: f"{word} {NASTY}" for key, word in texts.items()})
+        site.ledger.decide(connection, asked, approved=False, operator=f"who {NASTY}", reason=f"why {NASTY}", shown=bytes(32))
+        site.ledger.record_policy(connection, {f"key {NASTY}": f"value {NASTY}"})
+    text = render(site.describe())
+    parsed = Page(text)
+    assert "b" not in {tag for tag, _ in parsed.tags[parsed.tags.index(("nav", {"aria-label": "Parts"})) :]}
+    for words in (*texts.values(), "column", "who", "why", "key", "value"):
+        assert f"{words} {NASTY}" in parsed.text
+    check_self_contained(text)
+
+
+def test_todays_policy_is_not_stated_of_the_past() -> None:
+    """What decided is what the ledger had when a study came; where it has nothing, the page says so."""
+    site = Site()
+    site.budget("heart", 3.0)
+    site.release("heart", "before any record", 4.0)
+    (account,) = site.describe()["accounts"]
+    assert account["approval"] is None
+    assert "not recorded" in Page(render(site.describe())).text

@@ -245,7 +245,7 @@ def report(
         proof,
         site=site,
         made=now,
-        studies=study_labels(where.text),
+        studies=study_labels(where.text, words=True),
         title=title,
         contact=contact,
         policy=where.policy,

@@ -191,7 +191,7 @@ def decide(connection: Connection, site: Site, signed: SignedStudy, agreed: Agre
     refusal = refusal or Refusal.of(rehearsal_faults(site, agreed))
     if refusal is not None:
         drop_pending(connection, key)
-        record_refused_study(connection, site, key, study, refusal)
+        record_refused_study(connection, site, _asked(site, key, study, analyst), study, refusal)
         return refusal
     waits = site.config.policy.approval == "manual" and not approved
     if not waits:
@@ -328,7 +328,7 @@ def decline(site: Site, name: str, operator: str, reason: str) -> Waiting:
         site.ledger.decide(connection, asked, approved=False, operator=operator, reason=reason, shown=shown)
         change_pending(connection, row.digest, state=PendingState.DECLINED, reason=reason)
         refusal = Refusal(RefusalCode.APPROVAL, _declined(reason))
-        record_refused_study(connection, site, row.digest, parse_study(row.study), refusal, by_operator=True)
+        record_refused_study(connection, site, asked, found.study, refusal, by_operator=True)
         return _waiting(connection, site, _row(connection, row.digest))
 
 
@@ -373,7 +373,9 @@ def end_waiting(connection: Connection, site: Site, row: PendingRow, why: str) -
 
 def _asked(site: Site, key: bytes, study: Study, analyst: str) -> RequestedStudy:
     population = site.config.population(study.dataset) if study.dataset in site.config.datasets else None
-    return RequestedStudy(key, study.name, study.method, study.dataset, analyst, population)
+    return RequestedStudy(
+        key, study.name, study.method, study.dataset, analyst, population, study.data.file_columns, study.purpose
+    )
 
 
 def _approvals(connection: Connection, site: Site, row: PendingRow) -> list[Entry]:

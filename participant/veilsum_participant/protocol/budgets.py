@@ -29,8 +29,7 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.pending import PENDING, PendingRow, PendingState, pending_studies
 from veilsum_participant.store.studies import STUDIES, StudyRow, open_studies
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
-from veilsum_privacy.ledger.entries import why_infinite
-from veilsum_privacy.ledger.ledger import LONGEST_TEXT
+from veilsum_privacy.ledger.entries import LONGEST_TEXT, RequestedStudy, why_infinite
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
@@ -141,14 +140,14 @@ def promised(connection: Connection, config: ParticipantConfig, population: str,
 
 
 def record_refused_study(
-    connection: Connection, site: Site, key: bytes, study: Study, refusal: Refusal, *, by_operator: bool = False
+    connection: Connection, site: Site, asked: RequestedStudy, study: Study, refusal: Refusal, *, by_operator: bool = False
 ) -> None:
     """Enter a refused study into the ledger, with every reason and the budget's figures; the same words only once.
 
     Args:
         by_operator: it is the operator's own word, which no bound on refusals holds back.
     """
-    earlier = site.ledger.entries(kind=Kind.REFUSAL, study=key, connection=connection)
+    earlier = site.ledger.entries(kind=Kind.REFUSAL, study=asked.study, connection=connection)
     words = refusal.message[:LONGEST_TEXT]  # as the ledger holds them
     same = any(entry.context is None and entry.detail.get("message") == words for entry in earlier)
     if same or (not by_operator and too_many(connection, site, Kind.REFUSAL)):
@@ -157,14 +156,8 @@ def record_refused_study(
         cost = [dataclasses.replace(mechanism, steps=mechanism.steps * count) for mechanism, count in declared(study).items()]
     except Misuse:
         cost = []
-    offered = study.dataset in site.config.datasets
     site.ledger.refuse(
-        connection,
-        refusal,
-        population=site.config.population(study.dataset) if offered else None,
-        study=key,
-        dataset=study.dataset,
-        cost=cost,
+        connection, refusal, population=asked.population, study=asked.study, dataset=asked.dataset, cost=cost, asked=asked
     )
 
 

@@ -309,7 +309,10 @@ def _asked(policy: Figures) -> list[str]:
     named = counted(len(policy["analysts"]), "named analyst")
     whose = "every analyst of the federation" if "*" in policy["analysts"] else named
     word = "by the policy" if policy["approval"] == "policy" else "by the operator, study by study"
-    return [f"The policy accepts {methods} and {tasks}, of {whose}; approval is {word}."]
+    return [
+        f"The policy accepts {methods} and {tasks}, of {whose}; approval is {word},"
+        " as it is configured now; what the ledger recorded of it stands in part 4."
+    ]
 
 
 def _security(dossier: Figures) -> Sequence[GuidelineItem]:

@@ -18,6 +18,7 @@ from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, Relea
 from veilsum_privacy.audit.signed import SignedAudit
 from veilsum_privacy.dossier.annex import annex
 from veilsum_privacy.dossier.figures import meaning
+from veilsum_privacy.dossier.history import policy_steps, study_accounts
 from veilsum_privacy.dossier.model import (
     AtSites,
     BudgetChange,
@@ -86,6 +87,8 @@ def describe(
             "repeat": repeating(proof.head),
         },
         "studies": {digest: labels[digest] for digest in sorted(shown) if digest in labels},
+        "accounts": study_accounts(entries, {digest: labels[digest] for digest in labels}),
+        "policy_changes": policy_steps(entries),
         "populations": [_Account(name, by_population[name]).population() for name in sorted(by_population)],
         "refusals": [_refused(entry) for entry in entries if entry.kind is Kind.REFUSAL and entry.population is None],
         "policy": policy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from veilsum_privacy.dossier.figures import Meaning, plain
@@ -54,6 +54,8 @@ class StudyLabel:
         name, method, analyst: as in the signed study.
         per_site: labels of the tasks whose figures it shows of each site by itself.
         terms: what it declares of privacy.
+        stated: what the analyst states in words, such as ``purpose``.
+        asks: what it asks, by :func:`veilsum_privacy.dossier.asked.asked_facts`.
     """
 
     name: str
@@ -61,6 +63,8 @@ class StudyLabel:
     analyst: str
     per_site: tuple[str, ...] = ()
     terms: StudyTerms | None = None
+    stated: Mapping[str, str] = field(default_factory=dict)
+    asks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,62 @@ class Refused:
     reserved: float | None
     after: float | None
     figures: bool
+
+
+@dataclass(frozen=True)
+class DossierDecision:
+    """What became of a study that waited: who said yes or no and why, or that it ended without an answer.
+
+    Attributes:
+        kind: ``approval``, ``decline`` or ``expired``.
+        operator, reason: of a decision; of ``expired`` why it ended.
+        shown: SHA-256 of the text by which it was decided; empty of ``expired``.
+    """
+
+    entry: int
+    time: int
+    kind: str
+    operator: str
+    reason: str
+    shown: str
+
+
+@dataclass(frozen=True)
+class StudyAccount:
+    """A study in the ledger: who asked for what and why, on whose word, and what became of it.
+
+    Attributes:
+        study: digest, hexadecimal.
+        name, analyst, method, columns, purpose: as far as the ledger or the site's files say.
+        stated, asks: what else the site's files say, as in :class:`StudyLabel`.
+        decisions: on it, in order.
+        approval: the policy's ``approval`` by the ledger, when the study was first entered; None where it does not say.
+        releases, refusals: entries of it.
+        first: when it was first entered.
+    """
+
+    study: str
+    name: str
+    analyst: str
+    method: str
+    columns: str
+    purpose: str
+    stated: Mapping[str, str]
+    asks: Mapping[str, str]
+    decisions: tuple[DossierDecision, ...]
+    approval: str | None
+    releases: int
+    refusals: int
+    first: int
+
+
+@dataclass(frozen=True)
+class PolicyStep:
+    """What changed of the policy at a start: each key with its value before and after, None where there was none."""
+
+    entry: int
+    time: int
+    changes: Mapping[str, tuple[str | None, str | None]]
 
 
 @dataclass(frozen=True)

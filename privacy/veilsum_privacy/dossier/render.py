@@ -78,6 +78,8 @@ def render(dossier: Mapping[str, Any]) -> str:
         releases=sum(len(item["releases"]) for item in dossier["populations"]),
         most_rows=MOST_ROWS,
         policy=dossier.get("policy"),
+        accounts=dossier.get("accounts", [])[-MOST_ROWS:],
+        policy_changes=dossier.get("policy_changes", []),
         audits=dossier.get("audits", []),
         annex=_levels(dossier.get("annex", [])),
     )
@@ -93,6 +95,7 @@ def _levels(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, A
 
 def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows of a population: its fields, plots, and rows in place of long lists."""
+    accounts = {item["study"]: item for item in dossier.get("accounts", [])}
     labels = {item["study"]: _study(item["study"], dossier) for item in population["studies"]}
     releases, refusals = release_rows(population["releases"]), _refusals(population["refusals"], dossier)
     widths = {"wide": charts.WIDE, "narrow": charts.NARROW}
@@ -100,7 +103,12 @@ def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str,
         **population,
         "id": f"population-{index + 1}",
         "release_rows": [
-            {**row, "label": _study(row["study"], dossier), "per_site": _per_site(row["study"], dossier)}
+            {
+                **row,
+                "label": _study(row["study"], dossier),
+                "per_site": _per_site(row["study"], dossier),
+                "whose": _whose(row["study"], accounts),
+            }
             for row in releases[-MOST_ROWS:]
         ],
         "sampled": any(release["sampling_rate"] < 1 for release in population["releases"]),
@@ -119,7 +127,20 @@ def _population(population: Mapping[str, Any], index: int, dossier: Mapping[str,
 
 
 def _refusals(refusals: Any, dossier: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{**row, "label": _study(row["study"], dossier)} for row in refusal_rows(refusals)]
+    accounts = {item["study"]: item for item in dossier.get("accounts", [])}
+    rows = refusal_rows(refusals)
+    return [{**row, "label": _study(row["study"], dossier), "whose": _whose(row["study"], accounts)} for row in rows]
+
+
+def _whose(study: str | None, accounts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Who asked, by which method, and who decided on it; empty where nothing is known."""
+    account = accounts.get(study or "")
+    if account is None:
+        return ""
+    asked = f"asked by {account['analyst']}, {account['method']}" if account["analyst"] else ""
+    said = {"approval": "approved by", "decline": "declined by"}
+    decided = [f"{said[item['kind']]} {item['operator']}" for item in account["decisions"] if item["kind"] in said]
+    return "; ".join(filter(None, [asked, *decided]))
 
 
 def _per_site(study: str, dossier: Mapping[str, Any]) -> list[str]:
@@ -131,7 +152,9 @@ def _study(digest: str | None, dossier: Mapping[str, Any]) -> str:
     """A study's name where the site knows it, else the beginning of its digest."""
     if not digest:
         return ""
-    known = dossier["studies"].get(digest)
+    known = dossier["studies"].get(digest) or next(
+        (item for item in dossier.get("accounts", []) if item["study"] == digest and item["name"]), None
+    )
     return str(known["name"]) if known else f"study {digest[:12]}"
 
 

@@ -45,6 +45,10 @@ class Kind(StrEnum):
     CONSENT = "consent"
 
 
+LONGEST_TEXT = 2000
+"""Characters of a text that an entry holds; the rest of a longer one is left out."""
+
+
 @dataclass(frozen=True)
 class RequestedStudy:
     """A study that a site was asked to take part in, as entries name it: nobody may be left who holds the study itself.
@@ -54,6 +58,8 @@ class RequestedStudy:
         name, method, dataset: of the study.
         analyst: certified name of who signed it.
         population: whose records they are; None where the site offers no such dataset.
+        columns_read: names of the columns that it reads.
+        purpose: as the analyst states it.
     """
 
     study: bytes
@@ -62,6 +68,8 @@ class RequestedStudy:
     dataset: str
     analyst: str
     population: str | None
+    columns_read: tuple[str, ...] = ()
+    purpose: str | None = None
 
     def columns(self) -> dict[str, Any]:
         """What the columns of an entry hold of it."""
@@ -69,7 +77,9 @@ class RequestedStudy:
 
     def detail(self) -> dict[str, Any]:
         """What else an entry says of it."""
-        return {"name": self.name, "analyst": self.analyst, "method": self.method}
+        stated = {} if self.purpose is None else {"purpose": self.purpose}
+        columns = {"columns": ", ".join(self.columns_read)[:LONGEST_TEXT]} if self.columns_read else {}
+        return {"name": self.name, "analyst": self.analyst, "method": self.method, **columns, **stated}
 
 
 MECHANISMS: Mapping[str, str] = {

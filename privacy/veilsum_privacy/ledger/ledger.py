@@ -31,7 +31,7 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
 from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, find_signer, own_receipt
-from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, RequestedStudy, Reservation, why_infinite
+from veilsum_privacy.ledger.entries import LONGEST_TEXT, Budget, Kind, Mechanism, RequestedStudy, Reservation, why_infinite
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
 from veilsum_privacy.ledger.reader import LedgerReader, require_budget
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
@@ -45,8 +45,6 @@ _RELEASE = (
 """Columns that describe a release: its reservation's, repeated by every later entry about it."""
 
 _PAID = (Kind.CHARGE, Kind.RECOVERY)
-LONGEST_TEXT = 2000
-"""Characters of a text that an entry holds; the rest of a longer one is left out."""
 
 _ABOUT = select(ledger_table).where(_COLUMNS.context == bindparam("context"), _COLUMNS.kind != Kind.REFUSAL.value)
 _ROUND = select(_COLUMNS.kind, _COLUMNS.attempt).where(
@@ -249,6 +247,7 @@ class Ledger(LedgerReader):
         study: bytes | None = None,
         dataset: str | None = None,
         cost: Sequence[Mechanism] = (),
+        asked: RequestedStudy | None = None,
     ) -> int:
         """Record a refusal with the budget's figures, which stay here. Returns the entry's number.
 
@@ -260,13 +259,14 @@ class Ledger(LedgerReader):
             study: digest of the study that was refused as a whole, at enrolment; instead of a reservation.
             dataset: what that study wanted to use.
             cost: all releases that it declared.
+            asked: that study in words, of which nothing else may be left here.
         """
         columns: dict[str, Any] = {"study": None if study is None else study.hex(), "dataset": dataset}
         if reservation is not None:
             columns, population = reservation.columns(), reservation.population
             cost = [reservation.mechanism]
         columns["population"] = population
-        detail: dict[str, Any] = _refusal_detail(refusal)
+        detail: dict[str, Any] = _refusal_detail(refusal) | ({} if asked is None else asked.detail())
         counted = Counter(cost)
         if reservation is None and counted:
             detail["cost"] = [[item.to_json(), item.noise.colluders, count] for item, count in counted.items()]
