@@ -284,16 +284,16 @@ def approve(site: Site, name: str, operator: str, reason: str = "") -> Waiting:
         Refusal: policy or budget speak against it now.
     """
     operator, reason = _operator(operator), _reason(reason) if reason else ""
+    shown = _shown(site, name, (PendingState.WAITING,))
     with site.database.transaction() as connection:
         row = _find(connection, name, (PendingState.WAITING,))
-        found = _waiting(connection, site, row, whole=True)
+        found = _waiting(connection, site, row)
         if found.obstacle is not None:
             raise found.obstacle
         if operator.casefold() in map(str.casefold, found.approved_by):
             raise Misuse(
                 f"{operator} approved this study already; it needs {found.needs} people.", "Let somebody else approve it, too."
             )
-        shown = hashlib.sha256(shown_text(found).encode()).digest()
         asked = _asked(site, row.digest, found.study, row.analyst)
         site.ledger.decide(connection, asked, approved=True, operator=operator, reason=reason, shown=shown)
         if len(found.approved_by) + 1 >= found.needs:
@@ -313,10 +313,10 @@ def decline(site: Site, name: str, operator: str, reason: str) -> Waiting:
         Misuse: no study, or several, wait under that name; or the operator's name or the reason is empty or too long.
     """
     operator, reason = _operator(operator), _reason(reason)
+    shown = _shown(site, name, UNDECIDED)
     with site.database.transaction() as connection:
         row = _find(connection, name, UNDECIDED)
-        found = _waiting(connection, site, row, whole=True)
-        shown = hashlib.sha256(shown_text(found).encode()).digest()
+        found = _waiting(connection, site, row)
         asked = _asked(site, row.digest, found.study, row.analyst)
         site.ledger.decide(connection, asked, approved=False, operator=operator, reason=reason, shown=shown)
         change_pending(connection, row.digest, state=PendingState.DECLINED, reason=reason)
@@ -377,6 +377,13 @@ def _approvals(connection: Connection, site: Site, row: PendingRow) -> list[Entr
     after = ended[-1].seq if ended else 0
     found = site.ledger.entries(kind=Kind.APPROVAL, study=row.digest, connection=connection)
     return [entry for entry in found if entry.seq > after and entry.time >= row.time]
+
+
+def _shown(site: Site, name: str, states: tuple[PendingState, ...]) -> bytes:
+    """SHA-256 of what is shown of a study; its figures take time, so they are computed before the write lock is taken."""
+    with site.database.reading() as connection:
+        item = _waiting(connection, site, _find(connection, name, states), whole=True)
+    return hashlib.sha256(shown_text(item).encode()).digest()
 
 
 def _operator(name: str) -> str:

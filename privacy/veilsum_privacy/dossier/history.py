@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.dossier.model import Decided, PolicyStep, StudyAccount, StudyLabel
+from veilsum_privacy.dossier.model import DossierDecision, PolicyStep, StudyAccount, StudyLabel
 from veilsum_privacy.ledger import Entry, Kind
 from veilsum_privacy.ledger.entries import change_policy
 
@@ -72,10 +72,10 @@ def _account(digest: str, entries: Sequence[Entry], label: StudyLabel | None, ap
     )
 
 
-def _decided(entry: Entry) -> Decided:
+def _decided(entry: Entry) -> DossierDecision:
     detail = entry.detail
     reason = detail.get("why") if entry.kind is Kind.EXPIRED else detail.get("reason")
-    return Decided(
+    return DossierDecision(
         entry.seq,
         entry.time,
         entry.kind.value,

@@ -176,7 +176,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Decided:
+class DossierDecision:
     """What became of a study that waited: who said yes or no and why, or that it ended without an answer.
 
     Attributes:
@@ -215,7 +215,7 @@ class StudyAccount:
     purpose: str
     stated: Mapping[str, str]
     asks: Mapping[str, str]
-    decisions: tuple[Decided, ...]
+    decisions: tuple[DossierDecision, ...]
     approval: str | None
     releases: int
     refusals: int
