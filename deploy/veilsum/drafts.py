@@ -53,7 +53,7 @@ def absences(away: Sequence[str], left_out: Sequence[str]) -> list[str]:
     return [*waits, *([leaves] if left_out else [])]
 
 
-class Drafted(NamedTuple):
+class ConnectedDraft(NamedTuple):
     """A draft for a coordinator's participants; ``away`` and ``left_out`` as of :class:`Planned`."""
 
     draft: StudyDraft
@@ -61,7 +61,7 @@ class Drafted(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_id: str) -> Drafted:
+def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_id: str) -> ConnectedDraft:
     """The draft of a request for a coordinator's participants; as :func:`plan_connected`."""
     seen = coordinator.describe()
     if not request.participants and len(seen.connected) < 2:
@@ -79,7 +79,7 @@ def draft_connected(request: StudyRequest, coordinator: Coordinator, federation_
     )
     away = tuple(name for name in draft.members if name not in seen.connected)
     left_out = () if request.participants else tuple(name for name in seen.known if name not in draft.members)
-    return Drafted(draft, away, left_out)
+    return ConnectedDraft(draft, away, left_out)
 
 
 def plan_offline(request: StudyRequest, participants: int, error: float | None = None) -> StudyPlan:
