@@ -100,8 +100,8 @@ HARMLESS: dict[str, str] = {
     "-> total - self.draw_noise(index, source)": "noise is symmetric",
     f"{_PARTICIPANT}/protocol/budgets.py::_used: 0 -> 1": "attempts of all rounds are counted, whichever is told apart",
     (
-        f"{_PARTICIPANT}/protocol/budgets.py::record_refused_study: site.ledger.entries(kind=Kind.REFUSAL, study=key, "
-        "connection=connection) -> site.ledger.entries(study=key, connection=connection)"
+        f"{_PARTICIPANT}/protocol/budgets.py::record_refused_study: site.ledger.entries(kind=Kind.REFUSAL, study=asked.study, "
+        "connection=connection) -> site.ledger.entries(study=asked.study, connection=connection)"
     ): "no other entry of a study as a whole has a message",
     f"{_PARTICIPANT}/protocol/contributions.py::Contributions._check: assignment.attempt <= row.attempt "
     "-> assignment.attempt < row.attempt": "the attempt of that very number is known, so it is one that is asked for again",

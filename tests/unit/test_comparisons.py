@@ -76,6 +76,7 @@ PUBLIC_FILES = {
     "participant/veilsum_participant/protocol/recovery.py": "hashes of ledger entries",
     "participant/veilsum_participant/store/": "columns of a query",
     "participant/veilsum_participant/ledgers.py": "hashes of ledger entries",
+    "participant/veilsum_participant/session/hooks.py": "digests of studies",
     "participant/veilsum_participant/data/encoders.py": "the digest of a file beside the one of a signed study",
     "participant/veilsum_participant/cli/": "what its own operator typed",
     "privacy/veilsum_privacy/backup/backup.py": "digests of a backup's files, which its manifest names in the clear",
