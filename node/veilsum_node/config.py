@@ -35,8 +35,11 @@ _FORMS = {
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that resembles ``name`` most, or None when none comes near."""
+    """Return the known name that resembles ``name`` most, or that alone begins with it; None when none comes near."""
     by_lower = {item.lower(): item for item in known}
+    begun = [item for item in by_lower if len(name) > 2 and item.startswith(name.lower())]
+    if len(begun) == 1:
+        return by_lower[begun[0]]
     found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=_ALIKE)
     return by_lower[found[0]] if found else None
 

@@ -54,7 +54,12 @@ def test_one_ctrl_c_ends_it_and_the_study_goes_on(running: tuple[TestBed, str, b
         else [sys.executable, "-m", "veilsum_deploy.cli", "study", "watch", key.hex()[:12], "--coordinator", address,
               "--identity", identity]
     )  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have what it starts ignore it
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stdout is not None
         try:
             said = process.stdout.readline()  # it watches

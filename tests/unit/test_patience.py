@@ -203,7 +203,7 @@ def test_nothing_is_said_while_the_disk_takes_nothing(bed: TestBed, monkeypatch:
     core = local.cores["a"]
     (directive,) = bed.hub.directives("a")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise DatabaseAwayError("The database is out of space.")
 
     with monkeypatch.context() as patched:

@@ -30,11 +30,12 @@ from veilsum_participant.protocol.budgets import (
     releases_used,
     remaining,
 )
+from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import AttemptState, add_attempt, tally
 from veilsum_participant.store.pending import PendingState, add_pending
 from veilsum_participant.store.studies import StudyState, add_study
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
-from veilsum_privacy.ledger.entries import declared_mechanisms
+from veilsum_privacy.ledger.entries import RequestedStudy, declared_mechanisms
 from veilsum_privacy.mechanism.noise import NoisePlan, task_noise
 from veilsum_privacy.study.study import Study, study_digest
 
@@ -91,6 +92,13 @@ def recovered(connection: Connection, study: Study, label: str, times: int = 1) 
     """Charges that are known from receipts only."""
     signed = replace(any_receipt(KEY, "a"), mechanism=mechanism_of(study, label))
     add(connection, AttemptState.RECOVERED, "", times, signed.to_bytes())
+
+
+def _record(connection: Connection, site: Site, study: Study, refusal: Refusal, *, by_operator: bool = False) -> None:
+    """A refusal of a study that an analyst asked for."""
+    population = site.config.population(study.dataset) if study.dataset in site.config.datasets else None
+    asked = RequestedStudy(KEY, study.name, study.method, study.dataset, "analyst", population)
+    record_refused_study(connection, site, asked, study, refusal, by_operator=by_operator)
 
 
 # -- what is declared, and left of it --------------------------------------------------------------------------------------
@@ -302,10 +310,12 @@ def site() -> Any:
 
 def test_a_refused_study_is_recorded_with_all_that_it_would_have_cost(connection: Connection, site: Any) -> None:
     study = study_of(*TWO)
-    record_refused_study(connection, site, KEY, study, REFUSAL)
+    _record(connection, site, study, REFUSAL)
     steps = {replace(mechanism_of(study, "one"), steps=2), replace(mechanism_of(study, "other"), steps=3)}
     (noted,) = site.ledger.refusals
     assert set(noted.pop("cost")) == steps
+    asked = noted.pop("asked")
+    assert (asked.study, asked.name, asked.population) == (KEY, study.name, "people")
     assert noted == {"refusal": REFUSAL, "population": "people", "study": KEY, "dataset": DATASET}
 
 
@@ -313,15 +323,15 @@ def test_steps_of_all_releases_are_recorded(connection: Connection, site: Any) -
     study = study_of(("one", 3, 0))
     (task,) = study.tasks
     study = study.model_copy(update={"tasks": (task.model_copy(update={"local_steps": 4}),)})
-    record_refused_study(connection, site, KEY, study, REFUSAL)
+    _record(connection, site, study, REFUSAL)
     (noted,) = site.ledger.refusals
     assert [mechanism.steps for mechanism in noted["cost"]] == [12]
 
 
 def test_a_refused_study_of_unknown_people_or_cost_is_recorded_all_the_same(connection: Connection, site: Any) -> None:
-    record_refused_study(connection, site, KEY, study_of(*TWO, dataset="gone"), REFUSAL)
+    _record(connection, site, study_of(*TWO, dataset="gone"), REFUSAL)
     undrawn = altered(compiled(), task__grid=1, task__variance=20, privacy__epsilon=1e4)
-    record_refused_study(connection, site, KEY, undrawn, REFUSAL)
+    _record(connection, site, undrawn, REFUSAL)
     first, second = site.ledger.refusals
     assert (first["population"], first["dataset"], len(first["cost"])) == (None, "gone", 2)
     assert (second["population"], second["cost"]) == ("people", [])
@@ -342,7 +352,7 @@ def test_the_same_words_of_a_study_stand_once(
 ) -> None:
     site.ledger.add(NOW, study=KEY, detail={"message": "something else before"})
     site.ledger.add(NOW, **earlier)
-    record_refused_study(connection, site, KEY, study_of(*TWO), REFUSAL, by_operator=by_operator)
+    _record(connection, site, study_of(*TWO), REFUSAL, by_operator=by_operator)
     assert len(site.ledger.refusals) == again
 
 
@@ -352,7 +362,7 @@ def test_more_words_than_an_entry_holds_stand_once_too(connection: Connection) -
     for ending in ("", "", " and so on", ""):
         refusal = Refusal(RefusalCode.METHOD, "not this one, " * 500 + ending)
         with site.ledger.database.transaction() as own:
-            record_refused_study(own, site, KEY, study_of(*TWO), refusal)
+            _record(own, site, study_of(*TWO), refusal)
     assert len(site.ledger.entries(kind=Kind.REFUSAL)) == 1
 
 
@@ -382,8 +392,8 @@ def test_a_day_has_room_for_so_many_refusals(connection: Connection, site: Any, 
     for _ in range(9):
         site.ledger.add(NOW - DAY)
         site.ledger.add(NOW, Kind.RESERVE)
-    record_refused_study(connection, site, KEY, study_of(*TWO), REFUSAL)
+    _record(connection, site, study_of(*TWO), REFUSAL)
     record_refused_release(connection, site, reservation(), REFUSAL)
     assert len(site.ledger.refusals) == 2 * taken
-    record_refused_study(connection, site, KEY, study_of(*TWO), REFUSAL, by_operator=True)
+    _record(connection, site, study_of(*TWO), REFUSAL, by_operator=True)
     assert len(site.ledger.refusals) == 2 * taken + 1

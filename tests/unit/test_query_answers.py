@@ -285,7 +285,7 @@ def test_everything_can_drown() -> None:
 
 def test_a_bad_study_says_what_to_do() -> None:
     for more, says in (
-        ({"query": ()}, "makes columns for queries, and none is asked"),
+        ({"query": ()}, "Derived columns are for queries, and none is asked"),
         ({"query": ({"kind": "count", "over": "arms"},)}, "no column 'arms'"),
         ({"query": ({"kind": "counts"},)}, "kind"),
         ({"derive": {"x": {"of": "age", "edges": [5]}}}, "edges reach"),

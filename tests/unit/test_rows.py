@@ -32,6 +32,7 @@ from support.rows import computed
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, compute_sum, contribute
 from veilsum_privacy.mechanism.persons import Persons
+from veilsum_privacy.mechanism.rows import evaluation
 from veilsum_privacy.mechanism.rows import symbols as s
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.graph import RowGraph, node
@@ -146,6 +147,35 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(row: Symbol, seed: int, n: 
     for name in ("features", "present", "labels"):
         getattr(among, name)[at : at + n] = getattr(records, name)
     np.testing.assert_array_equal(rows_of(graph, among)[at : at + n], whole)
+
+
+@pytest.mark.parametrize("operation", [np.add, np.subtract, np.multiply, np.minimum, np.maximum])
+def test_single_values_of_any_kind_meet_in_blocks_of_one_record(operation: np.ufunc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A truth that stood alone was taken for public there, and counted as it was before the first record: as not so."""
+    record = record_of(WIDTH, labelled=True)
+    label = record.label
+    assert label is not None
+    single = [record.features[0], label, record.present[0], s.whole(record.features[1] * 100)]
+    row = s.joined(*(s.real(operation(one, other)) for one in single for other in single if one is not other))
+    records, graph = hostile(np.random.default_rng(3), 40), traced(row)
+    whole = rows_of(graph, records)
+    for name in ("CACHED", "HELD"):
+        monkeypatch.setattr(evaluation, name, 1)
+    np.testing.assert_array_equal(rows_of(graph, records), whole)
+
+
+@pytest.mark.parametrize(("cached", "held"), [(1, 1), (1, 2**20), (300, 2**20)])
+@settings(max_examples=60, deadline=None)
+@given(row=rows_at_random(), seed=st.integers(0, 2**32 - 1), n=st.integers(1, 20))
+def test_a_row_is_the_same_in_blocks_of_any_size(cached: int, held: int, row: Symbol, seed: int, n: int) -> None:
+    """Down to one record, as where a row is wide: then what is public is no shorter than what is not."""
+    records, graph = hostile(np.random.default_rng(seed), n), traced(row)
+    whole = rows_of(graph, records)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(evaluation, "CACHED", cached)
+        patched.setattr(evaluation, "HELD", held)
+        small = rows_of(graph, records)
+    np.testing.assert_allclose(small, whole, rtol=1e-12, atol=0)
 
 
 @settings(max_examples=60, deadline=None)

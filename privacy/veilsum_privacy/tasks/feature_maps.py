@@ -8,7 +8,7 @@ constant, and is clipped afterwards. Maps are traced on symbols, as rows are, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,8 @@ class FeatureMap:
     parameters: FeatureParameters
     broadcast: Mapping[str, Floats]
     index: int = 0
-    kept: Mapping[str, Floats] | None = None
-    noise_std: Mapping[str, float] | None = None
+    kept: Mapping[str, Floats] | None = field(default=None, repr=False)
+    noise_std: Mapping[str, float] | None = field(default=None, repr=False)
     whole: bool = False
 
     @property

@@ -184,7 +184,6 @@ class Elementwise(Primitive):
         ufunc, parts = self.ufunc, [aligned(each, out.ndim - 1) for each in given]
         parts = [each.reshape(()) if each.size == 1 and len(given) > 1 else each for each in parts]
         if self.result == "widest":  # of truths alone numpy would make truths
-            parts = [each.astype(np.int64) if each.ndim == 0 and each.dtype == np.bool_ else each for each in parts]
             dtype = out.dtype
             if len(parts) == 1:
                 (one,) = parts
