@@ -11,6 +11,7 @@ do, by the axes of one record alone: the axis of records is no axis that a graph
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.moment_alignment import Cubics, MomentMap
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
 from veilsum_privacy.mechanism.exact import LARGEST, exact_affine
 from veilsum_privacy.mechanism.parts import hash_is_low
@@ -67,7 +68,7 @@ def kind_of(dtype: np.dtype[Any]) -> Kind:
     raise HostileInput(f"A public array of type {dtype} stands in a row.")
 
 
-class Primitive:
+class Primitive(ABC):
     """One of the list. A subclass says what comes of which inputs, and how it is computed.
 
     Attributes:
@@ -78,17 +79,21 @@ class Primitive:
     view = False
     tall = False
 
+    @abstractmethod
     def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
         """What its values are.
 
         Raises:
             HostileInput: it does not take such inputs.
         """
-        raise NotImplementedError
 
     def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
-        """How a block is computed: from arrays (b, *shape), or (1, *shape) of what is public, into ``out`` (b, *shape)."""
-        raise NotImplementedError
+        """How a block is computed: from arrays (b, *shape), or (1, *shape) of what is public, into ``out`` (b, *shape).
+
+        Raises:
+            Misuse: its values are given to the evaluator, which computes none of them.
+        """
+        raise Misuse(f"{type(self).__name__} is given and not computed.")
 
 
 def _wrong(what: str) -> HostileInput:
