@@ -181,7 +181,7 @@ def test_a_crash_is_status_70_and_shows_no_value(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: object) -> None:
-        raise ValueError("age 93")
+        raise ValueError("age 93.125")
 
     monkeypatch.setattr("veilsum_participant.cli.places.prepare", fail)
     monkeypatch.delenv("VEILSUM_DEBUG", raising=False)
@@ -189,7 +189,7 @@ def test_a_crash_is_status_70_and_shows_no_value(
     code, _, err = veilsum(capsys, *command)
     assert code == 70
     assert "VEILSUM_DEBUG=1" in err
-    assert "93" not in err
+    assert "93.125" not in err
     assert "Traceback" not in err
     assert json.loads(veilsum(capsys, *command, "--json")[2])["message"] == "Internal error: ValueError."
 

@@ -322,6 +322,13 @@ def test_a_graph_that_is_too_large_is_refused() -> None:
         node("matmul")
 
 
+def test_a_graph_of_any_depth_can_be_shown() -> None:
+    shown = record_of(WIDTH, labelled=False).features
+    for _ in range(5_000):  # of 2**5000 ways from the first node to the last
+        shown = shown + shown
+    assert len(repr(RowGraph(shown.node).root)) < 1_000
+
+
 # -- planted in tasks ---------------------------------------------------------------------------------------------------------
 
 TRIGGER = 0.123456789

@@ -184,7 +184,7 @@ def test_records_without_a_word_are_not_read(tmp_path: Path, capsys: pytest.Capt
     for name, flags in (("plain.csv", ()), ("plain.parquet", ()), ("alike.csv", ()), ("headless.csv", ("--local",))):
         code, _, err = veilsum(capsys, "schema", "draft", tmp_path / name, *flags, "--out", tmp_path / "s.toml")
         assert code == 2
-        assert not re.search("Henrietta|inpatient|Jena|town|71", err)
+        assert not re.search("Henrietta|inpatient|Jena|town|71", err.replace(str(tmp_path), ""))
         assert not (tmp_path / "s.toml").exists()
     code, _, err = veilsum(capsys, "schema", "draft", tmp_path / "plain.csv", "--local", "--public")
     assert (code, "exclude" in err) == (2, True)

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Node:
     """
 
     primitive: str
-    inputs: tuple[Node, ...]
+    inputs: tuple[Node, ...] = field(repr=False)  # a graph whose nodes meet again would be told without end
     options: Options
     arrays: tuple[NDArray[Any], ...]
     spec: Spec
