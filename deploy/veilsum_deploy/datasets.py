@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.cells import judge_labels
-from veilsum_participant.data.encode import encode_table
+from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.table import Table
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
@@ -60,7 +60,7 @@ class TableWithSchema:
     @cached_property
     def records(self) -> Records:
         """What the participant's reader makes of the table once it is written: the same records, to the bit."""
-        return encode_table(self.read, self.schema)[0]
+        return encode_tables([self.read], self.schema)[0]
 
     @property
     def read(self) -> Table:
@@ -78,7 +78,7 @@ class TableWithSchema:
             return self.records.labels
         if label.column not in self.table.column_names:
             raise DataError(f"The data set {self.name} has no column {label.column!r}.", "Use the schema that belongs to it.")
-        return judge_labels(self.table[label.column].combine_chunks(), label, self.schema.missing).codes
+        return judge_labels(self.table[label.column].combine_chunks(), label, self.schema.missing).values
 
     @property
     def _in_order(self) -> bool:

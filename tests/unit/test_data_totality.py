@@ -24,7 +24,7 @@ from support.tables import (
 )
 from veilsum_node.errors import DataError
 from veilsum_participant.data import FindingKind, check_dataset, csv_files, lines, load_records
-from veilsum_participant.data.cells import judge_numbers
+from veilsum_participant.data.cells import judge_table
 from veilsum_participant.data.lines import Fault, split_line
 from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
@@ -228,7 +228,8 @@ def test_a_numeral_is_a_number_or_not_whatever_stands_beside_it(cells: list[str]
     column = NumberColumn(name="x", low=-10, high=10)
 
     def judged(texts: list[str]) -> list[tuple[object, ...]]:
-        found = judge_numbers(pa.array(texts, pa.large_string()), column, ("", "?"))
+        schema = DatasetSchema(columns=(column,), missing=("", "?"))
+        found = next(judge_table({"x": pa.array(texts, pa.large_string())}, schema))
         parts = (np.nan_to_num(found.values, nan=99.0), found.missing, found.invalid, found.outside)
         return list(zip(*(part.tolist() for part in parts), strict=True))
 

@@ -101,7 +101,7 @@ class Model:
             DataError: the file or a column is missing or unreadable.
         """
         schema = self.schema if labelled else self.schema.model_copy(update={"label": None})
-        return encode_table(read_table(Path(path), schema), schema)[0]
+        return encode_table(read_table(Path(path), schema), schema)
 
     def features(
         self,

@@ -23,7 +23,7 @@ from veilsum_node.spreadsheets import defused, line
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
 from veilsum_participant.cli.places import CONFIG, load_participant
-from veilsum_participant.data.encode import LocalCounts, encode_table
+from veilsum_participant.data.encode import LocalCounts, encode_tables
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.new_files import new_file
@@ -170,7 +170,7 @@ def read_sheet(source: Source, schema: DatasetSchema) -> Sheet:
         schema = schema.model_copy(update={"label": None})
         table = read_table(source, schema)  # raises again if it was not for the label
         reason = str(error)
-    records, counts = encode_table(table, schema)
+    records, counts = encode_tables([table], schema)
     return Sheet(records, table.row_numbers(), counts, reason)
 
 

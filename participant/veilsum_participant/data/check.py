@@ -217,8 +217,9 @@ def _findings(table: Table, schema: DatasetSchema, subject: str | None) -> Itera
             if isinstance(column, CodeColumn):
                 form = "a code" if column.system == "any" else f"a code of {column.system}"
                 expected = f"expected {form}{' of one of its groups' if column.other is None else ''}"
-                if judged.other is not None:
-                    yield _Places(FindingKind.OTHER_CODE, name, np.flatnonzero(judged.other), f"it counts as {column.other!r}")
+                if column.other is not None:
+                    others = np.flatnonzero(judged.values == column.other_place)
+                    yield _Places(FindingKind.OTHER_CODE, name, others, f"it counts as {column.other!r}")
             yield _Places(FindingKind.UNKNOWN_CATEGORY, name, np.flatnonzero(judged.invalid), expected)
         elif schema.label is not None:
             expected = f"expected one of {_listed(tuple(value for item in schema.label.classes for value in item.values))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,23 +108,16 @@ class CsvReader(FileReader):
             broken[row.number] = faults.get(row.number, Fault.CELLS)
             return "skip"
 
-        def parse(threads: bool, skip: Callable[[Any], str] | None) -> Any:
-            return pacsv.read_csv(
-                pa.BufferReader(text),
-                read_options=pacsv.ReadOptions(
-                    column_names=[str(place) for place in range(len(every))], use_threads=threads, block_size=_BLOCK
-                ),
-                parse_options=pacsv.ParseOptions(
-                    delimiter=self._dialect.delimiter, newlines_in_values=False, invalid_row_handler=skip
-                ),
-                convert_options=pacsv.ConvertOptions(
-                    column_types=dict.fromkeys(places, pa.large_string()), include_columns=places, strings_can_be_null=False
-                ),
-            )
-
+        read = pacsv.ReadOptions(column_names=[str(place) for place in range(len(every))], block_size=_BLOCK)
+        parse = pacsv.ParseOptions(delimiter=self._dialect.delimiter, newlines_in_values=False)
+        convert = pacsv.ConvertOptions(
+            column_types=dict.fromkeys(places, pa.large_string()), include_columns=places, strings_can_be_null=False
+        )
         # Arrow's threads get nothing of Python's: one that lets go of it while the interpreter ends aborts the process
         try:
-            table = parse(True, None)
+            table = pacsv.read_csv(pa.BufferReader(text), read_options=read, parse_options=parse, convert_options=convert)
         except pa.ArrowInvalid:  # a row has too few or too many cells
-            table = parse(False, skip)  # on one thread, which numbers the rows as well
+            read.use_threads = False  # one thread numbers the rows as well
+            parse.invalid_row_handler = skip
+            table = pacsv.read_csv(pa.BufferReader(text), read_options=read, parse_options=parse, convert_options=convert)
         return table.rename_columns(list(names)), broken

@@ -7,19 +7,19 @@ the schema's public impute or marked absent. How often that happened is counted 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_participant.data.cells import judge_categories, judge_column, judge_labels
+from veilsum_participant.data.cells import judge_table
 from veilsum_participant.data.sources import opened, tried
 from veilsum_participant.data.subjects import number_parts
 from veilsum_participant.data.table import Table
 from veilsum_participant.query import Source
-from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
+from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.base import Records, join_batches
 
 
@@ -66,23 +66,19 @@ def load_records(
         Unavailable: the database is away.
     """
 
+    @tried
     def whole() -> Iterator[tuple[Records, LocalCounts]]:
         with opened(source, schema, subject=subject, header=header) as tables:
-            yield _encoded(tables.read(), schema)
+            yield encode_tables(tables.read(), schema)
 
-    return next(tried(whole))
-
-
-def encode_table(table: Table, schema: DatasetSchema) -> tuple[Records, LocalCounts]:
-    """Turn the cells of a table into records, as :func:`load_records` does for a source's."""
-    return _encoded([table], schema)
+    return next(whole())
 
 
-def _encoded(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Records, LocalCounts]:
-    """The records of a source's tables: texts are let go with each table."""
+def encode_tables(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Records, LocalCounts]:
+    """The records of a source's tables, as :func:`load_records` has them: texts are let go with each table."""
     parts, identifiers, counts = list[Records](), list[Any](), LocalCounts()
     for table in tables:
-        parts.append(_cells(table, schema, counts))
+        parts.append(encode_table(table, schema, counts))
         if table.subjects is not None:
             identifiers.append(table.subjects)
     counts.excess = max(0, counts.used - schema.max_records)
@@ -90,25 +86,33 @@ def _encoded(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Records, L
     return (_by_subject(records, identifiers, counts) if identifiers else records), counts
 
 
-def _cells(table: Table, schema: DatasetSchema, counts: LocalCounts) -> Records:
-    """The records of a table without subjects; ``counts`` is added to."""
-    rows = table.rows
-    counts.used += rows
+def encode_table(table: Table, schema: DatasetSchema, counts: LocalCounts | None = None) -> Records:
+    """The records of a table in its order, without subjects; ``counts`` is added to."""
+    counts = LocalCounts() if counts is None else counts
+    counts.used += table.rows
     counts.broken += len(table.broken)
-    features = np.zeros((rows, schema.width))
-    present = np.zeros((rows, schema.width), dtype=np.bool_)
-    for column, place in schema.places():
+    features, labels = np.zeros((table.rows, schema.width)), None
+    present = np.zeros((table.rows, schema.width), dtype=np.bool_)
+    places = iter(schema.places())
+    for cells in judge_table(table.columns, schema):
+        counts.missing[cells.name] += int(np.count_nonzero(cells.missing))
+        counts.invalid[cells.name] += int(np.count_nonzero(cells.invalid))
+        values, column, known = cells.values, cells.column, ~(cells.missing | cells.invalid)
+        if column is None:
+            labels = values
+            continue
+        _, place = next(places)
+        if column.impute is not None:
+            counts.imputed[cells.name] += int(np.count_nonzero(~known))
+            impute = column.categories.index(column.impute) if isinstance(column.impute, str) else column.impute
+            values = np.where(known, values, impute)
+            known = np.ones_like(known)
         if isinstance(column, NumberColumn):
-            features[:, place], present[:, place] = _numbers(table.columns, column, schema, counts)
+            counts.clamped[cells.name] += int(np.count_nonzero(cells.outside))
+            features[:, place] = np.where(known, scale(np.where(known, values, column.low), column), 0.0)[:, None]
         else:
-            features[:, place], present[:, place] = _indicators(table.columns[column.source], column, schema, counts)
-    labels = None
-    if schema.label is not None:
-        name = schema.label.column
-        cells = judge_labels(table.columns[name], schema.label, schema.missing)
-        labels = cells.codes
-        counts.missing[name] += int(np.count_nonzero(cells.missing))
-        counts.invalid[name] += int(np.count_nonzero(cells.invalid))
+            features[:, place] = values[:, None] == np.arange(column.width)
+        present[:, place] = known[:, None]
     return Records(features, present, labels)
 
 
@@ -127,33 +131,3 @@ def scale(values: NDArray[np.float64], column: NumberColumn) -> NDArray[np.float
     half = column.high / 2.0 - column.low / 2.0
     scaled: NDArray[np.float64] = np.minimum(np.maximum((clamped - column.low) / half - 1.0, -1.0), 1.0)
     return scaled
-
-
-def _numbers(
-    columns: Mapping[str, Any], column: NumberColumn, schema: DatasetSchema, counts: LocalCounts
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    cells = judge_column(columns, column, schema.missing)
-    counts.missing[column.name] += int(np.count_nonzero(cells.missing))
-    counts.invalid[column.name] += int(np.count_nonzero(cells.invalid))
-    counts.clamped[column.name] += int(np.count_nonzero(cells.outside))
-    values, known = cells.values, ~(cells.missing | cells.invalid)
-    if column.impute is not None:
-        counts.imputed[column.name] += int(np.count_nonzero(~known))
-        values = np.where(known, values, column.impute)
-        known = np.ones_like(known)
-    scaled = np.where(known, scale(np.where(known, values, column.low), column), 0.0)
-    return scaled[:, None], known[:, None]
-
-
-def _indicators(
-    array: object, column: CategoryColumn, schema: DatasetSchema, counts: LocalCounts
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    cells = judge_categories(array, column, schema.missing)
-    counts.missing[column.name] += int(np.count_nonzero(cells.missing))
-    counts.invalid[column.name] += int(np.count_nonzero(cells.invalid))
-    codes = cells.codes
-    if column.impute is not None:
-        counts.imputed[column.name] += int(np.count_nonzero(codes < 0))
-        codes = np.where(codes < 0, column.categories.index(column.impute), codes)
-    indicators = (codes[:, None] == np.arange(column.width)).astype(np.float64)
-    return indicators, np.broadcast_to((codes >= 0)[:, None], indicators.shape)

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import chain
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -214,7 +215,7 @@ class Lines:
     def blocks(self) -> Iterator[bytes]:
         """What is left in blocks of whole lines; of a line that is too long, no more than shows that it is."""
         rest = bytearray()
-        for data in self._chunks():
+        for data in filter(None, chain([self._left], iter(lambda: self._file.read(_READ), b""))):
             if rest.endswith(b"\r") and not data.startswith(b"\n"):
                 yield bytes(rest)
                 rest.clear()
@@ -228,12 +229,6 @@ class Lines:
                 rest += b"\r"
         if rest:
             yield bytes(rest)
-
-    def _chunks(self) -> Iterator[bytes]:
-        if self._left:
-            yield self._left
-        while data := self._file.read(_READ):
-            yield data
 
 
 def texts(path: AnyFile, dialect: Dialect = PLAIN, left_out: Counter[Fault] | None = None) -> Iterator[list[str]]:

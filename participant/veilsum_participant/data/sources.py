@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -36,6 +37,7 @@ PAUSES = (1.0, 5.0)
 """Seconds between the tries of a source whose connection breaks while records are read: what fails after them is charged."""
 
 _Read = TypeVar("_Read")
+_Asked = ParamSpec("_Asked")
 
 
 def reader_of(source: Source, schema: DatasetSchema | None = None, subject: str | None = None) -> Reader:
@@ -152,7 +154,7 @@ class SourceTables:
         *,
         subjects: bool = True,
         ordered: bool = False,
-        keep: Callable[[int, Table], Bools] | None = None,
+        keep: Callable[[int, int, Any], Bools] | None = None,
         wanted: Callable[[int, int], bool] | None = None,
     ) -> Iterator[Table]:
         """Tables of about so many rows, or of as many as the source pleases; there is one at least, unless none is wanted.
@@ -161,7 +163,7 @@ class SourceTables:
             rows: of a table.
             subjects: whether to read the column that tells subjects apart.
             ordered: whether they are sorted by it.
-            keep: which rows of a table are wanted, by the place of its first row among all.
+            keep: which rows of a table are wanted, by the place of its first row among all, their number and their subjects.
             wanted: whether any row from one place to before another is; others may be left out.
         """
         images = self.source if isinstance(self.source, Images) else None
@@ -174,7 +176,7 @@ class SourceTables:
                 check_found(query, [Found(f"The {query}", f"The {query} yields", part.table.schema)], own, subject)
             table = typed_table(part, own, subject, decimal)
             if keep is not None:
-                kept = keep(part.place, table)
+                kept = keep(part.place, table.rows, table.subjects)
                 if table.rows and not kept.any():
                     continue
                 table = table if kept.all() else table.filter(kept)
@@ -200,19 +202,24 @@ def opened(
         yield SourceTables(source, rows, schema, subject)
 
 
-def tried(read: Callable[[], Iterator[_Read]]) -> Iterator[_Read]:
+def tried(read: Callable[_Asked, Iterator[_Read]]) -> Callable[_Asked, Iterator[_Read]]:
     """Try again what breaks before its first item, after :data:`PAUSES`: none has been taken for another yet."""
-    for pause in PAUSES:
-        items = read()
-        try:
-            first = next(items)
-        except Unavailable:
-            time.sleep(pause)
-        else:
-            yield first
-            yield from items
-            return
-    yield from read()
+
+    @wraps(read)
+    def again(*args: _Asked.args, **kwargs: _Asked.kwargs) -> Iterator[_Read]:
+        for pause in PAUSES:
+            items = read(*args, **kwargs)
+            try:
+                first = next(items)
+            except Unavailable:
+                time.sleep(pause)
+            else:
+                yield first
+                yield from items
+                return
+        yield from read(*args, **kwargs)
+
+    return again
 
 
 def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:
@@ -226,11 +233,12 @@ def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = N
             :data:`PAUSES`.
     """
 
+    @tried
     def whole() -> Iterator[Table]:
         with opened(source, schema, subject=subject, header=header) as tables:
             yield joined_tables([*tables.read()])
 
-    return next(tried(whole))
+    return next(whole())
 
 
 def query_rows(query: SourceQuery, names: Sequence[str] = ()) -> Any:

@@ -50,6 +50,7 @@ def comes_in_batches(source: Source) -> bool:
     return isinstance(table, SourceQuery) or not is_npz(table)
 
 
+@tried
 def stream_records(
     source: Source,
     schema: DatasetSchema,
@@ -72,29 +73,52 @@ def stream_records(
             after the first batch.
     """
     rows = rows or max(1, BATCH // record_bytes(schema))
-
-    def read() -> Iterator[Records]:
-        with opened(source, schema, subject=subject, header=header) as tables:
-            if subject is None:
-                for table in tables.read(rows):
-                    yield encode_table(table, schema)[0]
-            elif tables.rows.steady:
-                yield from _by_place(tables, rows, persons or rows)
-            elif tables.rows.orders(subject):
-                yield from _by_order(tables, rows)
-            else:
-                yield from _by_bucket(tables, rows, persons or rows)
-
-    yield from tried(read)
+    with opened(source, schema, subject=subject, header=header) as tables:
+        if subject is None:
+            for table in tables.read(rows):
+                yield encode_table(table, schema)
+        elif tables.rows.steady:
+            yield from _by_place(tables, rows, persons or rows)
+        elif tables.rows.orders(subject):
+            yield from _by_order(tables, rows)
+        else:
+            yield from _by_bucket(tables, rows, persons or rows)
 
 
 def _by_place(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
     """Records of some subjects after others, of a source in which each keeps its place."""
+    schema = tables.schema
     numbers, _ = number_parts(tables.identifiers(rows))
     for first, last in _ranges(np.bincount(numbers, minlength=1), persons):
-        held = _persons(tables, rows, numbers, (numbers >= first) & (numbers <= last))
-        yield from _slices(held, rows)
-        del held  # before the next ones are read
+        among = (numbers >= first) & (numbers <= last)
+
+        def keep(place: int, count: int, _: Any, among: NDArray[np.bool_] = among) -> NDArray[np.bool_]:
+            if len(found := among[place : place + count]) != count:
+                raise changed(tables.source)
+            return found
+
+        def wanted(start: int, end: int, among: NDArray[np.bool_] = among) -> bool:
+            return bool(among[start:end].any())
+
+        own = numbers[among]
+        order = np.argsort(own, kind="stable")
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        features, present = np.empty((len(own), schema.width)), np.empty((len(own), schema.width), dtype=np.bool_)
+        labels = None if schema.label is None else np.empty(len(own), dtype=np.int64)
+        end = 0
+        for table in tables.read(rows, subjects=False, keep=keep, wanted=wanted):
+            part = encode_table(table, schema)
+            start, end = end, end + len(part)
+            if end > len(own):
+                raise changed(tables.source)
+            features[places[start:end]], present[places[start:end]] = part.features, part.present
+            if labels is not None and part.labels is not None:
+                labels[places[start:end]] = part.labels
+        if end != len(own):
+            raise changed(tables.source)
+        yield from _slices(Records(features, present, labels, own[order]), rows)
+        del features, present, labels  # before the next ones are read
 
 
 def _by_order(tables: SourceTables, rows: int) -> Iterator[Records]:
@@ -133,7 +157,7 @@ def _told_apart(table: Table, schema: DatasetSchema) -> tuple[Any, NDArray[np.bo
     """A batch's identifiers, which of its rows have one, and its records without subjects."""
     identifiers = told(table.subjects)
     given = np.asarray(pc.is_valid(identifiers).to_numpy(zero_copy_only=False), dtype=np.bool_)
-    return identifiers, given, encode_table(replace(table, subjects=None), schema)[0]
+    return identifiers, given, encode_table(table, schema)
 
 
 _HOLD = "Raise the dataset's `memory` beyond its records, which are then held, or store the identifiers as numbers."
@@ -153,8 +177,8 @@ def _by_bucket(tables: SourceTables, rows: int, persons: int) -> Iterator[Record
         found: list[Any] = []
         end = 0
 
-        def keep(_: int, table: Table, first: int = first, last: int = last) -> NDArray[np.bool_]:
-            buckets = bucket_subjects(table.subjects)
+        def keep(_: int, __: int, subjects: Any, first: int = first, last: int = last) -> NDArray[np.bool_]:
+            buckets = bucket_subjects(subjects)
             return ((buckets >= first) & (buckets <= last)) | ((buckets < 0) & (first == 0))
 
         for table in tables.read(rows, keep=keep):
@@ -179,50 +203,18 @@ def _by_bucket(tables: SourceTables, rows: int, persons: int) -> Iterator[Record
         del features, present, labels  # before the next ones are read
 
 
-def _persons(tables: SourceTables, rows: int, numbers: NDArray[np.int64], keep: NDArray[np.bool_]) -> Records:
-    """The records of some of the subjects, sorted by subject; those of one keep their order."""
-    schema = tables.schema
-
-    def kept(place: int, table: Table) -> NDArray[np.bool_]:
-        if len(found := keep[place : place + table.rows]) != table.rows:
-            raise changed(tables.source)
-        return found
-
-    own = numbers[keep]
-    order = np.argsort(own, kind="stable")
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    features, present = np.empty((len(own), schema.width)), np.empty((len(own), schema.width), dtype=np.bool_)
-    labels = None if schema.label is None else np.empty(len(own), dtype=np.int64)
-    end = 0
-    for table in tables.read(rows, subjects=False, keep=kept, wanted=lambda start, end: bool(keep[start:end].any())):
-        part = encode_table(table, schema)[0]
-        start, end = end, end + len(part)
-        if end > len(own):
-            raise changed(tables.source)
-        features[places[start:end]], present[places[start:end]] = part.features, part.present
-        if labels is not None and part.labels is not None:
-            labels[places[start:end]] = part.labels
-    if end != len(own):
-        raise changed(tables.source)
-    return Records(features, present, labels, own[order])
-
-
 def _slices(records: Records, rows: int, order: NDArray[np.intp] | None = None) -> Iterator[Records]:
     """Batches of so many records or more, that end with a subject; one at least. ``order`` sorts by subject what is not."""
     subjects, start = records.subjects, 0
     if subjects is not None and order is not None:
         subjects = subjects[order]
 
-    def part(start: int, end: int) -> Records:
-        return records.take(slice(start, end) if order is None else order[start:end])
-
     while subjects is not None and len(records) - start > rows:
         end = int(np.searchsorted(subjects, subjects[start + rows - 1], side="right"))
-        yield part(start, end)
+        yield records.take(slice(start, end) if order is None else order[start:end])
         start = end
     if start < len(records) or not start:
-        yield part(start, len(records))
+        yield records.take(slice(start, len(records)) if order is None else order[start:])
 
 
 def _ranges(sizes: NDArray[np.int64], rows: int) -> list[tuple[int, int]]:

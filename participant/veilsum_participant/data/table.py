@@ -52,7 +52,7 @@ class Table:
         return np.setdiff1d(every, np.array([*self.broken], dtype=np.int64), assume_unique=True)
 
 
-def typed_table(part: SourcePart, schema: DatasetSchema, subject: str | None, decimal: str = ".") -> Table:
+def typed_table(part: SourcePart, schema: DatasetSchema, subject: str | None = None, decimal: str = ".") -> Table:
     """What a source's rows mean under a schema.
 
     Args:
@@ -60,7 +60,10 @@ def typed_table(part: SourcePart, schema: DatasetSchema, subject: str | None, de
         schema, subject: of these.
         decimal: the mark between whole and decimal places of numbers that stand as text.
     """
-    columns = {name: cells_of(part.table[name], name, schema, decimal) for name in schema.file_columns}
+    columns = {}
+    for name in schema.file_columns:
+        known, cells = named_texts(schema, name), part.table[name]
+        columns[name] = typed.values(cells, decimal) if known is None else typed.texts(cells, known)
     subjects = None if subject is None else typed.identifiers(part.table[subject])
     return Table(columns, part.table.num_rows, subjects, part.broken)
 
@@ -75,12 +78,6 @@ def joined_tables(tables: Sequence[Table]) -> Table:
     broken = {row: fault for table in tables for row, fault in table.broken.items()}
     unread = sum((Counter(table.unread) for table in tables), Counter())
     return Table(columns, sum(table.rows for table in tables), subjects, broken, unread)
-
-
-def cells_of(column: Any, name: str, schema: DatasetSchema, decimal: str = ".") -> Any:
-    """A chunked column as :class:`Table` has it: as text where the schema names texts of it."""
-    known = named_texts(schema, name)
-    return typed.values(column, decimal) if known is None else typed.texts(column, known)
 
 
 def named_texts(schema: DatasetSchema, name: str) -> list[tuple[str, int]] | None:
@@ -163,12 +160,7 @@ def _outer(kind: object) -> str:
 
 def wanted_columns(schema: DatasetSchema, subject: str | None) -> list[str]:
     """The names of all columns to read, once each."""
-    return with_subject(list(schema.file_columns), subject)
-
-
-def with_subject(names: list[str], subject: str | None) -> list[str]:
-    """The names and the subject's, once each."""
-    return list(dict.fromkeys([*names, subject] if subject is not None else names))
+    return list(dict.fromkeys([*schema.file_columns, *([] if subject is None else [subject])]))
 
 
 def require_columns(what: str, names: Sequence[str], present: Sequence[str], advice: Callable[[], str] = str) -> None:

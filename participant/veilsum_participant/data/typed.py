@@ -7,7 +7,7 @@ Whether a column can be read is a matter of its type alone. Nothing here raises 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -67,7 +67,21 @@ def values(column: Any, decimal: str = ".") -> Any:
         column: of one Arrow type.
         decimal: the mark before the decimal places of numbers in text; where it is a comma, those of the result have a point.
     """
-    return _joined(column, _values if decimal == "." else _with_points)
+    found = []
+    for chunk in _plain(column):
+        held = chunk
+        if is_text(chunk.type):
+            held = _text(chunk) if decimal == "." else _with_points(_text(chunk))
+        elif is_date(chunk.type):
+            held = pc.strftime(pc.cast(chunk, pa.timestamp("us", _zone(chunk.type)), safe=False), format="%Y-%m-%d")
+        else:
+            if pa.types.is_boolean(chunk.type):
+                held = pc.cast(chunk, pa.int8())
+            elif pa.types.is_decimal(chunk.type) or chunk.type in (pa.float32(), pa.float16()):
+                held = _shortest(chunk)
+            held = pc.cast(held, pa.float64(), safe=False)
+        found.append(held)
+    return joined(found)
 
 
 def texts(column: Any, known: Sequence[tuple[str, int]]) -> Any:
@@ -79,12 +93,12 @@ def texts(column: Any, known: Sequence[tuple[str, int]]) -> Any:
     """
     kind = plain(column.type)
     meant = {} if is_text(kind) else spellings.stored(known, kind)
-    return _joined(column, lambda chunk: _texts(chunk, meant))
+    return joined([_texts(chunk, meant) for chunk in _plain(column)])
 
 
 def identifiers(column: Any) -> Any:
     """A chunked column as one array of trimmed text, or of its own numbers: as float64 long ones would run together."""
-    return _joined(column, _identifiers)
+    return joined([_identifiers(chunk) for chunk in _plain(column)])
 
 
 def common(kinds: Sequence[Any], *, numbered: bool) -> bool:
@@ -139,39 +153,22 @@ def _is_uuid(kind: Any) -> bool:
     return isinstance(kind, pa.UuidType)
 
 
-def _joined(column: Any, convert: Any) -> Any:
-    return joined([convert(_plain(chunk)) for chunk in column.chunks] or [convert(_plain(pa.nulls(0, column.type)))])
+def _plain(column: Any) -> Iterator[Any]:
+    """The chunks of a column, one at least, of the type that :func:`plain` tells."""
+    for chunk in column.chunks or [pa.nulls(0, column.type)]:
+        held = chunk
+        while pa.types.is_dictionary(held.type) or isinstance(held.type, pa.BaseExtensionType):
+            if _is_uuid(held.type):
+                cells = held.storage.cast(pa.binary()).to_pylist()
+                held = pa.array([None if cell is None else str(UUID(bytes=cell)) for cell in cells], pa.large_string())
+            else:
+                held = held.dictionary_decode() if pa.types.is_dictionary(held.type) else held.storage
+        kind = plain(held.type)
+        yield held if kind == held.type else held.cast(kind)
 
 
-def _plain(chunk: Any) -> Any:
-    kind = chunk.type
-    if pa.types.is_dictionary(kind):
-        return _plain(chunk.dictionary_decode())
-    if isinstance(kind, pa.BaseExtensionType) and _is_uuid(kind):
-        cells = chunk.storage.cast(pa.binary()).to_pylist()
-        return pa.array([None if cell is None else str(UUID(bytes=cell)) for cell in cells], pa.large_string())
-    if isinstance(kind, pa.BaseExtensionType):
-        return _plain(chunk.storage)
-    return chunk if plain(kind) == kind else chunk.cast(plain(kind))
-
-
-def _values(chunk: Any) -> Any:
-    if is_text(chunk.type):
-        return _text(chunk)
-    if is_date(chunk.type):
-        return pc.strftime(pc.cast(chunk, pa.timestamp("us", _zone(chunk.type)), safe=False), format="%Y-%m-%d")
-    if pa.types.is_boolean(chunk.type):
-        chunk = pc.cast(chunk, pa.int8())
-    elif pa.types.is_decimal(chunk.type) or chunk.type in (pa.float32(), pa.float16()):
-        chunk = _shortest(chunk)
-    return pc.cast(chunk, pa.float64(), safe=False)
-
-
-def _with_points(chunk: Any) -> Any:
-    """:func:`_values` where a number has a comma before its decimal places; then one with a point is none."""
-    if not is_text(chunk.type):
-        return _values(chunk)
-    cells = _text(chunk)
+def _with_points(cells: Any) -> Any:
+    """Texts of numbers with a comma before their decimal places as those with a point; what has one already is none."""
     comma = pc.fill_null(pc.match_substring_regex(cells, _COMMA), False)
     point = pc.fill_null(pc.match_substring_regex(cells, _POINT), False)
     cells = pc.if_else(comma, pc.replace_substring(cells, ",", "."), cells)
