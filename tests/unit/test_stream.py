@@ -29,6 +29,7 @@ from support.tables import SCHEMA
 from veilsum_node.errors import DataError
 from veilsum_participant.data import csv_files, duck, json_files, lines, load_records, sources
 from veilsum_participant.data.postgres import SPACES
+from veilsum_participant.data.reader import SourcePart
 from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import comes_in_batches, stream_records
 from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
@@ -440,14 +441,13 @@ def test_texts_are_read_as_a_query_asks_for_them(tmp_path: Path, monkeypatch: py
     (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 200_000)
     query = SourceQuery("records", "SELECT * FROM t", files={"t": tmp_path / "t.csv"})
     monkeypatch.setattr(csv_files, "BATCH", 1 << 14)
-    parts, real = [0], duck._csv_texts
+    parts, real = [0], duck._trimmed
 
-    def counted(*args: Any) -> Iterator[Any]:
-        for table in real(*args):
-            parts[0] += 1
-            yield table
+    def counted(part: SourcePart) -> Any:
+        parts[0] += 1
+        return real(part)
 
-    monkeypatch.setattr(duck, "_csv_texts", counted)
+    monkeypatch.setattr(duck, "_trimmed", counted)
     batches = stream_records(query, SCHEMA, None, rows=1000)
     first, read = len(next(batches)), parts[0]
     assert first + sum(map(len, batches)) == 200_000

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -290,13 +290,12 @@ def _texts(path: Path, dialect: Dialect) -> _Texts:
         return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
     reader = CsvReader(path, dialect=dialect)
     names = reader.columns() or []
-    return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), lambda: _csv_texts(reader, names))
+    return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), lambda: map(_trimmed, reader.parts(RowRequest(names))))
 
 
-def _csv_texts(reader: CsvReader, names: Sequence[str]) -> Iterator[Any]:
+def _trimmed(part: SourcePart) -> Any:
     """The trimmed cells of a CSV file; broken lines are left out."""
-    for part in reader.parts(RowRequest(names)):
-        yield pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in names})
+    return pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in part.table.column_names})
 
 
 def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:

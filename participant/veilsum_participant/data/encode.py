@@ -7,8 +7,8 @@ the schema's public impute or marked absent. How often that happened is counted 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class LocalCounts:
     unidentified: int = 0
 
 
+@tried
 def load_records(
     source: Source, schema: DatasetSchema, subject: str | None = None, *, header: bool | None = None
 ) -> tuple[Records, LocalCounts]:
@@ -65,13 +66,8 @@ def load_records(
             or the query fails.
         Unavailable: the database is away.
     """
-
-    @tried
-    def whole() -> Iterator[tuple[Records, LocalCounts]]:
-        with opened(source, schema, subject=subject, header=header) as tables:
-            yield encode_tables(tables.read(), schema)
-
-    return next(whole())
+    with opened(source, schema, subject=subject, header=header) as tables:
+        return encode_tables(tables.read(), schema)
 
 
 def encode_tables(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Records, LocalCounts]:
@@ -83,7 +79,12 @@ def encode_tables(tables: Iterable[Table], schema: DatasetSchema) -> tuple[Recor
             identifiers.append(table.subjects)
     counts.excess = max(0, counts.used - schema.max_records)
     records = join_batches(parts)
-    return (_by_subject(records, identifiers, counts) if identifiers else records), counts
+    if not identifiers:
+        return records, counts
+    subjects, missing = number_parts(identifiers)
+    counts.subjects, counts.unidentified = len(np.unique(subjects)), int(missing.sum())
+    order = np.argsort(subjects, kind="stable")  # those of one subject keep their order
+    return replace(records.take(order), subjects=subjects[order]), counts
 
 
 def encode_table(table: Table, schema: DatasetSchema, counts: LocalCounts | None = None) -> Records:
@@ -114,15 +115,6 @@ def encode_table(table: Table, schema: DatasetSchema, counts: LocalCounts | None
             features[:, place] = values[:, None] == np.arange(column.width)
         present[:, place] = known[:, None]
     return Records(features, present, labels)
-
-
-def _by_subject(records: Records, identifiers: list[Any], counts: LocalCounts) -> Records:
-    """The records sorted by subject; those of one subject keep their order."""
-    subjects, missing = number_parts(identifiers)
-    counts.subjects, counts.unidentified = len(np.unique(subjects)), int(missing.sum())
-    order = np.argsort(subjects, kind="stable")
-    labels = records.labels[order] if records.labels is not None else None
-    return Records(records.features[order], records.present[order], labels, subjects[order])
 
 
 def scale(values: NDArray[np.float64], column: NumberColumn) -> NDArray[np.float64]:

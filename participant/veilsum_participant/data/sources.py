@@ -202,26 +202,22 @@ def opened(
         yield SourceTables(source, rows, schema, subject)
 
 
-def tried(read: Callable[_Asked, Iterator[_Read]]) -> Callable[_Asked, Iterator[_Read]]:
-    """Try again what breaks before its first item, after :data:`PAUSES`: none has been taken for another yet."""
+def tried(read: Callable[_Asked, _Read]) -> Callable[_Asked, _Read]:
+    """Try again, after :data:`PAUSES`, what breaks before it returns: nothing has been taken for anything else yet."""
 
     @wraps(read)
-    def again(*args: _Asked.args, **kwargs: _Asked.kwargs) -> Iterator[_Read]:
+    def again(*args: _Asked.args, **kwargs: _Asked.kwargs) -> _Read:
         for pause in PAUSES:
-            items = read(*args, **kwargs)
             try:
-                first = next(items)
+                return read(*args, **kwargs)
             except Unavailable:
                 time.sleep(pause)
-            else:
-                yield first
-                yield from items
-                return
-        yield from read(*args, **kwargs)
+        return read(*args, **kwargs)
 
     return again
 
 
+@tried
 def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = None, header: bool | None = None) -> Table:
     """Read the schema's columns, and the column ``subject``, from a source: the join of its tables.
 
@@ -232,13 +228,8 @@ def read_table(source: Source, schema: DatasetSchema, *, subject: str | None = N
         DataError, Unavailable, ConfigurationError: as :func:`opened`. A connection that breaks is tried again after
             :data:`PAUSES`.
     """
-
-    @tried
-    def whole() -> Iterator[Table]:
-        with opened(source, schema, subject=subject, header=header) as tables:
-            yield joined_tables([*tables.read()])
-
-    return next(whole())
+    with opened(source, schema, subject=subject, header=header) as tables:
+        return joined_tables([*tables.read()])
 
 
 def query_rows(query: SourceQuery, names: Sequence[str] = ()) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,16 +74,23 @@ def stream_records(
             after the first batch.
     """
     rows = rows or max(1, BATCH // record_bytes(schema))
+    records = _records(source, schema, subject, header, rows, persons or rows)
+    return chain([next(records)], records)
+
+
+def _records(
+    source: Source, schema: DatasetSchema, subject: str | None, header: bool | None, rows: int, persons: int
+) -> Iterator[Records]:
     with opened(source, schema, subject=subject, header=header) as tables:
         if subject is None:
             for table in tables.read(rows):
                 yield encode_table(table, schema)
         elif tables.rows.steady:
-            yield from _by_place(tables, rows, persons or rows)
+            yield from _by_place(tables, rows, persons)
         elif tables.rows.orders(subject):
             yield from _by_order(tables, rows)
         else:
-            yield from _by_bucket(tables, rows, persons or rows)
+            yield from _by_bucket(tables, rows, persons)
 
 
 def _by_place(tables: SourceTables, rows: int, persons: int) -> Iterator[Records]:
