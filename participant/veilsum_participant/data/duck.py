@@ -253,6 +253,7 @@ def _connection() -> Iterator[Any]:
         raise missing_package("duckdb", "sql") from error
     _stops_at_exit()
     connection = duckdb.connect(":memory:", config=_SETTINGS)
+    connection.execute("SET enable_progress_bar = false")  # where somebody types, DuckDB draws one between what they see
     try:
         yield connection
     finally:
