@@ -21,6 +21,7 @@ from veilsum_deploy.datasets import Rows, TableWithSchema, read_dataset
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.sources import read_table
+from veilsum_participant.dataset_config import declared
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 
@@ -104,6 +105,7 @@ def own_sites(
     site_column: str | None = None,
     domain_column: str | None = None,
     subject: str | None = None,
+    dialect: Sequence[str] = (),
 ) -> Collection:
     """Records of one's own in domains.
 
@@ -114,6 +116,7 @@ def own_sites(
         site_column: the file's column that names the site of each record; without ``domain_column`` each site is a domain.
         domain_column: the file's column that names the domain of each record.
         subject: a further column, which tells whose record each is.
+        dialect: how its files are written (:func:`veilsum_participant.dataset_config.declared`).
 
     Raises:
         DataError: a file or column is missing or unreadable, a record names no site or domain, there are fewer than two, or
@@ -128,18 +131,22 @@ def own_sites(
         advice = "Leave the domain column out, or name one file."
         raise Misuse(f"{source} is a folder, whose files or folders are the domains.", advice)
     if source.is_dir() and site_column is None and (folders := _domain_folders(source)):
-        joined = [_joined(domain, read_sites(path, schema, subject=subject, least=1)) for domain, path in folders.items()]
+        joined = [
+            _joined(domain, read_sites(path, schema, subject=subject, least=1, dialect=dialect))
+            for domain, path in folders.items()
+        ]
         _require_distinct([site for _, _, sites in joined for site in sites])
         found = [domain_of(*parts) for parts in joined]
     elif domain_column is None:
-        tables = read_sites(source, schema, site_column=site_column, subject=subject)
+        tables = read_sites(source, schema, site_column=site_column, subject=subject, dialect=dialect)
         found = [domain_of(site, table, {}) for site, table in tables.items()]
     else:
-        table = read_records(source, schema, subject)
-        rows = rows_by_name(read_table(source, schema, subject=domain_column).subjects, domain_column, "domain")
+        file = declared(source, dialect)
+        table = read_records(file, schema, subject)
+        rows = rows_by_name(read_table(file, schema, subject=domain_column).subjects, domain_column, "domain")
         sites: dict[str, Rows] = {}
         if site_column is not None:
-            sites = rows_by_name(read_table(source, schema, subject=site_column).subjects, site_column, "site")
+            sites = rows_by_name(read_table(file, schema, subject=site_column).subjects, site_column, "site")
         found = [domain_of(domain, table.take(own), _within(sites, own, domain)) for domain, own in rows.items()]
     return Collection(name, schema, tuple(found))
 

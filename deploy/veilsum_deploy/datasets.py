@@ -25,6 +25,7 @@ from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.sources import read_table
 from veilsum_participant.data.table import Table
+from veilsum_participant.query import Source
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records
@@ -138,7 +139,7 @@ def concatenate(parts: Sequence[TableWithSchema]) -> TableWithSchema:
     return whole
 
 
-def read_dataset(path: Path, schema: DatasetSchema, name: str) -> TableWithSchema:
+def read_dataset(path: Source, schema: DatasetSchema, name: str) -> TableWithSchema:
     """Read a CSV, Parquet or npz file.
 
     Raises:
@@ -146,7 +147,10 @@ def read_dataset(path: Path, schema: DatasetSchema, name: str) -> TableWithSchem
     """
     table = read_table(path, schema)
     if table.broken and not table.rows:
-        raise DataError(f"{path}: none of its {len(table.broken)} rows matches the schema.", "Separate cells by commas.")
+        raise DataError(
+            f"{path}: none of its {len(table.broken)} rows matches the schema.",
+            "Separate cells by commas, or state the dialect.",
+        )
     return TableWithSchema(name, schema, pa.table(table.columns))
 
 

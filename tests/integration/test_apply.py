@@ -121,6 +121,20 @@ def test_rows_keep_their_numbers_and_what_is_missing_is_left_out(here: Path, cap
     assert counted == {"records": 4, "predicted": 3, "left_out": 1, "broken_rows": 1, "clamped_cells": 1, "labelled": 1}
 
 
+def test_a_file_is_read_as_its_owner_says_that_it_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_result(here / "result", result_of(linear()))
+    (here / "new.csv").write_text("x0,x1,x2,y\n0.1,0.2,0.3,1\n-0.4,0.2,0.3,0\n")
+    (here / "german.csv").write_text("x0;x1;x2;y\n0,1;0,2;0,3;1\n-0,4;0,2;0,3;0\n")
+    written = ("--data", "german.csv", "--dialect", "delimiter=;", "--dialect", "decimal=,")
+    shown(capsys, "participant", "apply", "result", "--data", "new.csv")
+    plain = (here / "predictions.csv").read_text()
+    shown(capsys, "participant", "apply", "result", *written, "--force")
+    assert (here / "predictions.csv").read_text() == plain
+    measured = [shown(capsys, "participant", "evaluate", "result", *given) for given in (("--data", "new.csv"), written)]
+    assert [report.pop("data") for report in measured] == ["new.csv", "german.csv"]
+    assert measured[0] == measured[1]
+
+
 def test_a_file_without_the_label_is_predicted_and_says_why_there_is_no_accuracy(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

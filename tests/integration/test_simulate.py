@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import json
 import os
@@ -244,6 +245,55 @@ def test_a_file_is_dealt_with_its_schema(tmp_path: Path, capsys: pytest.CaptureF
     assert code == 0, err
     rows = {row["quantity"]: row["mean"] for row in json.loads(out)["table"]}
     assert rows["overview.numbers[x].mean"] == pytest.approx(5, abs=1e-3)
+
+
+SAID = ("delimiter=;", "decimal=,", "encoding=utf-16", "compression=gzip")
+
+
+@pytest.mark.parametrize("whose", ["file", "column", "folder", "domains"])
+def test_files_are_read_as_their_owner_says_that_they_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], whose: str
+) -> None:
+    (tmp_path / "schema.toml").write_text('columns = [{ kind = "number", name = "größe", low = 0, high = 10 }]\n')
+    study = write_study(tmp_path / "study.toml", privacy='noise = "none"')
+    study.write_text('schema = "schema.toml"\n' + study.read_text())
+    data, flags = tmp_path / "data", {"file": ("--sites", 2), "column": ("--site-column", "wo")}.get(whose, ())
+    places = {"file": ["a.csv"], "column": ["a.csv"], "folder": ["a.csv", "b.csv"], "domains": ["u/a.csv", "v/b.csv"]}[whose]
+    for path in (data / place for place in places):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = "größe;wo\n" + "".join(f"{value},5;{'Köln' if value % 2 else 'Ulm'}\n" for value in range(10))
+        path.write_bytes(gzip.compress(text.encode("utf-16")))
+    given = data / places[0] if len(places) == 1 else data
+    command = ("simulate", study, "--data", given, "--no-encryption", *flags)
+    code, out, err = veilsum(capsys, *command, *(word for said in SAID for word in ("--dialect", said)), "--json")
+    assert code == 0, err
+    rows = {row["quantity"]: row["mean"] for row in json.loads(out)["table"]}
+    assert rows["overview.numbers[größe].mean"] == pytest.approx(5, abs=1e-3)
+    code, _, err = veilsum(capsys, *command)
+    assert (code, 'compression = "gzip"' in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("delimiter", "Use KEY=VALUE"),
+        ("separator=;", "Use KEY=VALUE"),
+        ("encoding=utf-7", "is none of utf-8"),
+        ("decimal=;", "'.' or ','"),
+        ("decimal=,", "the same mark"),
+    ],
+)
+def test_what_says_nothing_of_how_a_file_is_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, words: str
+) -> None:
+    (tmp_path / "schema.toml").write_text('columns = [{ kind = "number", name = "x", low = 0, high = 10 }]\n')
+    (tmp_path / "all.csv").write_text("x\n1\n2\n")
+    study = write_study(tmp_path / "study.toml")
+    study.write_text('schema = "schema.toml"\n' + study.read_text())
+    code, _, err = veilsum(capsys, "simulate", study, "--data", tmp_path / "all.csv", "--dialect", said)
+    assert (code, words in err) == (2, True), err
+    code, _, err = veilsum(capsys, "simulate", study, "--dataset", "digits", "--dialect", said)
+    assert (code, "records of your own" in err) == (2, True), err
 
 
 @pytest.mark.parametrize(

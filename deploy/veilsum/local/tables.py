@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_node.phrases import counted
 from veilsum_participant.data.sources import check_structure, read_table
 from veilsum_participant.data.subjects import number_subjects
+from veilsum_participant.dataset_config import declared
+from veilsum_participant.query import Source
 from veilsum_privacy.study.schema import DatasetSchema
 
 SUFFIXES = (".csv", ".data", ".parquet", ".pq", ".npz")
@@ -63,7 +65,13 @@ def site_name(text: str) -> str:
 
 
 def read_sites(
-    source: Path, schema: DatasetSchema, *, site_column: str | None = None, subject: str | None = None, least: int = 2
+    source: Path,
+    schema: DatasetSchema,
+    *,
+    site_column: str | None = None,
+    subject: str | None = None,
+    least: int = 2,
+    dialect: Sequence[str] = (),
 ) -> dict[str, pa.Table]:
     """Read a folder of one file a site, or one file whose column names the site, as tables by site.
 
@@ -73,6 +81,7 @@ def read_sites(
         site_column: names the site of each record; needed for a file, and only for that.
         subject: a further column, which tells whose record each is.
         least: fewest files of a folder.
+        dialect: how its files are written (:func:`veilsum_participant.dataset_config.declared`).
 
     Raises:
         DataError: a file or column is missing or unreadable, a record names no site, or there are fewer than two sites.
@@ -84,11 +93,13 @@ def read_sites(
                 f"{source} is a folder, whose files are the sites; a site column belongs to one file.",
                 "Leave the site column out, or name one file.",
             )
-        return {name: read_records(path, schema, subject) for name, path in site_files(source, least=least).items()}
+        files = site_files(source, least=least)
+        return {name: read_records(declared(path, dialect), schema, subject) for name, path in files.items()}
     if site_column is None:
         raise Misuse(f"{source} is one file.", "Name the column that says which site a record is of, or a folder.")
+    file = declared(source, dialect)
     return split_sites(
-        read_records(source, schema, subject), read_table(source, schema, subject=site_column).subjects, site_column
+        read_records(file, schema, subject), read_table(file, schema, subject=site_column).subjects, site_column
     )
 
 
@@ -197,7 +208,7 @@ def write_sites(
     return files
 
 
-def read_records(path: Path, schema: DatasetSchema, subject: str | None) -> pa.Table:
+def read_records(path: Source, schema: DatasetSchema, subject: str | None) -> pa.Table:
     """The schema's columns of a file, and the one that tells subjects apart.
 
     Raises:
@@ -205,7 +216,10 @@ def read_records(path: Path, schema: DatasetSchema, subject: str | None) -> pa.T
     """
     read = read_table(path, schema, subject=subject)
     if read.broken and not read.rows:
-        raise DataError(f"{path}: none of its {len(read.broken)} rows matches the schema.", "Separate cells by commas.")
+        raise DataError(
+            f"{path}: none of its {len(read.broken)} rows matches the schema.",
+            "Separate cells by commas, or state the dialect.",
+        )
     columns = dict(read.columns)
     if subject is not None:
         columns.setdefault(subject, read.subjects)

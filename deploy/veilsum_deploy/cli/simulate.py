@@ -25,7 +25,7 @@ from veilsum_deploy.simulation.study import SimulatedRuns, Simulation, draft_of,
 from veilsum_deploy.simulation.sweep import Cell, Source, Sweep, parse_axis, parse_baseline
 from veilsum_node.config import read_toml
 from veilsum_node.errors import Misuse
-from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
+from veilsum_node.process.console import DialectOption, JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_privacy.training import device
 
 EXIT_INTERRUPTED = 130
@@ -69,6 +69,7 @@ def simulate_study(
         str | None,
         typer.Option("--subject", help="Column that tells whose record each is, for studies whose unit is the subject."),
     ] = None,
+    dialect: DialectOption = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help=f"A packaged data set: {', '.join(PACKAGED)}.")] = None,
     collection: Annotated[
         str | None,
@@ -170,7 +171,7 @@ def simulate_study(
     With --vary or --seeds a whole evaluation runs, on all cores and without encryption: every combination of values for every
     seed, beside each site alone and pooled records. --out gets each run, the table with paired gains, and plots.
     """
-    source = _source(study, data, dataset, collection, site_column, domain_column, subject)
+    source = _source(study, data, dataset, collection, site_column, domain_column, subject, tuple(dialect or ()))
     partition = partition or ("domains" if source.kind == "sites" else "iid")
     if subject is not None and not partition.startswith("domains"):
         raise Misuse(
@@ -223,15 +224,17 @@ def _source(
     site_column: str | None,
     domain_column: str | None,
     subject: str | None,
+    dialect: tuple[str, ...],
 ) -> Source:
     if sum(item is not None for item in (data, dataset, collection)) != 1:
         raise Misuse("State either --data or --dataset or --collection.", f"Packaged data sets: {', '.join(PACKAGED)}.")
     if data is not None:
         name = str(read_toml(study).get("dataset", data.stem))
         own = data.is_dir() or site_column is not None or domain_column is not None
-        return Source("sites" if own else "file", name, data, site_column, subject, domain_column)
-    if any(column is not None for column in (site_column, domain_column, subject)):
-        raise Misuse("--site-column, --domain-column and --subject belong to records of your own.", "Name them with --data.")
+        return Source("sites" if own else "file", name, data, site_column, subject, domain_column, dialect)
+    if dialect or any(column is not None for column in (site_column, domain_column, subject)):
+        told = "--site-column, --domain-column, --subject and --dialect belong to records of your own."
+        raise Misuse(told, "Name them with --data.")
     if dataset is not None:
         return Source("packaged", dataset)
     name, equals, folder = str(collection).partition("=")

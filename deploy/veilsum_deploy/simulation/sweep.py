@@ -22,6 +22,7 @@ from veilsum_deploy.simulation.baseline_names import OF_RECORDS, parse_baselines
 from veilsum_deploy.simulation.deal import Setting
 from veilsum_node.config import did_you_mean, read_toml
 from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_participant.dataset_config import declared
 from veilsum_privacy.results.result import MANIFEST
 from veilsum_privacy.study.schema import DatasetSchema
 
@@ -55,6 +56,7 @@ class Source:
         site_column: the file's column that names the site of each record.
         subject: the column that tells whose record each is.
         domain_column: the file's column that names the domain of each record.
+        dialect: how its files of text are written, each as KEY=VALUE.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class Source:
     site_column: str | None = None
     subject: str | None = None
     domain_column: str | None = None
+    dialect: tuple[str, ...] = ()
 
     @property
     def needs_schema(self) -> bool:
@@ -73,7 +76,7 @@ class Source:
     def identity(self) -> list[str]:
         """What a run of it is known by."""
         columns = {"by": self.site_column, "subject": self.subject, "domain": self.domain_column}
-        own = [f"{key} {value}" for key, value in columns.items() if value is not None]
+        own = [*(f"{key} {value}" for key, value in columns.items() if value is not None), *sorted(self.dialect)]
         return [self.kind, self.name, str(self.path and self.path.resolve()), *own]
 
     def load(self, schema: DatasetSchema | None) -> Collection:
@@ -86,8 +89,8 @@ class Source:
             raise ConfigurationError("The study has no schema.", 'Add schema = "file.toml" to it.')
         if self.kind == "sites":
             columns = {"site_column": self.site_column, "domain_column": self.domain_column, "subject": self.subject}
-            return own_sites(self.path, schema, self.name, **columns)
-        return single(read_dataset(self.path, schema, self.name))
+            return own_sites(self.path, schema, self.name, dialect=self.dialect, **columns)
+        return single(read_dataset(declared(self.path, self.dialect), schema, self.name))
 
 
 @dataclass(frozen=True)

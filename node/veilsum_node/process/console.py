@@ -30,6 +30,16 @@ EXIT_INTERNAL = 70
 _WIDEST = 320  # a sentence with a long path fits, a list of all tasks does not
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+DialectOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dialect",
+        metavar="KEY=VALUE",
+        help='How a file of text is written, where not as UTF-8 with commas: delimiter=";", decimal=",", encoding=cp1252,'
+        " compression=gzip; repeat it for several.",
+    ),
+]
 """The ``--json`` flag that every command with a result takes."""
 
 

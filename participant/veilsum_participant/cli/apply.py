@@ -93,7 +93,7 @@ class Sheet:
     unlabelled: str | None
 
 
-def apply_result(result: Path, data: Path, own: Own, *, schema: Path | None, out: Path, force: bool, as_json: bool) -> None:
+def apply_result(result: Path, data: Source, own: Own, *, schema: Path | None, out: Path, force: bool, as_json: bool) -> None:
     """Predict for a file and write one line a record to ``out``.
 
     Raises:
@@ -286,7 +286,7 @@ def compare(predicted: Integers, sheet: Sheet, model: Model) -> dict[str, Any]:
     return {"by_class": by_class, "labelled": int(used.sum()), "accuracy": accuracy, "confusion": confusion}
 
 
-def print_report(report: Mapping[str, Any], data: Path) -> None:
+def print_report(report: Mapping[str, Any], data: Source) -> None:
     """The report for people."""
     plain = {key.replace("_", " "): value for key, value in report.items() if key not in _TABLES and value is not None}
     if report.get("accuracy") is not None:

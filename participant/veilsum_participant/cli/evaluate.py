@@ -20,7 +20,7 @@ from veilsum_participant.query import Source
 
 
 def evaluate_result(
-    result: Path, own: Own, *, data: Path | None, dataset: str | None, schema: Path | None, as_json: bool
+    result: Path, own: Own, *, data: Source | None, dataset: str | None, schema: Path | None, as_json: bool
 ) -> None:
     """Measure a result on a file, or on a dataset of the site's configuration.
 
@@ -62,7 +62,7 @@ def evaluate_result(
         print_measures(report)
 
 
-def _records(own: Own, data: Path | None, dataset: str | None) -> Source:
+def _records(own: Own, data: Source | None, dataset: str | None) -> Source:
     """The file, or the query, to measure on.
 
     Raises:

@@ -16,7 +16,7 @@ import typer
 
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.identity import Role
-from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
+from veilsum_node.process.console import DialectOption, JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_node.process.imports import loading
 from veilsum_participant.cli.directory import app as directory_app
 from veilsum_participant.cli.operations import ConfigOption, add_operations
@@ -293,6 +293,7 @@ def snapshots(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> Non
 def apply(
     result: Annotated[Path, typer.Argument(help="Directory of the result: manifest.json and its arrays.", metavar="RESULT")],
     data: Annotated[Path, typer.Option("--data", help="File of records: CSV, Parquet or npz.")],
+    dialect: DialectOption = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
@@ -305,14 +306,17 @@ def apply(
 ) -> None:
     """Apply a study's result to a file of records, offline: one line a record, and accuracy where the classes are known."""
     from veilsum_participant.cli.apply import Own, apply_result
+    from veilsum_participant.dataset_config import declared
 
-    apply_result(result, data, Own(config, site, encoder), schema=schema, out=out, force=force, as_json=as_json)
+    source = declared(data, dialect or ())
+    apply_result(result, source, Own(config, site, encoder), schema=schema, out=out, force=force, as_json=as_json)
 
 
 @app.command()
 def evaluate(
     result: Annotated[Path, typer.Argument(help="Directory of the result, or of a checkpoint.", metavar="RESULT")],
     data: Annotated[Path | None, typer.Option("--data", help="File of labelled records: CSV, Parquet or npz.")] = None,
+    dialect: DialectOption = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Or a dataset of the configuration.")] = None,
     site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
     config: Annotated[
@@ -325,9 +329,11 @@ def evaluate(
     """Measure a study's result on labelled records of your own: exact figures, which stay here."""
     from veilsum_participant.cli.apply import Own
     from veilsum_participant.cli.evaluate import evaluate_result
+    from veilsum_participant.dataset_config import declared
 
     own = Own(config, site, encoder)
-    evaluate_result(result, own, data=data, dataset=dataset, schema=schema, as_json=as_json)
+    source = None if data is None else declared(data, dialect or ())
+    evaluate_result(result, own, data=source, dataset=dataset, schema=schema, as_json=as_json)
 
 
 @contextmanager
