@@ -101,6 +101,6 @@ def test_the_check_itself_finds_what_is_wrong(tmp_path: Path) -> None:
     page = ROOT / "docs" / "imagined.md"
     assert links(text) == ["#two-words-or-more", "#three", "no.md"]
     assert [broken(page, target, text) is None for target in links(text)] == [True, False, False]
-    assert broken(page, "../README.md#training", text) is None
+    assert broken(page, "../README.md#try-it", text) is None
     assert broken(page, "../README.md#no-such-heading", text) is not None
     assert broken(page, "../../outside.md", text) is not None
