@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.primitives import DTYPES
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, record_of, symbol, traced, whole
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.cells import Cells, LevelCells, ScaledNumbers
 from veilsum_privacy.tasks.queries.language import Columns
@@ -41,6 +43,19 @@ def cells_of(columns: Columns, records: Records, names: Collection[str]) -> dict
             x = computed(lambda r, name=name: columns.cells(r, [name])[name].x, records)
             found[name] = ScaledNumbers(x, computed(lambda r, name=name: columns.cells(r, [name])[name].present, records))
     return found
+
+
+def rows_of(task: RowTask[Any], broadcast: Mapping[str, Floats]) -> Callable[[Records], NDArray[Any]]:
+    """What gives the rows (n, size) of records as a task's graph has them, before they are clipped; it is traced once."""
+    evaluation, persons = Evaluation(task.traced(broadcast), task.maps(broadcast)), task.persons
+
+    def rows(records: Records) -> NDArray[Any]:
+        own, counted = (records, None) if persons is None else persons.counted(records)
+        return np.concatenate(
+            [np.zeros((0, task.layout().size), dtype=DTYPES[evaluation.kind]), *evaluation.rows(own, counted)]
+        )
+
+    return rows
 
 
 def question_rows(question: QueryKind, columns: Columns, records: Records) -> NDArray[np.int64]:
