@@ -20,12 +20,21 @@ from veilsum_privacy.tasks.queries.language import Columns
 
 def computed(said: Callable[[Record], Any], records: Records) -> NDArray[Any]:
     """What is said of a record, computed of each of them: (n, *shape)."""
-    record = record_of(records.features.shape[1], labelled=records.labels is not None)
-    found = symbol(said(record))
+    return computing(said, records)(records)
+
+
+def computing(said: Callable[[Record], Any], like: Records) -> Callable[[Records], NDArray[Any]]:
+    """What computes what is said of a record, of records (n) as others are: (n, *shape). It is traced once."""
+    found = symbol(said(record_of(like.features.shape[1], labelled=like.labels is not None)))
     row = (whole(found) if found.kind == "truth" else found).reshape(-1)
-    made = [np.zeros((0, row.shape[0])), *Evaluation(traced(row)).rows(records)]
-    values = np.concatenate(made[1:] or made).reshape(len(records), *found.shape)
-    return values.astype(np.bool_) if found.kind == "truth" else values
+    evaluation = Evaluation(traced(row))
+
+    def values(records: Records) -> NDArray[Any]:
+        made = [np.zeros((0, row.shape[0])), *evaluation.rows(records)]
+        each = np.concatenate(made[1:] or made).reshape(len(records), *found.shape)
+        return each.astype(np.bool_) if found.kind == "truth" else each
+
+    return values
 
 
 def of_values(said: Callable[[Symbol], Any], values: NDArray[np.float64]) -> NDArray[Any]:
@@ -60,4 +69,9 @@ def rows_of(task: RowTask[Any], broadcast: Mapping[str, Floats]) -> Callable[[Re
 
 def question_rows(question: QueryKind, columns: Columns, records: Records) -> NDArray[np.int64]:
     """The rows (n, size) of a question."""
-    return computed(lambda record: question.row(columns.cells(record, columns.domains)), records)
+    return question_of_rows(question, columns, records)(records)
+
+
+def question_of_rows(question: QueryKind, columns: Columns, like: Records) -> Callable[[Records], NDArray[np.int64]]:
+    """What computes the rows (n, size) of a question, of records as others are."""
+    return computing(lambda record: question.row(columns.cells(record, columns.domains)), like)

@@ -27,6 +27,8 @@ from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 # -- what guesses do ------------------------------------------------------------------------------------------------------
 
 CARE = DatasetSchema(

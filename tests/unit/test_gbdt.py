@@ -379,7 +379,7 @@ def evenly(classes: int, n: int = 200) -> dict[str, Records]:
 def test_noise_is_priced() -> None:
     study = compiled("gbdt", schema=SCHEMA, epsilon=3.0)
     assert study.tasks[0].releases == 30
-    wide, near = (draft("gbdt", schema=SCHEMA, expected=n, epsilon=3.0) for n in (50, 400))
+    wide, near = (draft("gbdt", {"rounds": 4}, schema=SCHEMA, expected=n, epsilon=3.0) for n in (50, 400))
     assert wide.forecast(wide.compile())[0].share > near.forecast(near.compile())[0].share
 
 
