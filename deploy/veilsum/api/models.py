@@ -16,7 +16,7 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.data import typed
 from veilsum_participant.data.encode import encode_table
-from veilsum_participant.data.table import Table, cells_of, check_texts
+from veilsum_participant.data.table import Table, cells_of, check_texts, coded_columns, named_texts
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.base import Records
 
@@ -102,14 +102,14 @@ class _Applied:
             )
         named = X if not isinstance(X, np.ndarray) else dict(zip(self.feature_names_in_, X.T.tolist(), strict=True))
         table = as_table(named, "X")
-        columns = {}
+        columns, texts, coded = {}, named_texts(schema), coded_columns(schema)
         for name in schema.file_columns:
             column_values(table, name, "X")
             kind = table[name].type
             if not (typed.readable(kind) or typed.is_date(kind)):
                 raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
-            check_texts("X", name, typed.plain(kind), schema)
-            columns[name] = cells_of(table[name], name, schema)
+            check_texts("X", name, typed.plain(kind), texts.get(name, ()), coded=name in coded)
+            columns[name] = cells_of(table[name], texts.get(name))
         return encode_table(Table(columns, table.num_rows), schema)[0]
 
 
