@@ -72,8 +72,8 @@ SAMPLED = {"steps": 3, "sampling_rate": 0.5, "gradient_clip": 0.5, "centre": Fal
 TRAINED = {"model": {"name": "linear"}, "rounds": 3, "local_steps": 2, "sampling_rate": 0.5}
 
 CASES = {
-    "records": Case("statistics", width=120),
-    "records, local": Case("statistics", noise="local", width=120),
+    "records": Case("statistics", width=300),
+    "records, local": Case("statistics", noise="local", width=300),
     "per site, of old": Case("fedcgs", {"centre": False}, changes={"task__disclosure": "per-site"}),
     "per site": Case("fedcgs", {"centre": False, "disclosure": "per-site"}),
     "site": Case("o-fedavg", width=300),
