@@ -20,9 +20,11 @@ def loaded(code: str) -> set[str]:
 HELP = """
 import contextlib, io, sys
 from veilsum_deploy.cli import main
-sys.argv = ["veilsum", "--help"]
-with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-    main()
+for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        main([*nouns, "--help"])
+    assert "Usage: veilsum " + " ".join(nouns) in said.getvalue(), said.getvalue()
+    assert nouns or "pydantic" not in sys.modules
 """
 
 
@@ -34,7 +36,7 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
             {"grpc", "numpy", "pyarrow", "sqlalchemy", "tenseal"},
             {"scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib"},
         ),
-        (HELP, {"typer"}, {"numpy", "pydantic", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas"}),
+        (HELP, {"typer"}, {"numpy", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas", "jinja2"}),
     ],
     ids=["participant", "help"],
 )
