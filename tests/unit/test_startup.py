@@ -34,11 +34,16 @@ for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
         (
             "import veilsum_participant.session.client",
             {"grpc", "numpy", "pyarrow", "sqlalchemy", "tenseal"},
-            {"scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib"},
+            {"scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib", "jinja2"},
+        ),
+        (
+            "import veilsum.remote, veilsum.drafts, veilsum.api.federation",
+            {"grpc", "numpy"},
+            {"sqlalchemy", "tenseal", "pandas", "torch", "sklearn", "opacus", "matplotlib", "jinja2"},
         ),
         (HELP, {"typer"}, {"numpy", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas", "jinja2"}),
     ],
-    ids=["participant", "help"],
+    ids=["participant", "analyst", "help"],
 )
 def test_what_starts_loads_what_it_uses(code: str, needed: set[str], without: set[str]) -> None:
     found = loaded(code)
