@@ -41,9 +41,14 @@ for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
             {"grpc", "numpy"},
             {"sqlalchemy", "tenseal", "pandas", "torch", "sklearn", "opacus", "matplotlib", "jinja2"},
         ),
+        (
+            "import veilsum_coordinator.service.server",
+            {"grpc", "sqlalchemy"},
+            {"scipy", "pandas", "torch", "sklearn", "jinja2"},
+        ),
         (HELP, {"typer"}, {"numpy", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas", "jinja2"}),
     ],
-    ids=["participant", "analyst", "help"],
+    ids=["participant", "analyst", "coordinator", "help"],
 )
 def test_what_starts_loads_what_it_uses(code: str, needed: set[str], without: set[str]) -> None:
     found = loaded(code)
