@@ -93,8 +93,15 @@ def plans_without_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # tests leave little garbage, and what they share is looked through each time
+    gc.set_threshold(50_000, 20, 20)  # tests leave little garbage, and what they share is looked through each time
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()  # what a file leaves, in caches and modules that it was the first to import, stays to the end
 
 
 def _mark_what_is_not_sampled(items: list[pytest.Item]) -> None:

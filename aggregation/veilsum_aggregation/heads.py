@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 
 from veilsum_aggregation.arrays import Floats, Integers
 
@@ -68,11 +67,13 @@ def lda_head(means: Floats, covariance: Floats, priors: Floats, classes: tuple[s
     Raises:
         ValueError: the covariance is not positive definite, or a prior is not positive.
     """
+    from scipy.linalg import cho_factor, cho_solve  # a fifth of what a coordinator takes to start
+
     if not np.all(priors > 0):
         raise ValueError("priors must be positive")
     try:
-        weights: Floats = scipy.linalg.cho_solve(scipy.linalg.cho_factor(covariance, lower=True), means.T).T
-    except scipy.linalg.LinAlgError as error:
+        weights: Floats = cho_solve(cho_factor(covariance, lower=True), means.T).T
+    except np.linalg.LinAlgError as error:
         raise ValueError("the covariance is not positive definite") from error
     bias = -0.5 * np.einsum("kd,kd->k", means, weights) + np.log(priors / priors.sum())
     return LinearHead(weights, bias, classes)

@@ -21,11 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy.sparse
 
 from veilsum_aggregation.arrays import Floats, Integers
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 LARGEST_GAP = 50.0
 """Scores further apart than this give weights below 2e-22; gaps between neighbouring scores are cut to it."""
@@ -269,7 +272,7 @@ class _Point:
     """D, Y as a matrix (M, N) and p~ at some scores."""
 
     value: float
-    weights: scipy.sparse.csr_array
+    weights: csr_array
     reached: Floats
     slack: float  # of the value, by rounding
 
@@ -316,6 +319,8 @@ class _Dual:
         return result
 
     def at(self, u: Floats) -> _Point:
+        from scipy.sparse import csr_array  # loaded where there are masks, and not for every coordinator
+
         scores = u[self.indices]
         top = np.maximum.reduceat(scores, self.indptr[:-1])
         grown = np.exp(scores - top[self.owner])
@@ -325,7 +330,7 @@ class _Dual:
         parts = self.q * (top + np.log(total))
         value = float(parts.sum() - self.p @ u)
         slack = 1e-15 * float(np.abs(parts).sum() + self.p @ np.abs(u) + 1.0)
-        matrix = scipy.sparse.csr_array((weights, self.indices, self.indptr), shape=(len(self.q), len(u)))
+        matrix = csr_array((weights, self.indices, self.indptr), shape=(len(self.q), len(u)))
         return _Point(value, matrix, reached, slack)
 
     def priced(self, u: Floats, price: float) -> tuple[Floats, float]:

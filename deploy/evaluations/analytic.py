@@ -21,7 +21,8 @@ from veilsum_aggregation.shrinkage import noise_ridge
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedcgs import MOMENTS
 from veilsum_coordinator.parts.federation import Release
-from veilsum_deploy.datasets import PACKAGED, packaged_dataset
+from veilsum_deploy.data_names import PACKAGED
+from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import accuracy, result_head
 
 EPSILONS = (0.5, 1.0, 3.0, 8.0)

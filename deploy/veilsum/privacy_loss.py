@@ -10,14 +10,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.prices import study_rule
 from veilsum_privacy.ledger.entries import Budget, Mechanism, declared_mechanisms
-from veilsum_privacy.ledger.totals import Sum
 from veilsum_privacy.study.study import Study
+
+if TYPE_CHECKING:
+    from veilsum_privacy.ledger.totals import Sum
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,14 @@ def affordable(study: Study, epsilon: float, most: int) -> int:
     added, budget = declared_mechanisms(study), _budget(study)
 
     def beyond(studies: int) -> bool:
-        return Sum().epsilon(budget, {mechanism: studies * count for mechanism, count in added.items()}) > epsilon
+        return _sum({}).epsilon(budget, {mechanism: studies * count for mechanism, count in added.items()}) > epsilon
 
     return bisect_left(range(1, most + 1), True, key=beyond)
 
 
 def _sum(mechanisms: Mapping[Mechanism, int]) -> Sum:
+    from veilsum_privacy.ledger.totals import Sum  # with the tables of a ledger, which an analyst's commands do without
+
     total = Sum()
     for mechanism, count in mechanisms.items():
         total.add(mechanism, count)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from veilsum.local.tables import SUFFIXES, read_records, read_sites, rows_by_name, site_name
+from veilsum_deploy.data_names import COLLECTIONS
 from veilsum_deploy.datasets import Rows, TableWithSchema, read_dataset
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
@@ -243,9 +244,6 @@ _READERS: dict[str, Callable[[Path], Collection]] = {
     "heart-disease": _heart_disease,
     "mnist": _mnist,
 }
-
-COLLECTIONS = tuple(_READERS)
-"""Collections by name; each is read from a folder that holds its published files."""
 
 
 def _labelled(columns: tuple[NumberColumn, ...], classes: Sequence[str], records: int, first: int = 0) -> DatasetSchema:

@@ -19,6 +19,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
+from veilsum_deploy.data_names import PACKAGED
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_participant.data.cells import judge_labels
@@ -29,9 +30,6 @@ from veilsum_participant.query import Source
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.schema_file import load_schema
 from veilsum_privacy.tasks.base import Records
-
-PACKAGED = ("breast-cancer", "digits")
-"""Data sets that need no file."""
 
 EXTRA = "Install it with: pip install 'veilsum[simulation]'"
 """Advice where a package of the extra is missing."""

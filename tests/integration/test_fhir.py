@@ -388,7 +388,8 @@ def test_a_query_yields_what_it_says(tmp_path: Path, recipe: Path, name: str, fo
     want = expected(name, Export(entries, urls="bundle" in form))
     assert plain(found, list(read)) == plain(want, list(read))
     assert len(want) > 40
-    assert check_dataset(query, schema, subject="patient").totals.get("patient") is None
+    if form == FORMS[0]:  # as it says of any: the same rows were found
+        assert check_dataset(query, schema, subject="patient").totals.get("patient") is None
 
 
 @pytest.mark.parametrize("form", ["ndjson", "bundle"])

@@ -405,9 +405,9 @@ def _recover(attack: Adversary, name: str) -> np.ndarray:
 @pytest.mark.parametrize("side", [1, -1])
 def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int) -> None:
     """At the bound a clamp after noise would cut half of it off; noise comes after, and all that was drawn is there."""
-    bed = make_bed(tmp_path, make_data(("a", "b", "c"), 3, 300))
+    bed = make_bed(tmp_path, make_data(("a", "b", "c"), 3, 60))
     bed.know_noise()
-    attack = Adversary(bed, bed.compile(make_request(schema_of(300), min_cohort=2)))
+    attack = Adversary(bed, bed.compile(make_request(schema_of(60), min_cohort=2)))
     attack.set_up()
     real = contributions.contribute
 

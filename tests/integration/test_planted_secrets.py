@@ -58,28 +58,53 @@ def stored(stage: Stage) -> dict[str, bytes]:
 
 def alive() -> list[Any]:
     """Everything of the project that is alive."""
+    own: dict[type, bool] = {}
+
+    def is_own(kind: type) -> bool:
+        module = kind.__module__
+        return isinstance(module, str) and module.startswith("veilsum_") and "_pb2" not in module
+
     gc.unfreeze()  # what was collected is frozen, and hidden with that
     found = []
     for item in gc.get_objects():
-        module = type(item).__module__
-        if isinstance(module, str) and module.startswith("veilsum_") and "_pb2" not in module:
+        kind = type(item)
+        if (wanted := own.get(kind)) is None:
+            wanted = own[kind] = is_own(kind)
+        if wanted:
             found.append(item)
     gc.freeze()
     return found
 
 
 def said_of(item: object) -> str:
-    """An object's representation; of one whose making failed, such as a log's handler without its file, there may be none."""
+    """An object's representation, or its fields' if it has none, whatever the reason: nothing hides behind an exception.
+
+    Objects of other tests may be half made, such as a log's handler without its file, or deeper than the stack.
+    """
     try:
         return repr(item)
-    except AttributeError:
-        return ""
+    except Exception:  # noqa: BLE001
+        return "\n".join(_field(getattr(item, name, None)) for name in sorted(_fields(item)))
+
+
+def _fields(item: object) -> set[str]:
+    named = (vars(kind).get("__slots__", ()) for kind in type(item).__mro__)
+    slots = {name for names in named for name in ([names] if isinstance(names, str) else names)}
+    return slots | set(getattr(item, "__dict__", ()))
+
+
+def _field(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001
+        return f"{type(value).__qualname__}: {type(error).__qualname__}"
 
 
 def representations(but: list[Any]) -> bytes:
-    """How everything of the project that is alive shows itself, but some."""
+    """How everything of the project that is alive shows itself, but some; what several show alike is there once."""
     left_out = {id(item) for item in but}
-    return "\n".join(said_of(item) for item in alive() if id(item) not in left_out).encode("utf-8", "surrogateescape")
+    said = {said_of(item) for item in alive() if id(item) not in left_out}
+    return "\n".join(said).encode("utf-8", "surrogateescape")
 
 
 @pytest.fixture
@@ -131,6 +156,29 @@ def test_nothing_leaves_of_a_study_under_attack(kind: type[Coordinator] | type[P
     for where, text in (("the log", log.getvalue()), ("errors and statuses", "\n".join(said))):
         look_for(secrets, text.encode("utf-8", "surrogateescape"), where)
     look_for(secrets, metrics, "metrics")
+
+
+class _Unshowable:
+    """An object whose representation fails."""
+
+    __slots__ = ("__dict__", "secret")
+
+    def __init__(self, error: type[Exception], secret: bytes, beside: object) -> None:
+        self.error, self.secret, self.beside = error, secret, beside
+
+    def __repr__(self) -> str:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [AttributeError, RecursionError, ValueError, KeyError])
+@pytest.mark.parametrize("place", ["slot", "field"])
+def test_nothing_hides_behind_a_representation_that_fails(error: type[Exception], place: str) -> None:
+    secret = bytes(range(100, 132))
+    other = _Unshowable(error, b"", None)
+    item = _Unshowable(error, secret, other) if place == "slot" else _Unshowable(error, b"", [secret])
+    with pytest.raises(AssertionError, match="planted in a text"):
+        look_for({"planted": secret}, said_of(item).encode(), "a text")
+    said_of(_Unshowable.__new__(_Unshowable))  # of which nothing was made
 
 
 def test_the_search_finds_what_is_there() -> None:

@@ -62,7 +62,7 @@ class Standing:
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
-    width = 1400  # two ciphertexts at least
+    width = 600  # two ciphertexts at least
     data = make_data("abc", 5, width)
     bed = make_bed(tmp_path_factory.mktemp("federation"), data)
     with ExitStack() as stack:

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from support.rows import rows_of
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.audit.references import unsigned_study
-from veilsum_privacy.computation.contribution import compute_sum, task_rows
+from veilsum_privacy.computation.contribution import Evaluations, SitePlace, compute_sum
 from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
@@ -102,9 +103,14 @@ class Setting:
         return AgreedStudy(study).task(TASK_LABEL).plan(len(study.participants), cohort or len(study.participants))
 
     def total(self, study: Study, records: Records) -> NDArray[np.int64]:
-        """A site's sum before noise, as a participant computes it."""
+        """A site's sum before noise, as a participant computes it; the last study's graph is kept, as among many sites."""
+        if _last[:1] != [study]:
+            _last[:] = study, self.plan(study), Evaluations()
         rows = {name: np.stack([row] * study.sites) for name, row in self.given.items()}
-        return compute_sum(self.plan(study), records, {**self.broadcast, **rows}).total
+        return compute_sum(_last[1], records, {**self.broadcast, **rows}, SitePlace(evaluations=_last[2])).total
+
+
+_last: list[Any] = []
 
 
 class Neighbours(ABC):
@@ -183,8 +189,9 @@ def longest(setting: Setting) -> Records:
     task = build_task(setting.task, setting.parameters, setting.schema)
     assert isinstance(task, RowTask)
     labels = None if setting.schema.label is None else np.array([1])
-    records = [complete(row[None], labels) for row in rows]
-    return max(records, key=lambda record: float(np.linalg.norm(next(task_rows(task, record, setting.seen)))))
+    each = complete(rows, None if labels is None else np.repeat(labels, len(rows)))
+    norms = np.linalg.norm(rows_of(task, setting.seen)(each), axis=1)
+    return complete(rows[[np.argmax(norms)]], labels)
 
 
 @dataclass(frozen=True)
@@ -648,10 +655,10 @@ def repeated(record: Records, times: int) -> Records:
 
 def check_rows_stand_alone(task: RowTask[Any], records: Records, seen: Mapping[str, Floats]) -> None:
     """Insist that a record's row is the same to the last bit beside all others and alone, as products of BLAS are not."""
-    together = np.concatenate(list(task_rows(task, records, seen)))
+    together = rows_of(task, seen)(records)
+    rows = rows_of(task, seen)  # in whose blocks there is another record, or none, wherever the first had its others
     for row in range(0, len(records), 7):
-        alone = next(task_rows(task, records.take(slice(row, row + 1)), seen))
-        np.testing.assert_array_equal(together[row : row + 1], alone)
+        np.testing.assert_array_equal(together[row : row + 1], rows(records.take(slice(row, row + 1))))
 
 
 def join(first: Records, second: Records) -> Records:

@@ -23,5 +23,4 @@ def look_for(secrets: dict[str, bytes], text: bytes, where: str) -> None:
     lowered = text.lower()
     for name, secret in secrets.items():
         for spelling in spellings(secret):
-            assert spelling not in text, f"{name} in {where}"
             assert spelling.lower() not in lowered, f"{name} in {where}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.primitives import DTYPES
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, record_of, symbol, traced, whole
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.queries.base import QueryKind
 from veilsum_privacy.tasks.queries.cells import Cells, LevelCells, ScaledNumbers
 from veilsum_privacy.tasks.queries.language import Columns
@@ -18,12 +20,21 @@ from veilsum_privacy.tasks.queries.language import Columns
 
 def computed(said: Callable[[Record], Any], records: Records) -> NDArray[Any]:
     """What is said of a record, computed of each of them: (n, *shape)."""
-    record = record_of(records.features.shape[1], labelled=records.labels is not None)
-    found = symbol(said(record))
+    return computing(said, records)(records)
+
+
+def computing(said: Callable[[Record], Any], like: Records) -> Callable[[Records], NDArray[Any]]:
+    """What computes what is said of a record, of records (n) as others are: (n, *shape). It is traced once."""
+    found = symbol(said(record_of(like.features.shape[1], labelled=like.labels is not None)))
     row = (whole(found) if found.kind == "truth" else found).reshape(-1)
-    made = [np.zeros((0, row.shape[0])), *Evaluation(traced(row)).rows(records)]
-    values = np.concatenate(made[1:] or made).reshape(len(records), *found.shape)
-    return values.astype(np.bool_) if found.kind == "truth" else values
+    evaluation = Evaluation(traced(row))
+
+    def values(records: Records) -> NDArray[Any]:
+        made = [np.zeros((0, row.shape[0])), *evaluation.rows(records)]
+        each = np.concatenate(made[1:] or made).reshape(len(records), *found.shape)
+        return each.astype(np.bool_) if found.kind == "truth" else each
+
+    return values
 
 
 def of_values(said: Callable[[Symbol], Any], values: NDArray[np.float64]) -> NDArray[Any]:
@@ -43,6 +54,24 @@ def cells_of(columns: Columns, records: Records, names: Collection[str]) -> dict
     return found
 
 
+def rows_of(task: RowTask[Any], broadcast: Mapping[str, Floats]) -> Callable[[Records], NDArray[Any]]:
+    """What gives the rows (n, size) of records as a task's graph has them, before they are clipped; it is traced once."""
+    evaluation, persons = Evaluation(task.traced(broadcast), task.maps(broadcast)), task.persons
+
+    def rows(records: Records) -> NDArray[Any]:
+        own, counted = (records, None) if persons is None else persons.counted(records)
+        return np.concatenate(
+            [np.zeros((0, task.layout().size), dtype=DTYPES[evaluation.kind]), *evaluation.rows(own, counted)]
+        )
+
+    return rows
+
+
 def question_rows(question: QueryKind, columns: Columns, records: Records) -> NDArray[np.int64]:
     """The rows (n, size) of a question."""
-    return computed(lambda record: question.row(columns.cells(record, columns.domains)), records)
+    return question_of_rows(question, columns, records)(records)
+
+
+def question_of_rows(question: QueryKind, columns: Columns, like: Records) -> Callable[[Records], NDArray[np.int64]]:
+    """What computes the rows (n, size) of a question, of records as others are."""
+    return computing(lambda record: question.row(columns.cells(record, columns.domains)), like)

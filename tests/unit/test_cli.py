@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -54,13 +55,15 @@ def test_a_shells_tab_key_is_answered(words: str, offered: list[str]) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_answered_too(shell: str) -> None:
-    command = Path(sys.executable).with_name("veilsum")
+def test_other_shells_are_answered_too(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = {"_VEILSUM_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "veilsum participant ch"}
-    environment = os.environ | asked | {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    result = subprocess.run([str(command)], capture_output=True, text=True, env=environment)
-    assert "check" in result.stdout, result.stderr
-    assert "start" not in result.stdout
+    for name, value in (asked | {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}).items():
+        monkeypatch.setenv(name, value)
+    _, out, err = veilsum(capsys)
+    assert "check" in out, err
+    assert "start" not in out
 
 
 def test_the_installed_command_prints_its_version() -> None:
@@ -218,23 +221,29 @@ def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path, capsys
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.system)])
 def test_a_terminal_that_is_not_unicode_gets_its_answer(tmp_path: Path, encoding: str) -> None:
     """Signs that it lacks are replaced; JSON stays JSON, byte for byte the same value."""
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    command = [sys.executable, "-m", "veilsum_deploy.cli", "federation", "list", str(tmp_path / "nowhere é")]
-    result = subprocess.run(command, capture_output=True, env=environment)
-    assert result.returncode == 2, result.stderr
-    assert b"Internal" not in result.stderr
     study = tmp_path / "study.toml"
     study.write_text(
         'name = "trial"\nmethod = "statistics"\ndataset = "records"\n[privacy]\nepsilon = 1.0\n'
         '[data]\nmax_records = 100\ncolumns = [{ kind = "number", name = "âge→", low = 0, high = 9 }]\n',
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", "veilsum_deploy.cli", "study", "plan", str(study), "--participants", "3"]
-    shown, plain = (
-        subprocess.run([*command, *arguments], capture_output=True, env=environment) for arguments in ([], ["--json"])
+    plan = ["study", "plan", str(study), "--participants", "3"]
+    script = (
+        "import json, sys\n"
+        "from veilsum_deploy.cli import main\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    try: main(arguments)\n"
+        "    except SystemExit as left: print(f'\\n-- {left.code}', flush=True)\n"
     )
-    assert (shown.returncode, b"Verdict" in shown.stdout) == (0, True), shown.stderr
-    assert "mean of âge→" in (str(value) for value in leaves(json.loads(plain.stdout)))
+    commands = json.dumps([["federation", "list", str(tmp_path / "nowhere é")], plan, [*plan, "--json"]])
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    result = subprocess.run([sys.executable, "-c", script, commands], capture_output=True, env=environment)
+    assert b"Internal" not in result.stderr
+    (listed, shown, plain), codes = re.split(rb"\n-- \d+\n", result.stdout)[:3], re.findall(rb"\n-- (\d+)\n", result.stdout)
+    assert (codes, listed) == ([b"2", b"0", b"0"], b""), result.stderr
+    assert b"nowhere" in result.stderr
+    assert b"Verdict" in shown
+    assert "mean of âge→" in (str(value) for value in leaves(json.loads(plain)))
 
 
 def leaves(value: object) -> list[object]:

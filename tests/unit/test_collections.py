@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from support.folders import write_collection
-from veilsum_deploy.collections import COLLECTIONS, Collection, load_collection, single
+from veilsum_deploy.collections import _READERS, Collection, load_collection, single
+from veilsum_deploy.data_names import COLLECTIONS
 from veilsum_deploy.datasets import concatenate, packaged_dataset
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
@@ -29,6 +30,10 @@ def same(one: Records, other: Records) -> None:
 
 
 @pytest.mark.sampled(3)
+def test_every_collection_has_its_reader() -> None:
+    assert tuple(_READERS) == COLLECTIONS
+
+
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_records_are_those_of_the_participants_reader(name: str, tmp_path: Path) -> None:
     collection = load_collection(name, write_collection(name, tmp_path / "data"))

@@ -26,6 +26,8 @@ from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.hazard_step import CENTRE, HAZARDS, MOST, PERIODS, POINT, WHITEN, HazardStep
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 SITES = [f"site-{index}" for index in range(4)]
 HORIZON = 5.0
 SCHEMA = DatasetSchema(

@@ -20,7 +20,7 @@ from support.randomness import RARE, RARE_DEVIATIONS
 from support.studies import SCHEMA, compiled, projection, shifted_sites
 from support.working import TravellingRandom, leave, square
 from veilsum_coordinator.methods import get_method
-from veilsum_deploy.cli.simulate import make_engine
+from veilsum_deploy.cli.simulated import make_engine
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation.chunks import _noise
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, SerialEngine, running

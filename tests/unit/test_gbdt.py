@@ -282,7 +282,7 @@ def test_a_mean_count_is_at_most_what_the_study_states() -> None:
         np.ones((100, 6), dtype=np.bool_),
         None,
     )
-    asked: dict[str, Any] = {"outcome": {"column": "n", "loss": "poisson"}, "depth": 1, "rounds": 60}
+    asked: dict[str, Any] = {"outcome": {"column": "n", "loss": "poisson"}, "depth": 1, "rounds": 36}
     given = Records(np.delete(records.features, 2, axis=1), np.ones((100, 5), dtype=np.bool_), None)
     model = Model.from_result(run("gbdt", asked, dict.fromkeys(SITES, records), schema=NUMBERS))
     found = model.estimates(given)
@@ -361,7 +361,7 @@ def test_trees_of_a_number_predict_records_that_no_site_has() -> None:
         name: Records(scaled[own], np.ones((len(own), 11), dtype=np.bool_), None)
         for name, own in zip(SITES, np.array_split(rest, 4), strict=True)
     }
-    asked = {"outcome": {"column": "c10", "loss": "squared"}}
+    asked = {"outcome": {"column": "c10", "loss": "squared"}, "rounds": 16}
     given = Records(scaled[held, :10], np.ones((110, 10), dtype=np.bool_), None)
     found = []
     for seed in range(2):
@@ -379,7 +379,7 @@ def evenly(classes: int, n: int = 200) -> dict[str, Records]:
 def test_noise_is_priced() -> None:
     study = compiled("gbdt", schema=SCHEMA, epsilon=3.0)
     assert study.tasks[0].releases == 30
-    wide, near = (draft("gbdt", schema=SCHEMA, expected=n, epsilon=3.0) for n in (50, 400))
+    wide, near = (draft("gbdt", {"rounds": 4}, schema=SCHEMA, expected=n, epsilon=3.0) for n in (50, 400))
     assert wide.forecast(wide.compile())[0].share > near.forecast(near.compile())[0].share
 
 

@@ -35,6 +35,14 @@ DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPE
 TIDY = "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(0))\n" + SLEEPER
 
 
+def command_line(pid: int) -> list[str]:
+    """Of a process that there may be no more, or another by its number."""
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 def up(log: Path) -> None:
     wait_for(lambda: "up" in log.read_text(), "the program")
 
@@ -53,8 +61,9 @@ def test_leaving_stops_all_by_their_own_signals_the_last_first(tmp_path: Path) -
         processes.check()
         pids = [first.pid, second.pid, third.pid]
         assert [os.getpgid(pid) for pid in pids] == pids
+        started = [psutil.Process(pid) for pid in pids]  # which are known by more than a number that may be another's soon
     assert processes.statuses == {"deaf": -signal.SIGKILL, "tidy": 0, "plain": 0}
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(each.is_running() for each in started)
 
 
 def test_one_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) -> None:
@@ -69,19 +78,18 @@ def test_one_that_ends_by_itself_is_named_with_its_last_words(tmp_path: Path) ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_us_stops_all(tmp_path: Path, number: signal.Signals) -> None:
     former = signal.getsignal(number)
-    log, pid = tmp_path / "log", 0
+    log, started = tmp_path / "log", []
 
     def interrupted() -> None:
-        nonlocal pid
         with LocalProcesses() as processes:
-            pid = processes.start("plain", program(SLEEPER), log, 30).pid
+            started.append(psutil.Process(processes.start("plain", program(SLEEPER), log, 30).pid))
             up(log)
             os.kill(os.getpid(), number)
             time.sleep(30)
 
     with pytest.raises(StoppedError, match=number.name):
         interrupted()
-    assert not psutil.pid_exists(pid)
+    assert [each.is_running() for each in started] == [False]
     assert signal.getsignal(number) == former
 
 
@@ -109,7 +117,7 @@ def test_a_task_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="longer than"):
         run(program("import os\nprint(os.getpid(), flush=True)\n" + DEAF), log, 3)
     pids = [int(line) for line in log.read_text().splitlines() if line.isdecimal()]
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not any(DEAF in line for pid in pids for line in command_line(pid))
 
 
 def test_a_task_reads_what_it_is_given_and_gets_the_stated_environment_only(tmp_path: Path) -> None:

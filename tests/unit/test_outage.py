@@ -71,11 +71,12 @@ def test_the_wait_ends() -> None:
         asyncio.run(Outage(0.02).call(server))
     with pytest.raises(DatabaseAwayError):
         Outage(3600).wait(server, 0.02)
-    assert server.calls >= 6
+    assert server.calls >= 3  # how many more there is time for is the machine's
 
 
-def test_who_cannot_wait_is_answered_at_once() -> None:
+def test_who_cannot_wait_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed try the next ones do not reach the server, whose silence would hold up a lock."""
+    monkeypatch.setattr(module, "REST_SECONDS", 600.0)
     outage, server = Outage(60), Server(1)
     for _ in range(20):
         with pytest.raises(DatabaseAwayError):

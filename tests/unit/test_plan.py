@@ -45,6 +45,8 @@ from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesServicer, add_StudiesServicer_to_server
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 SITES = ("a", "b", "c", "d")
 PER_SITE = 400
 DRAWS = 400

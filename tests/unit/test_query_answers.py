@@ -23,6 +23,8 @@ from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberCo
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 SITES = [f"site-{index}" for index in range(4)]
 SCHEMA = DatasetSchema(
     columns=(

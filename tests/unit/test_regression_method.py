@@ -30,6 +30,8 @@ from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep
 from veilsum_privacy.tasks.queries.cells import number_cells
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 
+pytestmark = pytest.mark.usefixtures("few_rehearsals")
+
 SITES = [f"site-{index}" for index in range(4)]
 SCHEMA = DatasetSchema(
     columns=(

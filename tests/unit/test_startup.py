@@ -20,9 +20,11 @@ def loaded(code: str) -> set[str]:
 HELP = """
 import contextlib, io, sys
 from veilsum_deploy.cli import main
-sys.argv = ["veilsum", "--help"]
-with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-    main()
+for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        main([*nouns, "--help"])
+    assert "Usage: veilsum " + " ".join(nouns) in said.getvalue(), said.getvalue()
+    assert nouns or "pydantic" not in sys.modules
 """
 
 
@@ -32,11 +34,21 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         (
             "import veilsum_participant.session.client",
             {"grpc", "numpy", "pyarrow", "sqlalchemy", "tenseal"},
-            {"scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib"},
+            {"scipy", "pandas", "torch", "sklearn", "opacus", "typer", "rich", "matplotlib", "jinja2"},
         ),
-        (HELP, {"typer"}, {"numpy", "pydantic", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas"}),
+        (
+            "import veilsum.remote, veilsum.drafts, veilsum.api.federation",
+            {"grpc", "numpy"},
+            {"sqlalchemy", "tenseal", "pandas", "torch", "sklearn", "opacus", "matplotlib", "jinja2"},
+        ),
+        (
+            "import veilsum_coordinator.service.server",
+            {"grpc", "sqlalchemy"},
+            {"scipy", "pandas", "torch", "sklearn", "jinja2"},
+        ),
+        (HELP, {"typer"}, {"numpy", "sqlalchemy", "grpc", "torch", "tenseal", "pyarrow", "scipy", "pandas", "jinja2"}),
     ],
-    ids=["participant", "help"],
+    ids=["participant", "analyst", "coordinator", "help"],
 )
 def test_what_starts_loads_what_it_uses(code: str, needed: set[str], without: set[str]) -> None:
     found = loaded(code)

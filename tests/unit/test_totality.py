@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.neighbours import random_records, schema, spoil
-from support.rows import cells_of, computed, question_rows
+from support.rows import cells_of, computed, question_of_rows, question_rows
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.symbols import lookup
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
@@ -72,8 +72,9 @@ def test_no_value_makes_a_query_fail_or_its_row_too_long(kind: str, where: str, 
     with np.errstate(all="ignore"):
         together = rows(question, records)
         assert int((together.astype(object) ** 2).sum(axis=1).max()) <= question.norm()
+        alone = question_of_rows(question, COLUMNS, records)  # another evaluation than that of all
         for place in range(0, 200, 9):
-            np.testing.assert_array_equal(rows(question, records.take(slice(place, place + 1)))[0], together[place])
+            np.testing.assert_array_equal(alone(records.take(slice(place, place + 1)))[0], together[place])
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

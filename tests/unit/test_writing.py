@@ -81,6 +81,7 @@ def test_a_late_failure_is_no_answer() -> None:
 
 def test_an_outage_is_over_when_a_late_answer_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HOLD_SECONDS", 0.01)
+    monkeypatch.setattr(module, "REST_SECONDS", 600.0)
     outage, silent = Outage(60), Silent([])
     with pytest.raises(DatabaseAwayError):
         outage.bounded(silent)
@@ -113,6 +114,7 @@ def test_boxes_that_were_stored_late_are_not_written_again(tmp_path: Path, monke
         journal.keep_boxes(study, "a", first)
     go.set()
     wait_for(lambda: not journal.outage.away, "the late write")
+    monkeypatch.setattr(module, "HOLD_SECONDS", 20.0)
     journal.keep_boxes(study, "a", first)
     assert writes == [boxes_data(first)]
     journal.keep_boxes(study, "a", other)

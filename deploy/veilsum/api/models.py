@@ -17,7 +17,7 @@ from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.data import typed
 from veilsum_participant.data.encode import encode_table
 from veilsum_participant.data.reader import SourcePart
-from veilsum_participant.data.table import check_texts, typed_table
+from veilsum_participant.data.table import check_texts, coded_columns, named_texts, typed_table
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.base import Records
 
@@ -103,12 +103,13 @@ class _Applied:
             )
         named = X if not isinstance(X, np.ndarray) else dict(zip(self.feature_names_in_, X.T.tolist(), strict=True))
         table = as_table(named, "X")
+        texts, coded = named_texts(schema), coded_columns(schema)
         for name in schema.file_columns:
             column_values(table, name, "X")
             kind = table[name].type
             if not (typed.readable(kind) or typed.is_date(kind)):
                 raise DataError(f"X: column {name!r} holds {kind}.", "Give numbers or texts.")
-            check_texts("X", name, typed.plain(kind), schema)
+            check_texts("X", name, typed.plain(kind), texts.get(name, ()), coded=name in coded)
         return encode_table(typed_table(SourcePart(table), schema), schema)
 
 

@@ -13,7 +13,6 @@ import typer
 from veilsum.access import resolve_access, resolve_identity
 from veilsum.progress import follow
 from veilsum_deploy.cli.display import print_fault, print_result, print_study, print_verified
-from veilsum_deploy.cli.planned import print_plan
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 
@@ -68,6 +67,8 @@ def plan(
     if as_json:
         print_json(planned.to_json())
     else:
+        from veilsum_deploy.cli.planned import print_plan  # with what a study's dossier says, which no other command tells
+
         print_plan(planned, everything=everything)
 
 
@@ -89,6 +90,8 @@ def submit(
     with _connected(coordinator, identity) as (remote, credentials):
         planned = _plan(_load(file), remote, credentials, as_json=as_json)
         if not as_json:
+            from veilsum_deploy.cli.planned import print_plan
+
             print_plan(planned)
         key = remote.submit(planned.study, credentials)
         if as_json:

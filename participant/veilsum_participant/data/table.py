@@ -60,9 +60,9 @@ def typed_table(part: SourcePart, schema: DatasetSchema, subject: str | None = N
         schema, subject: of these.
         decimal: the mark between whole and decimal places of numbers that stand as text.
     """
-    columns = {}
+    columns, named = {}, named_texts(schema)
     for name in schema.file_columns:
-        known, cells = named_texts(schema, name), part.table[name]
+        known, cells = named.get(name), part.table[name]
         columns[name] = typed.values(cells, decimal) if known is None else typed.texts(cells, known)
     subjects = None if subject is None else typed.identifiers(part.table[subject])
     return Table(columns, part.table.num_rows, subjects, part.broken)
@@ -80,20 +80,21 @@ def joined_tables(tables: Sequence[Table]) -> Table:
     return Table(columns, sum(table.rows for table in tables), subjects, broken, unread)
 
 
-def named_texts(schema: DatasetSchema, name: str) -> list[tuple[str, int]] | None:
-    """The categories of a column or the values of its classes, with their codes; None where the schema names neither.
+def named_texts(schema: DatasetSchema) -> Mapping[str, Sequence[tuple[str, int]]]:
+    """By column of a file, the categories or the values of classes that the schema names of it, with their codes.
 
-    Of a column of codes, which is text, none.
+    Of a column of codes, which is text, none; a column of which there is nothing here may hold numbers.
     """
+    found: dict[str, Sequence[tuple[str, int]]] = {}
     for column in schema.columns:
         if isinstance(column, CodeColumn):
-            if column.source == name:
-                return []
-        elif column.name == name and isinstance(column, CategoryColumn):
-            return [(text, code) for code, text in enumerate(column.categories)]
-    if schema.label is not None and schema.label.column == name:
-        return [(text, code) for code, item in enumerate(schema.label.classes) for text in item.values]
-    return None
+            found.setdefault(column.source, ())
+        elif isinstance(column, CategoryColumn):
+            found.setdefault(column.name, [(text, code) for code, text in enumerate(column.categories)])
+    if schema.label is not None:
+        classes = [(text, code) for code, item in enumerate(schema.label.classes) for text in item.values]
+        found.setdefault(schema.label.column, classes)
+    return found
 
 
 def check_found(
@@ -111,33 +112,36 @@ def check_found(
         DataError: a column is missing, of a type that holds neither numbers nor texts, or of one in which two categories are
             the same; or of types in two files that do not go together.
     """
-    wanted = wanted_columns(schema, subject)
+    wanted, named, coded = wanted_columns(schema, subject), named_texts(schema), coded_columns(schema)
     for one in found:
         require_columns(one.says, [*wanted, *stated], one.schema.names, one.advice)
         for name in wanted:
             kind = one.schema.field(name).type
             if not (typed.readable(kind) or (typed.is_date(kind) and name in schema.date_columns)):
                 raise unreadable_column(one.label, name, kind, subject)
-            check_texts(one.label, name, typed.plain(kind), schema)
+            check_texts(one.label, name, typed.plain(kind), named.get(name, ()), coded=name in coded)
     for name in wanted if len(found) > 1 else ():
         kinds = [one.schema.field(name).type for one in found]
-        named = named_texts(schema, name) is not None
-        if not typed.common(kinds, numbered=name != subject) and (name == subject or not named):
+        if not typed.common(kinds, numbered=name != subject) and (name == subject or name not in named):
             told = " and ".join(sorted({str(kind) for kind in kinds}))
             raise DataError(f"{source}: column {name!r} holds {told}.", "Store it as the same type in all files.")
 
 
-def check_texts(source: object, name: str, kind: Any, schema: DatasetSchema) -> None:
-    """Check that a column of an Arrow type can hold the texts that the schema names of it.
+def coded_columns(schema: DatasetSchema) -> frozenset[str]:
+    """The columns of a file that hold codes."""
+    return frozenset(column.source for column in schema.columns if isinstance(column, CodeColumn))
+
+
+def check_texts(source: object, name: str, kind: Any, named: Sequence[tuple[str, int]], *, coded: bool) -> None:
+    """Check that a column of an Arrow type can hold the texts that the schema names of it, or codes.
 
     Raises:
         DataError: two of them are one number, or one truth; or they are codes, and the column no text.
     """
-    coded = any(isinstance(column, CodeColumn) and column.source == name for column in schema.columns)
     if coded and not (typed.is_text(kind) or pa.types.is_null(kind)):
         told = f"{source}: column {name!r} holds {_outer(kind)}; codes are texts, of which no zero is lost."
         raise DataError(told, "Store texts.")
-    alike = None if typed.is_text(kind) else clash(named_texts(schema, name) or (), kind)
+    alike = None if typed.is_text(kind) else clash(named, kind)
     if alike is not None:
         told = f"{source}: column {name!r} holds {_outer(kind)}, in which {alike[0]!r} and {alike[1]!r} are the same."
         raise DataError(told, "Store texts.")

@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
-
-from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+from typing import TYPE_CHECKING, Any
 
 from veilsum_node.phrases import counted
 from veilsum_privacy.dossier import charts, figures
 from veilsum_privacy.dossier.figures import INFINITE
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MOST_ROWS = 400
 """Rows of one table; the earliest beyond it stand in the twin only, and the page says so."""
@@ -164,6 +165,8 @@ def _reason(code: str) -> str:
 
 @cache
 def _template() -> Template:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # which a site that runs studies does without
+
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(_source), trim_blocks=True, lstrip_blocks=True
     )

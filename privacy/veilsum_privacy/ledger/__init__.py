@@ -4,15 +4,47 @@
 from its entries alone.
 """
 
-from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Reservation, Spending
-from veilsum_privacy.ledger.export import Exported, read_export, write_csv, write_jsonl
-from veilsum_privacy.ledger.faults import LedgerFault
-from veilsum_privacy.ledger.kept_receipts import KeptReceipt
-from veilsum_privacy.ledger.ledger import Ledger
-from veilsum_privacy.ledger.mirror import Mirror, Mirrored
-from veilsum_privacy.ledger.reader import LedgerReader
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
-from veilsum_privacy.ledger.verification import LedgerSource, Verification, verify_ledger
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Reservation, Spending
+    from veilsum_privacy.ledger.export import Exported, read_export, write_csv, write_jsonl
+    from veilsum_privacy.ledger.faults import LedgerFault
+    from veilsum_privacy.ledger.kept_receipts import KeptReceipt
+    from veilsum_privacy.ledger.ledger import Ledger
+    from veilsum_privacy.ledger.mirror import Mirror, Mirrored
+    from veilsum_privacy.ledger.reader import LedgerReader
+    from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
+    from veilsum_privacy.ledger.verification import LedgerSource, Verification, verify_ledger
+
+_PLACES = {
+    "Budget": "entries",
+    "Entry": "entries",
+    "Exported": "export",
+    "Headroom": "entries",
+    "KeptReceipt": "kept_receipts",
+    "Kind": "entries",
+    "Ledger": "ledger",
+    "LedgerFault": "faults",
+    "LedgerReader": "reader",
+    "LedgerSource": "verification",
+    "Mechanism": "entries",
+    "Mirror": "mirror",
+    "Mirrored": "mirror",
+    "Receipt": "receipts",
+    "Reservation": "entries",
+    "SignedReceipt": "receipts",
+    "Spending": "entries",
+    "Verification": "verification",
+    "Witness": "receipts",
+    "read_export": "export",
+    "verify_ledger": "verification",
+    "write_csv": "export",
+    "write_jsonl": "export",
+}
 
 __all__ = [
     "Budget",
@@ -39,3 +71,10 @@ __all__ = [
     "write_csv",
     "write_jsonl",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for: a database's library is not loaded for what entries and receipts mean."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
