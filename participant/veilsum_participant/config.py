@@ -195,6 +195,18 @@ class HooksConfig(Frozen):
         return value
 
 
+class RetentionConfig(Frozen):
+    """The table ``[retention]``: what the site erases by itself. The ledger stays.
+
+    Attributes:
+        studies: days after a study has expired when its signed text goes, with roster and kept vectors; None to keep all.
+        kept_vectors: the same for the noised vectors that an alignment kept, which `apply` then does without.
+    """
+
+    studies: StrictInt | None = Field(default=None, ge=0, le=36500)
+    kept_vectors: StrictInt | None = Field(default=None, ge=0, le=36500)
+
+
 class ParticipantConfig(RouteSettings):
     """A participant's configuration file, with the keys of :class:`RouteSettings` beside these.
 
@@ -211,6 +223,7 @@ class ParticipantConfig(RouteSettings):
             (:mod:`veilsum_privacy.training.device`).
         budgets: first budgets by population.
         hooks: commands of the site's own that are told what happens.
+        retention: what the site erases by itself, and when.
         policy: what the site agrees to.
     """
 
@@ -225,6 +238,7 @@ class ParticipantConfig(RouteSettings):
     device: DeviceName = "cpu"
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
     hooks: HooksConfig = HooksConfig()
+    retention: RetentionConfig = RetentionConfig()
     policy: Policy = Policy()
 
     @property

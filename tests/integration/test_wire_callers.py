@@ -332,9 +332,7 @@ def test_a_newer_session_takes_the_place_of_an_older_one(
     sessions = []
     before = server.hub.sessions["b"].serial if "b" in server.hub.sessions else 0
     for index in range(1, 4):
-        sessions.append(
-            stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes([index] * 16)), timeout=PATIENCE)
-        )
+        sessions.append(stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=PATIENCE))
         wait_for(lambda: "b" in server.hub.sessions and server.hub.sessions["b"].serial == before + index, "a session")  # noqa: B023
     ended = sum(_ends(session) for session in sessions[:2])
     assert ended == 2
