@@ -70,15 +70,13 @@ class _StorageCollector(Collector):
             found = self._look()
         except VeilsumError:  # unread is no number: the alerts wait for one
             found = None
-        for name, text, value in (
-            ("veilsum_state_bytes", "Size of the state's files.", found and found.state),
-            ("veilsum_state_disk_free_bytes", "What this process may still write there.", found and found.free),
-            (
-                "veilsum_backup_timestamp_seconds",
-                "When the state was last backed up by `veilsum`; NaN where it never was.",
-                found and found.backed_up,
-            ),
-        ):
+        values = (None, None, None) if found is None else (found.state, found.free, found.backed_up)
+        texts = {
+            "veilsum_state_bytes": "Size of the state's files.",
+            "veilsum_state_disk_free_bytes": "What this process may still write where they lie.",
+            "veilsum_backup_timestamp_seconds": "When `veilsum` last backed the state up; NaN where it never did.",
+        }
+        for (name, text), value in zip(texts.items(), values, strict=True):
             yield GaugeMetricFamily(name, text, value=math.nan if value is None else float(value))
 
 
