@@ -70,7 +70,7 @@ def test_the_page_moves_a_site_and_the_coordinator(tmp_path: Path) -> None:
                 raise AssertionError("the page has no pauses")
         finally:
             walk.close()
-        assert len(walk.ran) == 10
+        assert len(walk.ran) == 9
 
 
 @pytest.fixture
