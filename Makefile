@@ -11,7 +11,7 @@ PROTOS := $(wildcard proto/veilsum_proto/*.proto)
 TORCH := $(shell grep '^torch==' constraints.txt)
 # PyTorch's wheels on PyPI bring several gigabytes of CUDA along; those of its own index for processors do not. GPU=1 takes the former.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-TORCH_FROM := $(if $(GPU),,--extra-index-url $(TORCH_INDEX))
+TORCH_FROM := --no-deps --retries 1 $(if $(GPU),,--extra-index-url $(TORCH_INDEX))
 ARGS ?=
 # Set or not: hundreds of processes that tests start, and each worker, would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -165,8 +165,9 @@ wheelhouse: .venv/.runtime
 	@rm -rf "$(WHEELHOUSE).part" && mkdir "$(WHEELHOUSE).part"
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$(WHEELHOUSE).part" \
 		$(if $(filter participant,$(WHAT)),./participant,.)
-	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary=:all: $(TORCH_FROM) -c constraints.txt \
-		--dest "$(WHEELHOUSE).part" "$(WHEELHOUSE).part"/veilsum*.whl
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest "$(WHEELHOUSE).part" $(TORCH_FROM) $(TORCH)
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary=:all: -c constraints.txt \
+		--find-links "$(WHEELHOUSE).part" --dest "$(WHEELHOUSE).part" "$(WHEELHOUSE).part"/veilsum*.whl
 	@cp constraints.txt "$(WHEELHOUSE).part/"
 	@cd "$(WHEELHOUSE).part" && sha256sum -- *.whl constraints.txt > SHA256SUMS
 	@rm -rf "$(WHEELHOUSE)" && mv "$(WHEELHOUSE).part" "$(WHEELHOUSE)"

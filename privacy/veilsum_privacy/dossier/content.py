@@ -100,16 +100,16 @@ def describe(
         "audits": [{**audit.body, "digest": audit.digest, "key": audit.fingerprint} for audit in audits],
     }
     plain = dict(to_plain(dossier))
-    made: dict[str, Any] = {}
+    annexed: dict[str, Any] = {}
     if "nist" in annexes:
-        made["annex"] = to_plain(annex(plain))
+        annexed["annex"] = to_plain(annex(plain))
     if "dpia" in annexes:
-        made["dpia"] = to_plain(impact_assessment(plain))
+        annexed["dpia"] = to_plain(impact_assessment(plain))
     if "art30" in annexes:
-        made["art30"] = to_plain(processing_record(plain))
-    if "dpia" in made or "art30" in made:
-        made["retention"] = to_plain(retention_table(retention))
-    return plain | made
+        annexed["art30"] = to_plain(processing_record(plain))
+    if "dpia" in annexed or "art30" in annexed:
+        annexed["retention"] = to_plain(retention_table(retention))
+    return plain | annexed
 
 
 class _Account:
