@@ -61,6 +61,7 @@ class Federation:
 
     def start(self, role: str, name: str) -> Process:
         folder = self.directory / name
+        (folder / "log").touch()
         process = Process(command(role, folder / f"{role}.toml"), folder / "log", forked=True)
         self._running.callback(process.stop)
         self.processes[name] = process
@@ -107,6 +108,13 @@ def submit(federation: Federation, capsys: pytest.CaptureFixture[str], method: s
     return status, told + err
 
 
+def check(federation: Federation, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, str]]]:
+    """Status of `participant check` at a site, and what it found."""
+    config = federation.directory / "north" / "participant.toml"
+    status, out, err = commands.veilsum(capsys, "participant", "check", "--config", config, "--json")
+    return status, {item["check"]: item for item in json.loads(out or err)["checks"]}
+
+
 def test_a_federation_goes_on_with_this_version(
     federation: Federation, version: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,11 +124,15 @@ def test_a_federation_goes_on_with_this_version(
     before = {name: federation.rows(name) for name in SITES}
     charged = {name: federation.kinds(name).count(Kind.CHARGE) for name in SITES}
     assert min(charged.values()) > 1
+    status, checks = check(federation, capsys)
+    assert (status, checks["dataset records"]["status"]) == (1, "failed")  # since 0.2 a site states its columns
+    for name in SITES:
+        path = federation.directory / name / "participant.toml"
+        columns = '[datasets.records]\ncolumns = ["age", "pressure", "disease"]\n'
+        path.write_text(path.read_text().replace("[datasets.records]\n", columns))
     federation.start_all()
-    config = federation.directory / "north" / "participant.toml"
-    status, out, _ = commands.veilsum(capsys, "participant", "check", "--config", config, "--json")
-    checks = {item["check"]: item for item in json.loads(out)["checks"]}
-    assert status == 0, out
+    status, checks = check(federation, capsys)
+    assert status == 0, checks
     told = checks["method statistics"]["detail"] + checks["method statistics"]["advice"]
     assert "tables" in told  # a list that the version wrote does without what came since
 
