@@ -30,7 +30,7 @@ RUN /opt/sbom/bin/cyclonedx-py environment --pyproject ./pyproject.toml --mc-typ
 RUN mkdir -m 0700 /state
 
 FROM ${PYTHON_IMAGE}
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0.dev0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="veilsum-coordinator" \
       org.opencontainers.image.description="Runs studies of a federation, adds ciphertexts and sees released sums only" \

@@ -111,6 +111,22 @@ def test_the_last_backup_is_complete_where_nothing_is(
     assert restore(final, other_host(site, tmp_path / "three"), with_identity=True).marked
 
 
+def test_a_site_whose_last_backup_came_to_nothing_stays(
+    site: BackupOwner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has the file, so the state goes on, and can be left once more."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(StateError, match="No space left"):
+            back_up(site, tmp_path / "final", software="test", last=True)
+    assert not (tmp_path / "final").exists()
+    assert back_up(site, tmp_path / "final", software="test", last=True).last
+
+
 def test_a_running_site_is_not_left(site: BackupOwner, tmp_path: Path) -> None:
     lock = StateLock(site.state, "participant a")
     assert not lock.take()

@@ -359,6 +359,8 @@ class Supervisor:
             except (Unavailable, Damage):  # the database is away: the next look will do
                 continue
             except Exception as error:
+                if self._stopping.is_set():  # what it reads is being closed
+                    return
                 LOG.error("what was held long enough is not deleted", exc_info=error)
 
     def stop(self) -> None:

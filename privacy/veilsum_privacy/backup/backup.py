@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.phrases import unreadable
 from veilsum_node.state_lock import StateLock
 from veilsum_node.storage import record_backup
-from veilsum_privacy.backup.restored import put_mark, read_mark
+from veilsum_privacy.backup.restored import lift_mark, put_mark, read_mark
 from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.results.result import MANIFEST as RESULT_MANIFEST
 
@@ -131,10 +131,7 @@ def back_up(
     lock = StateLock(party.state, f"backup of {party.role}")
     try:
         if last:
-            if party.role is not Role.PARTICIPANT:
-                raise StateError("Only a participant's state is left behind for good.", "Leave out --move.")
-            if holder := lock.take():
-                raise StateError(f"The participant runs: {holder}.", "Stop it first.")
+            _require_leaving(party, lock)
         copy = directory / DATABASE
         copy_database(party.state, copy)
         members = {DATABASE: copy, **_results(party.results)}
@@ -152,9 +149,8 @@ def back_up(
         with open_archive(archive) as (again, _):  # what was written is what will be read
             if again != manifest:
                 raise StateError(f"{target} was not written correctly.", "Check the disk, then try again.")
-        if last:  # before anybody has the file: there is no moment at which two states could go on
-            _leave(party.state, manifest)
-        archive.replace(target)
+        with _left(party.state, manifest) if last else nullcontext():
+            archive.replace(target)
         _sync(target.parent)
         with suppress(StateError):  # a folder that cannot be written must not cost the backup
             record_backup(party.state, manifest.made, manifest.head)
@@ -167,19 +163,40 @@ def back_up(
     return manifest
 
 
-def _leave(state: Path, manifest: Manifest) -> None:
-    """Mark a state that a site moves away from.
+def _require_leaving(party: BackupOwner, lock: StateLock) -> None:
+    """Hold the state of a stopped participant.
+
+    Raises:
+        StateError: it is a coordinator's, or the participant runs.
+    """
+    if party.role is not Role.PARTICIPANT:
+        raise StateError("Only a participant's state is left behind for good.", "Leave out --move.")
+    if holder := lock.take():
+        raise StateError(f"The participant runs: {holder}.", "Stop it first.")
+
+
+@contextmanager
+def _left(state: Path, manifest: Manifest) -> Iterator[None]:
+    """Mark a state that a site moves away from, before anybody has the file that the block puts in its place: there is no
+    moment at which two states could go on. Where the block fails, nobody has it, and the mark goes again.
 
     Raises:
         StateError: it bears a mark already: what it spent is not known here.
     """
-    with open_database(state) as database, database.transaction() as connection:
-        if read_mark(connection) is not None:
-            raise StateError(
-                "This state waits for somebody's word on what it spent: it is not complete.",
-                "Complete it first with `veilsum ledger recover`, or leave out --move.",
-            )
-        put_mark(connection, manifest.made, bytes.fromhex(manifest.head))
+    with open_database(state) as database:
+        with database.transaction() as connection:
+            if read_mark(connection) is not None:
+                raise StateError(
+                    "This state waits for somebody's word on what it spent: it is not complete.",
+                    "Complete it first with `veilsum ledger recover`, or leave out --move.",
+                )
+            put_mark(connection, manifest.made, bytes.fromhex(manifest.head))
+        try:
+            yield
+        except OSError:
+            with database.transaction() as connection:
+                lift_mark(connection)
+            raise
 
 
 def copy_database(source: Path, target: Path) -> None:
