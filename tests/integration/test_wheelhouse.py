@@ -33,6 +33,7 @@ def test_pytorch_comes_without_cuda_unless_it_is_asked_for(words: tuple[str, ...
 
 
 @pytest.mark.system
+@pytest.mark.timeout(3600)
 def test_a_machine_without_a_network_installs_from_a_wheelhouse(tmp_path: Path) -> None:
     """The participant's own distribution, whole, in a namespace without a network; then it says which version it is."""
     if subprocess.run([*ALONE, "true"], capture_output=True).returncode:

@@ -45,7 +45,7 @@ class ProtectionItem:
 
 
 @dataclass(frozen=True)
-class Kept:
+class RetentionRow:
     """A row of the table of retention.
 
     Attributes:
@@ -59,7 +59,7 @@ class Kept:
     erased: str
 
 
-def retention_table(settings: Figures | None) -> tuple[Kept, ...]:
+def retention_table(settings: Figures | None) -> tuple[RetentionRow, ...]:
     """What a site keeps, by its configuration (``studies``, ``kept_vectors``, ``log_days``, each in days or None)."""
     known = settings is not None
     days = {name: None if settings is None else settings.get(name) for name in ("studies", "kept_vectors", "log_days")}
@@ -72,28 +72,30 @@ def retention_table(settings: Figures | None) -> tuple[Kept, ...]:
 
     vectors = "kept_vectors" if days["kept_vectors"] is not None else "studies"
     return (
-        Kept("Records, in the site’s own files and databases", "as the site decides; this software keeps no copy", "there"),
-        Kept("Keys, seeds and encrypted payloads of a study", "its end", "`veilsum participant leave ID`"),
-        Kept(
+        RetentionRow(
+            "Records, in the site’s own files and databases", "as the site decides; this software keeps no copy", "there"
+        ),
+        RetentionRow("Keys, seeds and encrypted payloads of a study", "its end", "`veilsum participant leave ID`"),
+        RetentionRow(
             "Signed studies that are over, with their analysts’ words",
             until("studies", "not by itself"),
             "with `retention.studies`",
         ),
-        Kept("Noised vectors that alignments kept", until(vectors, "not by itself"), "with `retention.kept_vectors`"),
-        Kept(
+        RetentionRow("Noised vectors that alignments kept", until(vectors, "not by itself"), "with `retention.kept_vectors`"),
+        RetentionRow(
             "The ledger: releases, refusals, decisions with names and reasons; no record",
             "the site leaves the federation",
             "with the state file as a whole: each entry proves those before it",
         ),
-        Kept(
+        RetentionRow(
             "Logs: names of studies and parties, times",
             until("log_days", "as the system that takes them decides", ""),
             "with `log.days`",
         ),
-        Kept("Backups of the state", "as the site decides", "there"),
-        Kept(
+        RetentionRow("Backups of the state", "as the site decides", "there"),
+        RetentionRow(
             "At the coordinator: released sums, results, signed studies, receipts",
-            "as its operator decides (`retention.studies` there)",
+            "as its operator decides (retention.studies there)",
             "`veilsum coordinator delete STUDY`, which leaves the receipts",
         ),
     )
