@@ -72,9 +72,7 @@ def retention_table(settings: Figures | None) -> tuple[RetentionRow, ...]:
 
     vectors = "kept_vectors" if days["kept_vectors"] is not None else "studies"
     return (
-        RetentionRow(
-            "Records, in the site’s own files and databases", "as the site decides; this software keeps no copy", "there"
-        ),
+        RetentionRow("Records, in the site’s own files", "as the site decides; this software keeps no copy", "there"),
         RetentionRow("Keys, seeds and encrypted payloads of a study", "its end", "`veilsum participant leave ID`"),
         RetentionRow(
             "Signed studies that are over, with their analysts’ words",
