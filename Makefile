@@ -9,17 +9,20 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3,$(shell command -v $(nam
 BIN := .venv/bin
 PROTOS := $(wildcard proto/veilsum_proto/*.proto)
 TORCH := $(shell grep '^torch==' constraints.txt)
+# PyTorch's wheels on PyPI bring several gigabytes of CUDA along; those of its own index for processors do not. GPU=1 takes the former.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_FROM := --no-deps --retries 1 $(if $(GPU),,--extra-index-url $(TORCH_INDEX))
 ARGS ?=
 # Set or not: hundreds of processes that tests start, and each worker, would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for processes and disks half of the time, so there are more workers than cores.
 WORKERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools tools-debian tools-helm tools-s3 tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints clean
+.PHONY: help venv tools tools-debian tools-helm tools-s3 tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints wheelhouse clean
 
 help:
 	@echo "Try it"
-	@echo "  make demo          a coordinator and four hospitals on this machine (ARGS=\"--json\" for programs)"
+	@echo "  make demo          a coordinator and four hospitals on this machine (ARGS=\"--json\" for programs; GPU=1 with CUDA)"
 	@echo "  make deploy-local  the services of deploy/compose.yaml without containers, and a study (ARGS=\"--keep\" to look around)"
 	@echo "Check it"
 	@echo "  make test          format, lint, types, import contracts, generated code and the tests (fetches the tools they run)"
@@ -33,6 +36,7 @@ help:
 	@echo "  make venv tools    only install: Python packages into .venv; Prometheus, Alertmanager, Helm and a server of S3 into .tools"
 	@echo "  make proto         write the code generated from proto/; make proto-check compares"
 	@echo "  make constraints   pin what is installed now, after an upgrade"
+	@echo "  make wheelhouse    all that a machine without a network installs from, into wheelhouse/ (WHAT=participant for a site alone)"
 	@echo "  make clean         remove everything that make made"
 
 # Run time only: all that the demo needs.
@@ -42,7 +46,7 @@ help:
 		|| { echo "$(PYTHON) is older than 3.11; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Installing into .venv; this takes minutes the first time" >&2
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_FROM) $(TORCH)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
@@ -154,6 +158,21 @@ constraints: .venv/.installed
 	  $(BIN)/python -m pip freeze --all --exclude-editable --exclude veilsum --exclude pip --exclude wheel | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt
 
+# For machines without a network: wheels of what is pinned and of this software, for this machine's Python and processor.
+WHAT ?= platform
+WHEELHOUSE ?= wheelhouse
+wheelhouse: .venv/.runtime
+	@rm -rf "$(WHEELHOUSE).part" && mkdir "$(WHEELHOUSE).part"
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$(WHEELHOUSE).part" \
+		$(if $(filter participant,$(WHAT)),./participant,.)
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest "$(WHEELHOUSE).part" $(TORCH_FROM) $(TORCH)
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary=:all: -c constraints.txt \
+		--find-links "$(WHEELHOUSE).part" --dest "$(WHEELHOUSE).part" "$(WHEELHOUSE).part"/veilsum*.whl
+	@cp constraints.txt "$(WHEELHOUSE).part/"
+	@cd "$(WHEELHOUSE).part" && sha256sum -- *.whl constraints.txt > SHA256SUMS
+	@rm -rf "$(WHEELHOUSE)" && mv "$(WHEELHOUSE).part" "$(WHEELHOUSE)"
+	@echo "$(WHEELHOUSE): $$(ls "$(WHEELHOUSE)" | grep -c whl$$) wheels, $$(du -sm "$(WHEELHOUSE)" | cut -f1) MB; docs/support.md says how to install them"
+
 clean:
-	rm -rf .venv .tools audit build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache veilsum-demo*
+	rm -rf wheelhouse wheelhouse.part .venv .tools audit build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache veilsum-demo*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,12 +13,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
+from veilsum_deploy.login.issuer import LoginServiceConfig
 from veilsum_participant.config import ParticipantConfig
 
 SCHEMA = Path(__file__).parent / "veilsum" / "values.schema.json"
 
 COORDINATOR_SETS = ("listen", "identity", "state", "database", "ready_file", "log", "metrics", "tls")
 PARTICIPANT_SETS = ("identity", "state", "log", "metrics", "ca_bundle", "proxy_password_file")
+LOGINS_SETS = ("listen", "authority", "passphrase_file", "certificate", "key", "ready_file", "log", "metrics")
 """Keys that the chart writes itself, so that volumes, ports and policies fit them."""
 
 Schema = dict[str, Any]
@@ -156,7 +158,18 @@ def build() -> Schema:
     """The whole schema of the chart's values."""
     coordinator_config, coordinator_parts = configuration(CoordinatorConfig, COORDINATOR_SETS)
     participant_config, participant_parts = configuration(ParticipantConfig, PARTICIPANT_SETS)
-    parts = {**coordinator_parts, **participant_parts}
+    logins_config, logins_parts = configuration(LoginServiceConfig, LOGINS_SETS)
+    parts = {**coordinator_parts, **participant_parts, **logins_parts}
+    logins = table(
+        enabled=BOOLEAN,
+        image=IMAGE,
+        tls=table(existingSecret=SECRET, certificateKey=FILE_KEY, keyKey=FILE_KEY),
+        passphrase=table(existingSecret=SECRET, key=FILE_KEY),
+        config=logins_config,
+        state=STATE,
+        networkPolicy=table(ingressFrom=many(PEER), providerTo=many(PEER), providerPort=whole(1, 65535)),
+        resources=RESOURCES,
+    )
     coordinator = table(
         enabled=BOOLEAN,
         image=IMAGE,
@@ -212,6 +225,7 @@ def build() -> Schema:
             coordinator=coordinator,
             postgresql=table(enabled=BOOLEAN, image=IMAGE, user=USER, passwordKey=FILE_KEY, state=STATE, resources=RESOURCES),
             participant=participant,
+            logins=logins,
             networkPolicy=table(enabled=BOOLEAN, dnsTo=many(PEER), monitoringFrom=many(PEER)),
             prometheusRule=table(enabled=BOOLEAN, labels=LABELS),
         ),

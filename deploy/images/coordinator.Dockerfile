@@ -21,7 +21,7 @@ COPY deploy/veilsum deploy/veilsum
 COPY deploy/veilsum_deploy deploy/veilsum_deploy
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 RUN python -m venv --without-pip /opt/veilsum
-RUN python -m pip --python /opt/veilsum/bin/python install --no-cache-dir --constraint constraints.txt /wheels/*.whl
+RUN python -m pip --python /opt/veilsum/bin/python install --no-cache-dir --constraint constraints.txt "$(echo /wheels/*.whl)[login]"
 # The bill of materials: what Python packages the environment holds, by name, version, licence and origin.
 RUN python -m venv /opt/sbom
 RUN /opt/sbom/bin/python -m pip install --no-cache-dir --constraint constraints.txt cyclonedx-bom==7.5.0
@@ -30,7 +30,7 @@ RUN /opt/sbom/bin/cyclonedx-py environment --pyproject ./pyproject.toml --mc-typ
 RUN mkdir -m 0700 /state
 
 FROM ${PYTHON_IMAGE}
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0.dev0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="veilsum-coordinator" \
       org.opencontainers.image.description="Runs studies of a federation, adds ciphertexts and sees released sums only" \

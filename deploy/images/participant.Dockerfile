@@ -27,7 +27,7 @@ RUN /opt/sbom/bin/cyclonedx-py environment --pyproject ./participant/pyproject.t
 RUN mkdir -m 0700 /state
 
 FROM ${PYTHON_IMAGE}
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0.dev0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="veilsum-participant" \
       org.opencontainers.image.description="Clips, noises, masks and encrypts beside a site's records, and keeps its privacy ledger" \

@@ -12,6 +12,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
@@ -121,6 +122,7 @@ class Policy(Frozen):
             (:mod:`veilsum_participant.protocol.approval`).
         four_eyes_above: with ``approval = "manual"``, epsilon of one study above which two people have to approve it, each by
             their own name; a study without noise is above every epsilon. None: one is enough.
+        four_eyes_budget: whether two people have to set a budget, each by their own name; one is enough to lower it.
         approval: ``policy`` enrols in every study that the policy accepts, ``manual`` waits for the operator's word on each.
         share_metrics: which of its own metrics the site reports to the coordinator, by groups; none by default. What is not
             named never leaves. ``false``, which earlier versions wrote, is the same as none.
@@ -151,6 +153,7 @@ class Policy(Frozen):
     max_budget_answers: StrictInt = Field(default=8, ge=1, le=10_000)
     approval: Literal["policy", "manual"] = "policy"
     four_eyes_above: StrictFloat | None = Field(default=None, ge=0, le=1000)
+    four_eyes_budget: StrictBool = False
     share_metrics: tuple[ShareGroup, ...] = ()
 
     @field_validator("share_metrics", mode="before")
@@ -195,6 +198,18 @@ class HooksConfig(Frozen):
         return value
 
 
+class RetentionConfig(Frozen):
+    """The table ``[retention]``: what the site erases by itself. The ledger stays.
+
+    Attributes:
+        studies: days after a study has expired when its signed text goes, with roster and kept vectors; None to keep all.
+        kept_vectors: the same for the noised vectors that an alignment kept, which `apply` then does without.
+    """
+
+    studies: StrictInt | None = Field(default=None, ge=0, le=36500)
+    kept_vectors: StrictInt | None = Field(default=None, ge=0, le=36500)
+
+
 class ParticipantConfig(RouteSettings):
     """A participant's configuration file, with the keys of :class:`RouteSettings` beside these.
 
@@ -211,6 +226,7 @@ class ParticipantConfig(RouteSettings):
             (:mod:`veilsum_privacy.training.device`).
         budgets: first budgets by population.
         hooks: commands of the site's own that are told what happens.
+        retention: what the site erases by itself, and when.
         policy: what the site agrees to.
     """
 
@@ -225,6 +241,7 @@ class ParticipantConfig(RouteSettings):
     device: DeviceName = "cpu"
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
     hooks: HooksConfig = HooksConfig()
+    retention: RetentionConfig = RetentionConfig()
     policy: Policy = Policy()
 
     @property

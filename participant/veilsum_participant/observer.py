@@ -72,6 +72,9 @@ class SiteObserver:
     def session_ended(self) -> None:
         """The session with the coordinator has ended."""
 
+    def held_elsewhere(self, held: bool) -> None:
+        """A session was refused, or not, because another process with this identity has one."""
+
     def heard(self) -> None:
         """The coordinator said something."""
 

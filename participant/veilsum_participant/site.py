@@ -90,9 +90,13 @@ LOG = logging.getLogger("veilsum.participant")
 MOST_STUDIES = 32
 """Studies that a site remembers with all that follows from them; another one is worked out again."""
 
+ELSEWHERE = (
+    "Receipts of this site were signed with a ledger that is not this one: another host runs, or ran, with a copy of this"
+    " state. Stop that one for good first; see docs/moving.md."
+)
 RESTORED = (
-    "This site was restored from a backup. It joins no study and releases nothing until its spending since the backup is"
-    " confirmed."
+    "This site was restored from a backup, or another host ran with a copy of its state. It joins no study and releases"
+    " nothing until its spending since then is confirmed."
 )
 COMPLETE = (
     "Run `veilsum ledger recover --from` with another site's export; or, to take the coordinator's word for it,"

@@ -29,6 +29,7 @@ state = "participant.db"      # protocol state and privacy ledger; of an older c
 # file = "participant.log"
 # format = "json"             # one object per line, for programs
 # level = "info"              # or "debug", "warning"
+# days = 90                   # a new file each day, and none older than so many days; without it both are left to others
 
 # [metrics]                   # for Prometheus; on loopback, or with certificate, key and token_file: docs/metrics.md
 # listen = "127.0.0.1:9465"
@@ -59,6 +60,11 @@ delta = 1e-5
 # [hooks]
 # waiting = ["/usr/bin/mail", "-s", "A study waits", "officer@example.org"]
 
+# What is erased by itself, in days after a study has expired; nothing without it. The ledger stays.
+# [retention]
+# studies = 365               # signed texts, rosters and kept vectors of studies that are over
+# kept_vectors = 90           # noised vectors that alignments kept, before that
+
 # What the site agrees to. Nothing that a coordinator or a study says lowers it.
 [policy]
 # methods = ["statistics"]    # of these alone; by default every method that the installed version has
@@ -82,6 +88,7 @@ attempt_hours = 24            # how long a reservation stays open at most
 max_budget_answers = 8        # how often a day an analyst is told whether a budget allows a study that does not pay all of it
 approval = "policy"           # "manual": every study waits for `veilsum participant approve`
 # four_eyes_above = 0.5       # with "manual": epsilon of one study above which two people have to approve it
+# four_eyes_budget = true     # two people have to set a budget
 share_metrics = []            # told to the coordinator, of "software", "budget", "ledger", "timings", "certificate"
 # directory = "directory.json"  # instead of [policy.trusted]: all members' keys; `veilsum participant directory confirm` first
 # not_trusted = ["other-site"]  # of the directory, whom this site does not pin all the same
@@ -107,6 +114,7 @@ max_peer_streams = 16         # open calls that one peer may hold at once
 # file = "coordinator.log"
 # format = "json"             # one object per line, for programs
 # level = "info"              # or "debug", "warning"
+# days = 90                   # a new file each day, and none older than so many days; without it both are left to others
 
 # [metrics]                   # for Prometheus; on loopback, or with certificate, key and token_file: docs/metrics.md
 # listen = "127.0.0.1:9464"
@@ -120,6 +128,11 @@ consent = 600                 # for the consents of a complete attempt
 decrypt = 600                 # for two decryptions
 grace = 30                    # for a participant whose connection broke
 database = 600                # for a database server that is away
+
+# What is deleted by itself; the mirror never is.
+# [retention]
+# studies = 365               # days after a study has expired when it goes, with its sums and results
+# keep_proofs = true          # but for its result and proof, in state/proofs
 
 # A TLS certificate of another authority than the federation's, say the hospital's; clients name its root as `ca_bundle`.
 # [tls]

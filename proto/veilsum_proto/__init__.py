@@ -5,7 +5,7 @@ from typing import Final
 PROTOCOL_VERSIONS: Final = (5,)
 """Versions of the protocol that this software speaks, highest last."""
 
-SOFTWARE: Final = "veilsum 0.2.0"
+SOFTWARE: Final = "veilsum 0.3.0.dev0"
 
 CHUNK_BYTES: Final = 256 * 1024
 """Largest piece of a streamed object."""

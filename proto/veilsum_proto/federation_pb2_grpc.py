@@ -114,8 +114,9 @@ class CoordinationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Work(self, request, context):
-        """Opens the participant's session: the coordinator streams what it wants of it next. One stream a participant; a newer one
-        replaces an older. Directives are level-triggered: after a reconnect the current one of every study is sent again.
+        """Opens the participant's session: the coordinator streams what it wants of it next. One stream a participant: a newer one
+        of the same process, known by its nonce, replaces an older; another process is refused (ALREADY_EXISTS) while the stream is
+        alive. The first directive, a PING, says that the session is granted. Directives are level-triggered: after a reconnect the current one of every study is sent again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

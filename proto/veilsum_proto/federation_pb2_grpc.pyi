@@ -41,8 +41,9 @@ class CoordinationStub:
     Hello: _grpc.UnaryUnaryMultiCallable[_federation_pb2.HelloRequest, _federation_pb2.HelloReply]
     """Negotiates the protocol version and shows both clocks."""
     Work: _grpc.UnaryStreamMultiCallable[_federation_pb2.WorkRequest, _federation_pb2.Directive]
-    """Opens the participant's session: the coordinator streams what it wants of it next. One stream a participant; a newer one
-    replaces an older. Directives are level-triggered: after a reconnect the current one of every study is sent again.
+    """Opens the participant's session: the coordinator streams what it wants of it next. One stream a participant: a newer one
+    of the same process, known by its nonce, replaces an older; another process is refused (ALREADY_EXISTS) while the stream is
+    alive. The first directive, a PING, says that the session is granted. Directives are level-triggered: after a reconnect the current one of every study is sent again.
     """
     Fetch: _grpc.UnaryStreamMultiCallable[_federation_pb2.FetchRequest, _federation_pb2.Chunk]
     """Streams a public or sealed object: a study, roster, boxes, broadcast, receipts, or a sum to decrypt."""
@@ -75,8 +76,9 @@ class CoordinationAsyncStub(CoordinationStub):
     Hello: _aio.UnaryUnaryMultiCallable[_federation_pb2.HelloRequest, _federation_pb2.HelloReply]  # type: ignore[assignment]
     """Negotiates the protocol version and shows both clocks."""
     Work: _aio.UnaryStreamMultiCallable[_federation_pb2.WorkRequest, _federation_pb2.Directive]  # type: ignore[assignment]
-    """Opens the participant's session: the coordinator streams what it wants of it next. One stream a participant; a newer one
-    replaces an older. Directives are level-triggered: after a reconnect the current one of every study is sent again.
+    """Opens the participant's session: the coordinator streams what it wants of it next. One stream a participant: a newer one
+    of the same process, known by its nonce, replaces an older; another process is refused (ALREADY_EXISTS) while the stream is
+    alive. The first directive, a PING, says that the session is granted. Directives are level-triggered: after a reconnect the current one of every study is sent again.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_federation_pb2.FetchRequest, _federation_pb2.Chunk]  # type: ignore[assignment]
     """Streams a public or sealed object: a study, roster, boxes, broadcast, receipts, or a sum to decrypt."""
@@ -118,8 +120,9 @@ class CoordinationServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.WorkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_federation_pb2.Directive], _abc.AsyncIterator[_federation_pb2.Directive]]:
-        """Opens the participant's session: the coordinator streams what it wants of it next. One stream a participant; a newer one
-        replaces an older. Directives are level-triggered: after a reconnect the current one of every study is sent again.
+        """Opens the participant's session: the coordinator streams what it wants of it next. One stream a participant: a newer one
+        of the same process, known by its nonce, replaces an older; another process is refused (ALREADY_EXISTS) while the stream is
+        alive. The first directive, a PING, says that the session is granted. Directives are level-triggered: after a reconnect the current one of every study is sent again.
         """
 
     @_abc_1.abstractmethod

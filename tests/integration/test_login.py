@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hmac
+import http.client
 import json
 import logging
 import math
+import ssl
 import stat
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,7 @@ from veilsum.access import LoginNeededError, LoginSettings, resolve_access
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.login.fetcher import AnsweredError, Fetcher
-from veilsum_deploy.login.issuer import Issuer, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
+from veilsum_deploy.login.issuer import Issuer, LoginMetrics, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
 from veilsum_deploy.login.person import log_in
 from veilsum_deploy.login.provider import ALGORITHMS, discover
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
@@ -121,9 +125,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no subject": ({"sub": None}, "sub"),
     "subject": ({"sub": "a b"}, "subject"),
     "another client's": ({"azp": "another-client"}, "azp"),
-    "no groups": ({"groups": None}, "in no group"),
+    "no groups": ({"groups": None}, "no groups .claim groups"),
     "group": ({"groups": ["on-call"]}, "in no group"),
-    "groups as a text": ({"groups": "research"}, "in no group"),
+    "groups as a text": ({"groups": "research"}, "not a list"),
     "no name": ({"preferred_username": None}, "no name"),
     "name": ({"preferred_username": "Ada Lovelace"}, "not a name"),
 }
@@ -588,3 +592,92 @@ def test_from_login_to_study(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         log = service.log.read_text()
         assert "certified analyst ada" in log
         assert "eyJ" not in log
+
+
+# -- who is refused, and from where ----------------------------------------------------------------------------------------
+
+
+def submitted(server: LoginServer, place: Place, token: str, request: bytes, *forwarded: str) -> tuple[int, dict[str, Any]]:
+    """Post a login as a proxy would hand it on; status and answer."""
+    body = json.dumps({"token": token, "request": request.decode()})
+    host, _, port = server.address.rpartition(":")
+    context = ssl.create_default_context(cafile=place.provider.ca_bundle)
+    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=30)
+    connection.putrequest("POST", "/login")
+    for value in forwarded:
+        connection.putheader("X-Forwarded-For", value)
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body.encode())
+    answer = connection.getresponse()
+    status, text = answer.status, answer.read()
+    connection.close()
+    return status, json.loads(text) if text.startswith(b"{") else {}
+
+
+TRUSTED = ("127.0.0.1", "::1", "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "caller"),
+    [
+        ((), ("198.51.100.7",), "loopback"),  # by default nobody is believed
+        (TRUSTED, (), "loopback"),
+        (TRUSTED, ("198.51.100.7",), "198.51.100.7"),
+        (TRUSTED, ("203.0.113.9, 198.51.100.7",), "198.51.100.7"),  # what the caller wrote stands in front
+        (TRUSTED, ("203.0.113.9", "198.51.100.7"), "198.51.100.7"),
+        (TRUSTED, ("198.51.100.7, 192.0.2.1",), "198.51.100.7"),  # through a second proxy that is trusted
+        (TRUSTED, ("2001:db8::7",), "2001:db8::7"),
+        (TRUSTED, ("198.51.100.7, unknown",), "loopback"),
+        (TRUSTED, ("\x1b[31m7",), "loopback"),
+    ],
+)
+def test_a_refusal_is_logged_with_subject_and_address(
+    place: Place, caplog: pytest.LogCaptureFixture, trusted: tuple[str, ...], forwarded: tuple[str, ...], caller: str
+) -> None:
+    """Whom the provider vouches for, if it vouches for anybody; nothing of a token, and nothing of it in the answer."""
+    metrics = LoginMetrics(place.authority)
+    config = place.config.model_copy(update={"trusted_proxies": trusted})
+    key, request = login_request(Role.ANALYST)
+    with LoginServer(config, Issuer(config, place.authority, now), place.authority.certificate_pem, metrics) as server:
+        outside = place.token(key.fingerprint, groups=["strangers"])
+        assert submitted(server, place, outside, request, *forwarded)[0] == 403
+        forged = Keys("forged").sign(place.provider.claims(key.fingerprint), "RS256")
+        status, answer = submitted(server, place, forged, request, *forwarded)
+        assert (status, "0a1b" in json.dumps(answer)) == (403, False)
+        assert submitted(server, place, place.token(key.fingerprint), request, *forwarded)[0] == 200
+    told = [record.getMessage() for record in caplog.records if record.message.startswith("refused a login")]
+    assert [("subject 0a1b:" in line, "subject not proven:" in line) for line in told] == [(True, False), (False, True)]
+    where = {line.split()[4].rstrip(",") for line in told}
+    assert where <= ({"127.0.0.1", "::1"} if caller == "loopback" else {caller})
+    assert "eyJ" not in caplog.text
+    assert "\x1b" not in caplog.text
+    counts = {sample.labels["outcome"]: sample.value for sample in metrics.logins.collect()[0].samples}
+    assert counts == {"certified": 1, "refused": 2, "unavailable": 0, "failed": 0}
+
+
+def test_callers_behind_a_trusted_proxy_are_counted_one_by_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy itself is not bound to four, a caller is, and who left makes room."""
+    config = place.config.model_copy(update={"trusted_proxies": TRUSTED})
+    inside, leave = threading.Semaphore(0), threading.Event()
+
+    class Slow(Issuer):
+        def issue(self, token: str, request: bytes) -> Any:
+            inside.release()
+            leave.wait(30)
+            raise HostileInput("not today")
+
+    with LoginServer(config, Slow(config, place.authority, now), place.authority.certificate_pem) as server:
+        key, request = login_request(Role.ANALYST)
+
+        def ask(caller: str) -> int:
+            return submitted(server, place, "x", request, caller)[0]
+
+        with ThreadPoolExecutor(8) as pool:
+            waiting = [pool.submit(ask, caller) for caller in ["198.51.100.7"] * 4 + ["198.51.100.8"] * 3]
+            for _ in range(7):  # more than four of the proxy's address
+                assert inside.acquire(timeout=30)
+            assert ask("198.51.100.7") == 429
+            leave.set()
+            assert {item.result(30) for item in waiting} == {403}
+        assert ask("198.51.100.7") == 403
+    assert key.fingerprint

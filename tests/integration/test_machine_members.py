@@ -403,6 +403,19 @@ def test_who_did_not_enrol_is_named(bed: TestBed, connected: tuple[bool, bool]) 
     assert machine.reason == f"1 of 4 enrolled, 3 are needed (b: budget-exceeded; {silent})"
 
 
+def test_who_is_left_out_of_a_cohort_is_named(bed: TestBed) -> None:
+    """By what is known of each: refused, given up on, not ready, not connected; members of the roster only."""
+    members = bed.hub.studies[bed.local.submit(_study(bed), bed.analyst)].machine.members
+    members.seats = {name: MemberState(name, enrolled=True, connected=True) for name in "abcdefg"}
+    members.names = tuple("abcdef")
+    members.seats["b"].refusal = "budget-exceeded"
+    members.seats["c"].gone = True
+    members.seats["d"].connected = False
+    members.seats["f"].connected = False
+    assert members.left_out("a") == "b: budget-exceeded; given up on: c; not ready: e; not connected: d, f"
+    assert members.left_out("abcdef") == ""
+
+
 def test_a_thousand_silent_sites_are_counted(bed: TestBed) -> None:
     seats = {f"site-{number:04d}": MemberState(f"site-{number:04d}") for number in range(1000)}
     members = bed.hub.studies[bed.local.submit(_study(bed), bed.analyst)].machine.members

@@ -414,8 +414,8 @@ def test_the_journal_keeps_no_second_copy_and_hands_out_nothing_else(proven: Pro
     journal, key = proven.bed.hub.journal, bytes.fromhex(proven.directory.name)
     for name in ("proof/round-1.json", "proof/round-000009.json", "proof/../manifest.json", "proof/", "proof/study.json/x"):
         with pytest.raises(HostileInput):
-            proof_file(journal, key, name)
-    assert [entry.round for entry in release_entries(journal, key)] == [1, 2, 3, 4]
+            proof_file(journal.database, key, name)
+    assert [entry.round for entry in release_entries(journal.database, key)] == [1, 2, 3, 4]
 
 
 def test_a_study_of_older_software_has_no_proof(tmp_path: Path) -> None:
@@ -427,15 +427,15 @@ def test_a_study_of_older_software_has_no_proof(tmp_path: Path) -> None:
     with database.transaction() as connection:
         connection.execute(update(RELEASES).values(proof=None))
         connection.execute(update(STUDY_TABLE).values(roster=None))
-    assert [entry.decrypted_by for entry in release_entries(bed.hub.journal, key)] == [{}]
+    assert [entry.decrypted_by for entry in release_entries(bed.hub.journal.database, key)] == [{}]
     for name in (STUDY_FILE, FIRST):
         with pytest.raises(HostileInput, match="kept"):
-            proof_file(bed.hub.journal, key, name)
+            proof_file(bed.hub.journal.database, key, name)
     look = look_at(tmp_path / "results" / key.hex(), bed.analyst.authority)
     assert look.verified is None
     assert "no proof" in look.missing
     with database.transaction() as connection:
         connection.execute(delete(RELEASES))
     with pytest.raises(HostileInput, match="no such release"):
-        proof_file(bed.hub.journal, key, FIRST)
+        proof_file(bed.hub.journal.database, key, FIRST)
     assert load_result(tmp_path / "results" / key.hex()).summary

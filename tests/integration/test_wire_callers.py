@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -332,15 +333,42 @@ def test_a_newer_session_takes_the_place_of_an_older_one(
     sessions = []
     before = server.hub.sessions["b"].serial if "b" in server.hub.sessions else 0
     for index in range(1, 4):
-        sessions.append(
-            stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes([index] * 16)), timeout=PATIENCE)
-        )
+        sessions.append(stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=bytes(16)), timeout=PATIENCE))
         wait_for(lambda: "b" in server.hub.sessions and server.hub.sessions["b"].serial == before + index, "a session")  # noqa: B023
     ended = sum(_ends(session) for session in sessions[:2])
     assert ended == 2
     assert server.hub.sessions["b"].connected
     sessions[2].cancel()
     wait_for(lambda: not server.hub.sessions["b"].connected, "the last session's end")
+
+
+def test_another_process_waits_while_one_has_the_session(
+    bed: TestBed, running: tuple[CoordinatorServer, str], dial: Callable[[Credentials], grpc.Channel]
+) -> None:
+    """Known by its nonce; it is told from where the other one came, counted, and let in once that one has gone."""
+    server, _ = running
+    stub = CoordinationStub(dial(bed.sites["c"].credentials))
+
+    def ask(nonce: bytes) -> Any:
+        return stub.Work(pb.WorkRequest(version=PROTOCOL_VERSIONS[-1], session_nonce=nonce), timeout=PATIENCE)
+
+    first = ask(bytes(16))
+    assert next(first).kind == pb.DIRECTIVE_KIND_PING
+    before = _rejected(server, "held")
+    for _ in range(2):
+        with pytest.raises(grpc.RpcError) as caught:
+            next(ask(bytes([1] * 16)))
+        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert "opened from 127.0.0.1" in caught.value.details()
+    assert _rejected(server, "held") == before + 2
+    session = server.hub.sessions["c"]
+    assert (session.connected, session.nonce, session.rival, session.rival_seen) == (True, bytes(16), "127.0.0.1", bed.clock())
+    again = ask(bytes(16))  # the same process dials anew
+    assert next(again).kind == pb.DIRECTIVE_KIND_PING
+    assert _ends(first)
+    again.cancel()
+    wait_for(lambda: not server.hub.sessions["c"].connected, "the session's end")
+    assert next(ask(bytes([1] * 16))).kind == pb.DIRECTIVE_KIND_PING
 
 
 def _ends(session: Iterator[pb.Directive]) -> bool:

@@ -47,7 +47,7 @@ def lay_proof(journal: SqlJournal, directory: Path) -> list[str]:
     names = [STUDY_FILE, *(round_file(entry["round"]) for entry in entries)]
     (directory / FOLDER).mkdir(exist_ok=True)
     for name in names:
-        (directory / name).write_bytes(proof_file(journal, bytes.fromhex(directory.name), name))
+        (directory / name).write_bytes(proof_file(journal.database, bytes.fromhex(directory.name), name))
     return names
 
 

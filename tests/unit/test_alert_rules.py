@@ -33,6 +33,9 @@ NAMES = {
     "VeilsumBudgetSearched",
     "VeilsumStudyWaiting",
     "VeilsumParticipantGone",
+    "VeilsumIdentityTwice",
+    "VeilsumDiskFull",
+    "VeilsumBackupOld",
     "VeilsumRoundStuck",
     "VeilsumRefusals",
     "VeilsumComputationFaults",
@@ -42,6 +45,7 @@ NAMES = {
     "VeilsumCertificateExpiring",
     "VeilsumDirectoryExpiring",
     "VeilsumTargetDown",
+    "VeilsumLoginsDown",
 }
 
 

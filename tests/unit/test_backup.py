@@ -316,6 +316,8 @@ def edit_manifest(members: dict[str, bytes], **values: object) -> None:
         (lambda members: edit_manifest(members, more=1), "is not a backup"),
         (lambda members: edit_manifest(members, files={}), "is not a backup"),
         (lambda members: edit_manifest(members, made="today"), "is not a backup"),
+        (lambda members: edit_manifest(members, last=1), "is not a backup"),
+        (lambda members: edit_manifest(members, last="yes"), "is not a backup"),
         (lambda members: edit_manifest(members, made=10**30), "is not a backup"),
         (lambda members: edit_manifest(members, head="00" * 32), "ends elsewhere"),
     ],

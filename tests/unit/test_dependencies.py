@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+
+from veilsum_proto import SOFTWARE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
@@ -135,3 +138,9 @@ def test_the_bills_list_what_is_installed(role: str, tmp_path: Path) -> None:
     found = {AUDIT.canonical(item["name"]): item["version"] for item in bill["components"]}
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     assert found == {name: pins[name] for name in AUDIT.closure(AUDIT.BILLS[role])}
+
+
+def test_the_software_says_the_version_that_it_is() -> None:
+    """In greetings and in the manifests of results, by which a later version knows what made them."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"veilsum {version}" == SOFTWARE

@@ -13,8 +13,11 @@ from prometheus_client.core import Metric
 from support.federation import make_bed, make_data
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.service.metrics import Metrics
+from veilsum_deploy.login.issuer import LoginMetrics
 from veilsum_node.config import validate
 from veilsum_node.errors import RefusalCode
+from veilsum_node.identity import Authority
+from veilsum_node.storage import Storage
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_participant.config import ParticipantConfig, ShareGroup
@@ -81,8 +84,16 @@ def registries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
     bed = make_bed(tmp_path_factory.mktemp("bed"), data, budget=(1.0, 1e-5))
     metrics = Metrics(bed.clock)
     metrics.watch(bed.hub, Refreshed(lambda: read_mirror(bed.hub.journal.database), "mirror"))
+    metrics.process.watch_storage(lambda: Storage(1, 1, 1, 1))
     metrics.opened(bed.sites["a"].credentials.identity)
     site = SiteMetrics(bed.sites["a"])
+    logins = LoginMetrics(Authority.create(tmp_path_factory.mktemp("authority") / "made", "trial", bed.clock))
+    common = {name: found for name, found in _shown(list(logins.registry.collect())).items() if name != "veilsum_build_info"}
+    told = _rows("The service for logins")
+    assert common == {
+        name: (kind, {label: tuple(sorted(values)) for label, values in labels.items()})
+        for name, (kind, labels) in told.items()
+    }
     return {"Coordinator": _shown(list(metrics.registry.collect())), "Participant": _shown(list(site.registry.collect()))}
 
 

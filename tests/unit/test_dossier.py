@@ -7,7 +7,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from html.parser import HTMLParser
@@ -30,6 +30,7 @@ from veilsum_node.phrases import counted
 from veilsum_participant.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
 from veilsum_privacy.dossier.charts import MOST_BARS, ticks
+from veilsum_privacy.dossier.protection import ANNEXES
 from veilsum_privacy.dossier.render import CODES, MOST_ROWS, refusal_rows, release_rows
 from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation
 from veilsum_privacy.ledger.entries import RequestedStudy
@@ -819,7 +820,7 @@ def test_no_text_of_a_study_is_markup() -> None:
         asked = wanted("x", columns_read=(f"column {NASTY}",), **{key: f"{word} {NASTY}" for key, word in texts.items()})
         site.ledger.decide(connection, asked, approved=False, operator=f"who {NASTY}", reason=f"why {NASTY}", shown=bytes(32))
         site.ledger.record_policy(connection, {f"key {NASTY}": f"value {NASTY}"})
-    text = render(site.describe())
+    text = render(site.describe(annexes=ANNEXES))
     parsed = Page(text)
     assert "b" not in {tag for tag, _ in parsed.tags[parsed.tags.index(("nav", {"aria-label": "Parts"})) :]}
     for words in (*texts.values(), "column", "who", "why", "key", "value"):
@@ -835,3 +836,95 @@ def test_todays_policy_is_not_stated_of_the_past() -> None:
     (account,) = site.describe()["accounts"]
     assert account["approval"] is None
     assert "not recorded" in Page(render(site.describe())).text
+
+
+# -- annexes for data protection -------------------------------------------------------------------------------------------
+
+POLICY = {
+    "approval": "manual", "require": ["purpose"], "four_eyes_above": 0.5, "units": ["record"], "max_epsilon": 1.0,
+    "trusted": {}, "not_trusted": [], "noise": ["distributed"], "disclosures": ["joint"], "min_cohort": 3, "min_trusted": 2,
+    "methods": ["statistics"], "tasks": [], "analysts": ["alice"],
+}  # fmt: skip
+
+
+def protected(**changes: Any) -> dict[str, Any]:
+    stated = {"purpose": "to plan a trial", "legal_basis": "Article 9(2)(j)"}
+    labels = {digest("agreed"): StudyLabel("agreed", "statistics", "alice", (), None, stated, {})}
+    days = {"studies": 90, "kept_vectors": None, "log_days": 30}
+    given = {"studies": labels, "policy": POLICY, "contact": "dpo@north.example", "annexes": ANNEXES, "retention": days}
+    return governed().describe(**(given | changes))
+
+
+def told(items: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    assert len({(item["part"], item["topic"]) for item in items}) == len(items)
+    return {item["topic"]: " ".join(item["answer"]) for item in items}
+
+
+def test_an_impact_assessment_is_drafted_from_the_records() -> None:
+    """By Article 35(7); figures are those of the populations, and what only people know is a gap that says so."""
+    dossier = protected()
+    items, found = dossier["dpia"], told(dossier["dpia"])
+    parts = list(dict.fromkeys(item["part"] for item in items))
+    letters = [part.partition("(Article 35(7)(")[2][:1] for part in parts]
+    assert letters == ["a", "b", "c", "d", "", ""]
+    assert all(item["answer"] or item["gap"] for item in items)
+    assert sum(bool(item["gap"]) for item in items) >= 10
+    (heart,) = dossier["populations"]
+    guess = math.ceil(1000 * heart["meaning"]["guess"] - 1e-9) / 10
+    risk = "What somebody can conclude who sees every release, and knows everything else"
+    assert f"right at most {guess:g} times in 100" in found[risk]
+    end = math.ceil(1000 * heart["after_all"]["guess"] - 1e-9) / 10
+    assert f"right {end:g} times in 100" in found["At the end of the budgets that are set"]
+    assert "5 studies asked; 2 of them led to releases." in found["The processing"]
+    assert "agreed, by alice, statistics: 1 release" in found["Studies that led to releases"]
+    assert "“to plan a trial” (agreed)." in found["Purposes, as the analysts signed them"]
+    assert "“curiosity” (declined)." in found["Purposes, as the analysts signed them"]
+    assert found["Legal bases, as stated"] == "“Article 9(2)(j)”."
+    assert "2 requests were refused" in found["Why less would not do"]
+    assert "states purpose" in found["Why less would not do"]
+    assert "2 approvals, 1 decline, 1 without an answer, by olga and pia" in found["Human decisions"]
+    assert "Above epsilon 0.5 two people decide." in found["Human decisions"]
+    assert "No audit on this site’s machine" in found["Measured"]
+
+
+def test_a_record_of_processing_is_drafted_by_its_letters() -> None:
+    dossier = protected()
+    items, found = dossier["art30"], told(dossier["art30"])
+    assert [item["topic"][:3] for item in items] == [f"({letter})" for letter in "abcdefg"]
+    assert all(item["gap"] for item in items)
+    assert "dpo@north.example" in found[next(iter(found))]
+    assert "Analysts who got results: alice." in " ".join(found.values())
+    assert "bob" not in found["(d) Recipients"]  # was declined
+    assert "age, sex" in found["(c) Categories of data subjects and of personal data"]
+    rows = {row["what"].split(":")[0].split(",")[0]: row["until"] for row in dossier["retention"]}
+    assert (
+        rows["Signed studies that are over"]
+        == rows["Noised vectors that alignments kept"]
+        == "90 days after the study has expired"
+    )
+    assert rows["Logs"] == "30 days"
+    assert rows["The ledger"] == "the site leaves the federation"
+    unknown = protected(retention=None)["retention"]
+    assert sum("not at hand" in row["until"] for row in unknown) == 3
+
+
+@pytest.mark.parametrize("names", [(), ("nist",), ("dpia",), ("art30",), ANNEXES])
+def test_a_dossier_has_the_annexes_that_were_asked_for(names: tuple[str, ...]) -> None:
+    dossier = protected(annexes=names)
+    assert [name for name in ("annex", "dpia", "art30") if name in dossier] == [
+        {"nist": "annex"}.get(name, name) for name in names
+    ]
+    text = render(dossier)
+    page = Page(text)
+    check_self_contained(text)
+    assert all(f'id="{name}"' in text for name in names if name != "nist")
+    assert ("To be written:" in page.text) is bool({"dpia", "art30"} & set(names))
+    assert len(page.named("caption")) == len(page.named("table"))
+
+
+def test_annexes_of_an_empty_ledger_have_no_figures() -> None:
+    dossier = Site().describe(annexes=ANNEXES)
+    text = " ".join([*told(dossier["dpia"]).values(), *told(dossier["art30"]).values()])
+    assert "Nothing was released." in text
+    assert "No budget was set." in text
+    render(dossier)

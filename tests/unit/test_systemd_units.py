@@ -16,6 +16,7 @@ from support.tools import need_tool
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
 ROLES = ("coordinator", "participant")
+SERVICES = (*ROLES, "logins")
 MOST_EXPOSED = 1.5
 """Of systemd's exposure level, 0 to 10; 3.0 is what the project promises."""
 
@@ -40,12 +41,12 @@ def host(tmp_path: Path) -> Path:
     for program in ("opt/veilsum/bin/veilsum", "usr/bin/ln"):
         (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / program).touch(mode=0o755)
-    for role in ROLES:
+    for role in SERVICES:
         shutil.copy(unit(role), tmp_path / "etc/systemd/system")
     return tmp_path
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", SERVICES)
 def test_systemd_verifies_the_unit(host: Path, role: str) -> None:
     done = run("systemd-analyze", "verify", f"--root={host}", unit(role).name)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -69,7 +70,7 @@ def test_systemd_s_verification_finds_faults(host: Path, old: str, new: str, com
     assert complaint.lower() in run("systemd-analyze", "verify", f"--root={host}", place.name).stderr.lower()
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", SERVICES)
 def test_systemd_finds_little_exposure(role: str) -> None:
     done = run("systemd-analyze", "security", "--offline=true", "--no-pager", unit(role))
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
@@ -93,6 +94,18 @@ def test_the_unit_fits_the_command_line_and_itself(role: str) -> None:
     }
 
 
+def test_the_service_for_logins_differs_in_what_it_holds_and_where_it_listens() -> None:
+    """The authority's passphrase in place of a key, the authority in place of a journal."""
+    logins, coordinator = read_service(unit("logins")), read_service(unit("coordinator"))
+    differing = {key for key in {*logins, *coordinator} if logins.get(key) != coordinator.get(key)}
+    own = {"ExecStartPre", "ExecStart", "EnvironmentFile", "Environment", "LoadCredential", "LimitNOFILE", "TasksMax"}
+    assert differing == own | {"User", "Group", "StateDirectory", "RuntimeDirectory", "SocketBindAllow"}
+    folder = "/etc/veilsum/logins"
+    assert logins["ExecStart"] == [f"/opt/veilsum/bin/veilsum federation serve-logins --config {folder}/logins.toml"]
+    assert logins["LoadCredential"] == [f"passphrase:{folder}/passphrase"]
+    assert logins["SocketBindAllow"] == ["tcp:8463", "tcp:9466"]
+
+
 def test_the_units_differ_only_in_name_ports_and_files() -> None:
     coordinator, participant = (
         {key: [value.replace(role, "ROLE") for value in values] for key, values in read_service(unit(role)).items()}
@@ -104,7 +117,7 @@ def test_the_units_differ_only_in_name_ports_and_files() -> None:
     assert participant["SocketBindAllow"] == ["tcp:9465"]  # nothing else at a site can listen
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", SERVICES)
 def test_every_restriction_is_explained(role: str) -> None:
     page = (ROOT / "docs" / "deployment" / "systemd.md").read_text(encoding="utf-8")
     wanted = {key for key in read_service(unit(role)) if RESTRICTION.match(key)} | {"MemoryDenyWriteExecute", "ProcSubset"}
@@ -118,7 +131,7 @@ def test_users_and_directories_can_be_made(tmp_path: Path) -> None:
     assert users.returncode == 0, users.stderr
     lines = (tmp_path / "etc/passwd").read_text(encoding="utf-8").splitlines()
     shells = {line.split(":")[0]: line.split(":")[6] for line in lines}
-    assert shells == {f"veilsum-{role}": "/usr/sbin/nologin" for role in ROLES}
+    assert shells == {f"veilsum-{role}": "/usr/sbin/nologin" for role in SERVICES}
     key = tmp_path / "etc/veilsum/participant/identity/key.pem"
     key.parent.mkdir(parents=True)
     key.touch(mode=0o644)

@@ -66,7 +66,8 @@ class Cohorts:
             if name in allowed and seats[name].ready and seats[name].nonce and not members.absent(name, now, self._waits.grace)
         )
         if len(names) < privacy.min_cohort:
-            raise CohortError(f"{len(names)} participants are left, {privacy.min_cohort} are needed")
+            why = f"{len(names)} participants are left, {privacy.min_cohort} are needed"
+            raise CohortError(f"{why} ({members.left_out(names)})" if len(allowed) == len(self._study.participants) else why)
         if privacy.cohort_difference == "strict" and names != self._strict.get(allowed, names):
             raise CohortError("the cohort changed and the study allows one cohort only")
         graph, needed = members.graph, min(least_separators(privacy), len(names) - 1)

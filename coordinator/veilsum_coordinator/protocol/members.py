@@ -6,7 +6,7 @@ Pure state; deadlines and phases are :mod:`.machine`'s.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
@@ -122,15 +122,11 @@ class Members:
     @property
     def missing(self) -> str:
         """Who did not enrol and why, for people: by code of refusal, in silence, or not connected."""
-        refused = [f"{seat.name}: {seat.refusal}" for seat in self.seats.values() if seat.refusal]
-        silent = [seat for seat in self.seats.values() if not seat.enrolled and not seat.refusal]
-        parts = [", ".join(refused)] if refused else []
-        for what, present in (("no answer", True), ("not connected", False)):
-            names = [seat.name for seat in silent if seat.connected is present]
-            if names:
-                more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-                parts.append(f"{what}: {', '.join(names[:_MOST_NAMED])}{more}")
-        return "; ".join(parts)
+        return _told([seat for seat in self.seats.values() if seat.refusal or not seat.enrolled], "no answer")
+
+    def left_out(self, names: Collection[str]) -> str:
+        """Which members of the roster are not among ``names`` and why, for people."""
+        return _told([seat for name, seat in self.seats.items() if name in self.names and name not in names], "not ready")
 
     def enrol(self, name: str, enrolment: Enrolment, keep: Callable[[], None] = _nothing) -> None:
         """Take an enrolment; ``keep`` makes it durable before it counts.
@@ -308,3 +304,19 @@ class Members:
         if self.dealer not in live and self.seats[self.dealer].boxes is None:
             self.dealer = live[0]
             self.seats[self.dealer].boxes = None
+
+
+def _told(seats: Sequence[MemberState], present: str) -> str:
+    """Why members are not there: by code of refusal, given up on, not connected, or ``present``."""
+    refused = [f"{seat.name}: {seat.refusal}" for seat in seats if seat.refusal]
+    parts = [", ".join(refused)] if refused else []
+    quiet = [seat for seat in seats if not seat.refusal]
+    for what, found in (
+        ("given up on", [seat.name for seat in quiet if seat.gone]),
+        (present, [seat.name for seat in quiet if seat.connected and not seat.gone]),
+        ("not connected", [seat.name for seat in quiet if not seat.connected and not seat.gone]),
+    ):
+        if found:
+            more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            parts.append(f"{what}: {', '.join(found[:_MOST_NAMED])}{more}")
+    return "; ".join(parts)

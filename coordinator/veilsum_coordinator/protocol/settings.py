@@ -54,6 +54,18 @@ class TlsConfig(Frozen):
     key: Path
 
 
+class Retention(Frozen):
+    """The table ``[retention]``: what is deleted by itself. The mirror never is.
+
+    Attributes:
+        studies: days after a study has expired when the coordinator deletes it, with its sums and results; None to keep all.
+        keep_proofs: whether the proofs of these stay, in ``state/proofs``.
+    """
+
+    studies: int | None = Field(default=None, ge=0, le=36500)
+    keep_proofs: bool = True
+
+
 class CoordinatorConfig(Frozen):
     """A coordinator's configuration file.
 
@@ -67,6 +79,7 @@ class CoordinatorConfig(Frozen):
         log: where the log goes and in which form.
         metrics: where metrics, health and readiness are served; nowhere without it.
         tls: a TLS certificate of another authority, whose clients need ``ca_bundle``; the federation's own by default.
+        retention: what is deleted by itself, and when.
         max_peer_streams: open calls one peer may hold at once.
     """
 
@@ -79,6 +92,7 @@ class CoordinatorConfig(Frozen):
     metrics: MetricsSettings | None = None
     tls: TlsConfig | None = None
     waits: Waits = Waits()
+    retention: Retention = Retention()
     max_peer_streams: int = Field(default=16, ge=4, le=1024)
 
     @property

@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 from sqlalchemy import Connection, select
 
-from veilsum_coordinator.storage.journal import STUDIES, SqlJournal
+from veilsum_coordinator.storage.journal import STUDIES
 from veilsum_coordinator.storage.messages import parse_roster
 from veilsum_coordinator.storage.records import RELEASES, SUMS, KeptProof, read_consents, read_receipts
 from veilsum_coordinator.storage.releases import read_release
+from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_of
@@ -20,11 +21,11 @@ from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_proto import federation_pb2 as pb
 
 
-def release_entries(journal: SqlJournal, study: bytes) -> list[ReleaseEntry]:
+def release_entries(database: Database, study: bytes) -> list[ReleaseEntry]:
     """What the manifest of a study's result says of its releases, in order; no signatures of those that have none."""
     columns = (RELEASES.c.round, RELEASES.c.label, RELEASES.c.digest, RELEASES.c.proof)
     query = select(*columns).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
-    with journal.database.reading() as connection:
+    with database.reading() as connection:
         rows = connection.execute(query).all()
     kept = [None if row.proof is None else KeptProof.parse(row.proof) for row in rows]
     return [
@@ -33,14 +34,14 @@ def release_entries(journal: SqlJournal, study: bytes) -> list[ReleaseEntry]:
     ]
 
 
-def proof_file(journal: SqlJournal, study: bytes, name: str) -> bytes:
+def proof_file(database: Database, study: bytes, name: str) -> bytes:
     """A file of the proof of a finished study, by its name below the result's directory.
 
     Raises:
         HostileInput: there is none of that name, or the study was run by software that kept no proof.
     """
     number = round_of(name)
-    with journal.database.reading() as connection:
+    with database.reading() as connection:
         if name == STUDY_FILE:
             return _study(connection, study).to_bytes()
         if number is not None:

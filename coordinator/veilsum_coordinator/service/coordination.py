@@ -7,9 +7,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import cast
 
-from veilsum_coordinator.service.guard import Context, Guard, WrongVersion, guarded, guarded_stream
+from veilsum_coordinator.service.guard import Context, Guard, HeldElsewhere, WrongVersion, guarded, guarded_stream
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.shared import read_report
+from veilsum_node.addresses import peer_host
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
@@ -147,13 +148,21 @@ class Coordination(CoordinationServicer):
         name = caller.name
         if request.version not in PROTOCOL_VERSIONS:
             raise WrongVersion("The session's protocol version was not negotiated.")
-        session = _Session()
-        serial = self._hub.connect(name, request.session_nonce)
+        session, address = _Session(), peer_host(context.peer()) or "an unknown address"
+        if name in self._sessions and self._hub.held_elsewhere(name, request.session_nonce, address):
+            # a connection that is only dead is noticed within half a minute, by its pings, and then the next try succeeds
+            self._guard.metrics.held(name)
+            raise HeldElsewhere(
+                f"Another process with the identity of {name} has a session, opened from {self._hub.sessions[name].address};"
+                f" this one asked from {address}. One of the two must stop for good: a site runs on one host (docs/moving.md)."
+            )
+        serial = self._hub.connect(name, request.session_nonce, address)
         self._guard.metrics.opened(caller)
         if (former := self._sessions.get(name)) is not None:
             former.waker.set()
         self._sessions[name] = session
         try:
+            yield pb.Directive(kind=pb.DIRECTIVE_KIND_PING)  # the session is granted
             while self._sessions.get(name) is session and not self._closing:
                 session.waker.clear()
                 for directive in session.news(self._hub.directives(name)):

@@ -55,6 +55,10 @@ class WrongVersion(HostileInput):
     """Caller and coordinator speak no common version of the protocol."""
 
 
+class HeldElsewhere(HostileInput):
+    """Another process with the caller's identity has a session that is alive."""
+
+
 class TooManyCalls(HostileInput):
     """The caller holds as many open calls as one peer may, over all its connections."""
 
@@ -67,6 +71,7 @@ _STATUS: tuple[tuple[type[Exception], grpc.StatusCode, str], ...] = (
     (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"),
     (WrongRole, grpc.StatusCode.PERMISSION_DENIED, "role"),
     (WrongVersion, grpc.StatusCode.FAILED_PRECONDITION, "version"),
+    (HeldElsewhere, grpc.StatusCode.ALREADY_EXISTS, "held"),
     (TooManyCalls, grpc.StatusCode.RESOURCE_EXHAUSTED, "busy"),
     (TooSlow, grpc.StatusCode.DEADLINE_EXCEEDED, "busy"),
     (OutOfOrder, grpc.StatusCode.OUT_OF_RANGE, "out-of-order"),

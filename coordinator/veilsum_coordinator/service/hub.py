@@ -47,7 +47,18 @@ Listener = Callable[[str | None], object]
 
 @dataclass
 class Session:
-    """A participant's presence, over all studies."""
+    """A participant's presence, over all studies.
+
+    Attributes:
+        nonce: of the process that has the session, or had it last; 16 bytes.
+        connected: whether the session is open.
+        last_seen: when it opened or ended last, Unix seconds.
+        received: bytes of ciphertexts.
+        serial: how many sessions there were.
+        address: where it comes from.
+        rival: where another process with this identity asked for a session last while this one was open; empty if none did.
+        rival_seen: when, Unix seconds.
+    """
 
     name: str
     nonce: bytes = b""
@@ -55,6 +66,9 @@ class Session:
     last_seen: int = 0
     received: int = 0
     serial: int = 0
+    address: str = ""
+    rival: str = ""
+    rival_seen: int = 0
 
 
 class Hub:
@@ -94,13 +108,22 @@ class Hub:
 
     # -- sessions ----------------------------------------------------------------------------------------------------------
 
-    def connect(self, name: str, nonce: bytes) -> int:
+    def held_elsewhere(self, name: str, nonce: bytes, address: str) -> bool:
+        """Whether another process with a participant's identity has the session: its nonce is another one."""
+        with self.changed:
+            session = self.sessions.get(name)
+            if session is None or not session.connected or session.nonce == nonce:
+                return False
+            session.rival, session.rival_seen = address, self._clock()
+            return True
+
+    def connect(self, name: str, nonce: bytes, address: str = "") -> int:
         """A participant opened its session; returns the session's serial number (a newer one replaces an older)."""
         if len(nonce) != 16:
             raise HostileInput("A session nonce must have 16 bytes.")
         with self._change(name=name):
             session = self.sessions.setdefault(name, Session(name))
-            session.nonce, session.connected, session.last_seen = nonce, True, self._clock()
+            session.nonce, session.connected, session.last_seen, session.address = nonce, True, self._clock(), address
             session.serial += 1
             for entry in self._open.get(name, {}).values():
                 entry.machine.connected(name, nonce)
@@ -470,6 +493,20 @@ class Hub:
             entry.outcome, entry.results = outcome, [*results]
             self.changes += 1
             self.changed.notify_all()
+
+    def forget_deleted(self) -> None:
+        """Let go of studies that are over and no longer in the journal: another process deleted them. Reads the database."""
+        with self.changed:
+            ended = {key for key, entry in self.studies.items() if entry.outcome is not None}
+        if not ended:
+            return
+        gone = ended - self.journal.digests()
+        with self.changed:
+            for key in gone:
+                del self.studies[key]
+                self._heard.pop(key, None)
+                for entries in self._open.values():
+                    entries.pop(key, None)
 
     def _admit(self, key: bytes, entry: StudyEntry) -> None:
         self.studies[key] = self._running[key] = entry

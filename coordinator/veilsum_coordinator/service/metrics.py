@@ -28,7 +28,18 @@ from veilsum_node.telemetry.refresh import Refreshed
 from veilsum_privacy.ledger.metrics import MirrorFigures
 from veilsum_privacy.study.study import Study
 
-REASONS = ("unauthenticated", "role", "version", "malformed", "out-of-order", "busy", "not-stored", "state", "internal")
+REASONS = (
+    "unauthenticated",
+    "role",
+    "version",
+    "malformed",
+    "out-of-order",
+    "busy",
+    "held",
+    "not-stored",
+    "state",
+    "internal",
+)
 
 PHASES = (RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING, RoundPhase.OPENING)
 """Phases of a round that takes time."""
@@ -71,6 +82,12 @@ class Metrics(StudyObserver):
         self.bytes = Counter(
             "veilsum_contribution_bytes_total", "Bytes of ciphertexts received.", ["participant"], registry=registry
         )
+        self.twins = Counter(
+            "veilsum_sessions_held_total",
+            "Sessions refused because another process with the same identity had one.",
+            ["participant"],
+            registry=registry,
+        )
         self.noise = Gauge(
             "veilsum_release_noise_multiplier",
             "Noise standard deviation over sensitivity of the method's last release.",
@@ -107,6 +124,11 @@ class Metrics(StudyObserver):
         if self._admits(identity.name):
             self._expiries[identity.name] = identity.not_after
 
+    def held(self, name: str) -> None:
+        """A session was refused because the participant has one already."""
+        if self._admits(name):
+            self.twins.labels(name).inc()
+
     def _admits(self, name: str) -> bool:
         """Whether a participant has series of its own: names come from verified certificates only, and are bounded."""
         if name not in self._names:
@@ -115,6 +137,7 @@ class Metrics(StudyObserver):
             self._names.add(name)
             self.contributions.labels(name)
             self.bytes.labels(name)
+            self.twins.labels(name)
         return True
 
     # -- what machines tell, under the hub's lock --------------------------------------------------------------------------

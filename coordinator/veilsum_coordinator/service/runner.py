@@ -33,12 +33,14 @@ from veilsum_coordinator.parts.federation import Federation, Release, StoredBloc
 from veilsum_coordinator.parts.long_arrays import PIECE
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.protocol.settings import Retention
 from veilsum_coordinator.results.proof import release_entries
 from veilsum_coordinator.results.released_models import find_released
+from veilsum_coordinator.results.retirement import PROOFS, retire
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.status import spent_epsilon
 from veilsum_coordinator.storage.long_values import LONG
-from veilsum_node.errors import HostileInput, Unavailable, VeilsumError
+from veilsum_node.errors import Damage, HostileInput, Unavailable, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
 from veilsum_privacy.securesum.agreed import RoundPlan
@@ -294,7 +296,7 @@ def _save(hub: Hub, study: Study, directory: Path, result: Result) -> None:
         Unavailable: it took nothing all that time, or the coordinator is stopping.
     """
     key = bytes.fromhex(directory.name)
-    releases = hub.journal.outage.wait(lambda: release_entries(hub.journal, key))
+    releases = hub.journal.outage.wait(lambda: release_entries(hub.journal.database, key))
     end, told = time.monotonic() + hub.journal.outage.seconds, False
     while True:
         try:
@@ -315,8 +317,11 @@ class Supervisor:
 
     TICK_SECONDS = 0.2
 
-    def __init__(self, hub: Hub, results: Path, clock: Callable[[], int]) -> None:
+    TIDY_SECONDS = 10.0
+
+    def __init__(self, hub: Hub, results: Path, clock: Callable[[], int], retention: Retention | None = None) -> None:
         self._hub, self._results, self._clock = hub, results, clock
+        self._retention = retention or Retention()
         self._stopping = threading.Event()
         self._started: set[bytes] = set()
         self._thread = threading.Thread(target=self._loop, name="supervisor", daemon=True)
@@ -326,6 +331,7 @@ class Supervisor:
         remove_partial(self._results)
         self._thread.start()
         threading.Thread(target=self._complete, name="completion", daemon=True).start()
+        threading.Thread(target=self._tidy, name="retention", daemon=True).start()
 
     def _complete(self) -> None:
         """Try once what failed in a formula under an earlier process, which may have been an earlier version."""
@@ -337,6 +343,25 @@ class Supervisor:
         for key in failed:
             if not self._stopping.is_set():
                 complete(self._hub, key, self._results)
+
+    def _tidy(self) -> None:
+        """Delete what was held long enough, and let go of what another process deleted."""
+        days, due = self._retention.studies, 0
+        while not self._stopping.wait(self.TIDY_SECONDS):
+            try:
+                if days is not None and self._clock() >= due:
+                    due = self._clock() + 3600
+                    proofs = self._results.parent / PROOFS if self._retention.keep_proofs else None
+                    for study in retire(self._hub.journal.database, self._results, self._clock(), days, proofs=proofs):
+                        extra = about("deleted", study=study.name, digest=study.digest)
+                        LOG.info("study %s was deleted: it expired %d days ago", study.name, days, extra=extra)
+                self._hub.forget_deleted()
+            except (Unavailable, Damage):  # the database is away: the next look will do
+                continue
+            except Exception as error:
+                if self._stopping.is_set():  # what it reads is being closed
+                    return
+                LOG.error("what was held long enough is not deleted", exc_info=error)
 
     def stop(self) -> None:
         """Stop ticking; running methods wait on and end with the process."""

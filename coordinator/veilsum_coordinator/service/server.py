@@ -43,6 +43,7 @@ from veilsum_node.overrides import set_variables
 from veilsum_node.process.hardening import allow_files
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint import Heartbeat, MetricsServer, write_address
 from veilsum_node.telemetry.logs import about
 from veilsum_node.telemetry.refresh import Refreshed
@@ -108,6 +109,7 @@ class CoordinatorServer:
     def __init__(self, config: CoordinatorConfig, *, clock: Callable[[], int] = now) -> None:
         self._config, self._clock = config, clock
         self.metrics, self.metrics_address = Metrics(clock), ""
+        self.metrics.process.watch_storage(lambda: look_at(config.state / "coordinator.db", config.state / "results"))
         self._heartbeat, self._serving = Heartbeat(), False
         self._endpoint: MetricsServer | None = None
         if config.metrics is not None:
@@ -263,7 +265,7 @@ class CoordinatorServer:
                 f"The coordinator cannot listen on {config.listen}.", "Choose a free port, or 0 to let the system choose."
             ) from error
         await server.start()
-        supervisor = Supervisor(self.hub, results, self._clock)
+        supervisor = Supervisor(self.hub, results, self._clock, config.retention)
         renewing = asyncio.create_task(self._renew())
         try:
             for service in ("", *SERVICES):

@@ -149,7 +149,7 @@ class Studies(StudiesServicer):
             directory, names = checkpoint_directory(self._results, key, request.checkpoint), [MANIFEST, ARRAYS]
         if request.file.startswith(f"{FOLDER}/") and names and not request.checkpoint:
             journal = self._hub.journal
-            data = await journal.outage.call(lambda: proof_file(journal, key, request.file))
+            data = await journal.outage.call(lambda: proof_file(journal.database, key, request.file))
             async for chunk in _chunks(data):
                 yield chunk
             return

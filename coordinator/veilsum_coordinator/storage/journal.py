@@ -261,6 +261,11 @@ class SqlJournal:
         """Store that a study which had failed has a result (phase, reason, status)."""
         self._write(lambda connection: connection.execute(update(STUDIES).where(STUDIES.c.digest == key).values(**values)))
 
+    def digests(self) -> set[bytes]:
+        """Digests of all studies that are held."""
+        with self.database.reading() as connection:
+            return {bytes(digest) for digest in connection.scalars(select(STUDIES.c.digest))}
+
     def released(self, study: bytes) -> list[dict[str, Any]]:
         """Round, cohort, digest and assignment of a study's releases, in order; not their values."""
         columns = (RELEASES.c.round, RELEASES.c.cohort, RELEASES.c.digest, SUMS.c.assignment)

@@ -125,7 +125,7 @@ class LocalCoordinator:
 
     def _file(self, study: bytes, name: str) -> bytes:
         if name.startswith(f"{FOLDER}/"):
-            return proof_file(self._local.hub.journal, study, name)
+            return proof_file(self._local.hub.journal.database, study, name)
         try:
             return (self._results / study.hex() / name).read_bytes()
         except OSError as error:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
-from veilsum_node.process.console import JsonOption
+from veilsum_node.process.console import JsonOption, print_fields
 from veilsum_node.process.imports import loading
-from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file
+from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file, show_checks
 from veilsum_participant.cli.places import DirectoryArgument, NameOption, init_party
 
 if TYPE_CHECKING:
     from veilsum_coordinator.protocol.settings import CoordinatorConfig
+    from veilsum_coordinator.results.retirement import EndedStudy
+    from veilsum_node.database import Database
     from veilsum_node.overrides import Loaded
     from veilsum_privacy.backup.backup import BackupOwner
 
@@ -48,6 +54,69 @@ def start(config: ConfigOption = Path("coordinator.toml")) -> None:
     settings = _load(config)
     start_logging(settings.log)
     serve(settings)
+
+
+@app.command()
+def check(config: ConfigOption = Path("coordinator.toml"), as_json: JsonOption = False) -> None:
+    """Test identity, certificates, mirror, disk and backup, beside the running coordinator; status 1 if a check failed."""
+    from veilsum_deploy.coordinator_check import check_coordinator
+
+    raise typer.Exit(show_checks(check_coordinator(_load(config)), f"Coordinator {config}", as_json=as_json))
+
+
+StudyArgument = Annotated[str, typer.Argument(help="The study's ID or its first digits.", metavar="STUDY")]
+
+
+@app.command()
+def archive(
+    study: StudyArgument,
+    to: Annotated[Path, typer.Option("--to", help="Folder in which one is made for the study.")],
+    config: ConfigOption = Path("coordinator.toml"),
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a study that is over, with its proof, beside the running coordinator; `study verify` takes the copy."""
+    from veilsum_coordinator.results.retirement import archive_study
+
+    with _held(config, study) as (database, results, found):
+        place = archive_study(database, results, found, to)
+    print_fields({"study": found.digest.hex(), "name": found.name, "archived": str(place)}, title="Archived", as_json=as_json)
+
+
+@app.command()
+def delete(
+    study: StudyArgument,
+    keep_proof: Annotated[bool, typer.Option("--keep-proof", help="Keep result and proof in the state's folder.")] = False,
+    config: ConfigOption = Path("coordinator.toml"),
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a study that is over and has expired, with its sums and results; the mirror stays as it is."""
+    from veilsum_coordinator.results.retirement import PROOFS, delete_study
+
+    with _held(config, study) as (database, results, found):
+        proofs = results.parent / PROOFS if keep_proof else None
+        kept = delete_study(database, results, found, int(time.time()), proofs=proofs)
+    fields = {
+        "study": found.digest.hex(),
+        "name": found.name,
+        "bytes": found.size,
+        "proof": "not kept" if kept is None else str(kept),
+    }
+    print_fields(fields, title="Deleted", as_json=as_json)
+
+
+@contextmanager
+def _held(config: Path, wanted: str) -> Iterator[tuple[Database, Path, EndedStudy]]:
+    """The coordinator's database, the folder of its results, and a study that it holds."""
+    from veilsum_coordinator.results.retirement import find_study, held_studies
+    from veilsum_node.database import open_database
+
+    settings = _load(config)
+    place = settings.database_place
+    if "://" not in place and not Path(place).exists():
+        raise StateError(f"There is no database {place}.", "It is made when the coordinator starts for the first time.")
+    results = settings.state / "results"
+    with open_database(place) as database:
+        yield database, results, find_study(held_studies(database, results), wanted)
 
 
 def _load(path: Path) -> CoordinatorConfig:

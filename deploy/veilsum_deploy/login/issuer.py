@@ -17,10 +17,12 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
 
 from veilsum_deploy.login.fetcher import Fetch, Fetcher, check_url
@@ -32,16 +34,20 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateE
 from veilsum_node.fields import Frozen
 from veilsum_node.identity import Authority, Role, key_fingerprint
 from veilsum_node.identity.authority import LONGEST_LOGIN, parse_login_request
-from veilsum_node.identity.certificate import moment
+from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import read_private
 from veilsum_node.identity.record import Issued
-from veilsum_node.telemetry.endpoint import write_address
+from veilsum_node.process.software import installed_version
+from veilsum_node.telemetry.endpoint import MetricsServer, MetricsSettings, write_address
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
-from veilsum_node.telemetry.logs import LogSettings
+from veilsum_node.telemetry.logs import LogSettings, printable
 
 LOG = logging.getLogger("veilsum.logins")
 
 PATH = "/login"
+
+OUTCOMES = ("certified", "refused", "unavailable", "failed")
+"""Of a login: as asked; not admitted; the provider was away; the service itself is out of order."""
 
 _STATUS: tuple[tuple[type[VeilsumError], HTTPStatus], ...] = (
     (HostileInput, HTTPStatus.FORBIDDEN),
@@ -55,6 +61,13 @@ def _url(value: str) -> str:
         return check_url(value, "issuer")
     except ConfigurationError as error:
         raise ValueError("must be https://, or http:// on loopback") from error
+
+
+def _address(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError as error:
+        raise ValueError("must be an IP address") from error
 
 
 class ProviderSettings(Frozen):
@@ -98,6 +111,9 @@ class LoginServiceConfig(Frozen):
         certificate, key: PEM files for TLS; demanded on another host than loopback.
         ready_file: where the address is written once the service listens.
         hours: how long a certificate is valid.
+        metrics: where metrics and health are served; nowhere without it.
+        trusted_proxies: addresses of reverse proxies in front of the service, whose ``X-Forwarded-For`` says who asks.
+            Nobody's is believed by default, since whoever reaches the service itself could write one.
     """
 
     listen: Annotated[StrictStr, AfterValidator(address_to_listen_on)] = "127.0.0.1:8463"
@@ -110,6 +126,8 @@ class LoginServiceConfig(Frozen):
     provider: ProviderSettings
     roles: RoleSettings
     log: LogSettings = LogSettings()
+    metrics: MetricsSettings | None = None
+    trusted_proxies: tuple[Annotated[StrictStr, AfterValidator(_address)], ...] = ()
 
 
 def load_login_service(path: Path) -> LoginServiceConfig:
@@ -168,20 +186,50 @@ class Issuer:
         role, key = parse_login_request(request)
         claims = self._verifier.verify(token, key_fingerprint(key))
         settings = self._config.provider
-        groups, name = claims.get(settings.groups_claim), claims.get(settings.name_claim)
-        if not isinstance(groups, list) or not set(self._config.roles.groups(role)) & {
-            group for group in groups if isinstance(group, str)
-        }:
-            raise HostileInput(f"The login is in no group whose members are {role}s.", "Ask the authority's operator.")
-        if not isinstance(name, str):
-            raise HostileInput(f"The token has no name (claim {settings.name_claim}).", "Ask the provider's operator.")
         subject = f"{settings.issuer} {claims['sub']}"
-        issued = self._authority.sign_login(request, name=name, subject=subject, seconds=self._config.hours * 3600)
+        try:
+            self._require_role(claims.get(settings.groups_claim), role)
+            name = claims.get(settings.name_claim)
+            if not isinstance(name, str):
+                raise HostileInput(f"The token has no name (claim {settings.name_claim}).", "Ask the provider's operator.")
+            issued = self._authority.sign_login(request, name=name, subject=subject, seconds=self._config.hours * 3600)
+        except VeilsumError as error:
+            error.add_note(str(claims["sub"]))  # whom the provider vouches for: the log names them, the answer does not
+            raise
         LOG.info(
             "certified %s %s until %s, serial number %s, for subject %s",
             issued.role, issued.name, moment(issued.expires), issued.serial, claims["sub"],
         )  # fmt: skip
         return issued
+
+    def _require_role(self, groups: object, role: Role) -> None:
+        claim = self._config.provider.groups_claim
+        if groups is None:
+            advice = "Ask the provider's operator to put the groups into the ID token, or correct provider.groups_claim."
+            raise HostileInput(f"The token has no groups (claim {claim}).", advice)
+        if not isinstance(groups, list):
+            raise HostileInput(f"The token's groups (claim {claim}) are not a list.", "Ask the provider's operator.")
+        if not set(self._config.roles.groups(role)) & {group for group in groups if isinstance(group, str)}:
+            raise HostileInput(f"The login is in no group whose members are {role}s.", "Ask the authority's operator.")
+
+
+class LoginMetrics:
+    """The service's metrics in a registry of their own.
+
+    Args:
+        authority: whose certificate's end is shown.
+    """
+
+    def __init__(self, authority: Authority) -> None:
+        registry = self.registry = CollectorRegistry()
+        build = Gauge("veilsum_build_info", "The software; always 1.", ["role", "version"], registry=registry)
+        build.labels("logins", installed_version()).set(1)
+        self.logins = Counter("veilsum_logins_total", "Logins that were asked for.", ["outcome"], registry=registry)
+        for outcome in OUTCOMES:
+            self.logins.labels(outcome)
+        Gauge(
+            "veilsum_authority_expiry_timestamp_seconds", "When the authority's certificate expires.", registry=registry
+        ).set(certificate_end(authority.certificate))
 
 
 class LoginServer(Served):
@@ -191,11 +239,13 @@ class LoginServer(Served):
         ConfigurationError: another host than loopback without TLS, or an address that cannot be listened on.
     """
 
-    def __init__(self, config: LoginServiceConfig, issuer: Issuer, authority_pem: bytes) -> None:
-        self._issuer, self._authority_pem = issuer, authority_pem
+    def __init__(
+        self, config: LoginServiceConfig, issuer: Issuer, authority_pem: bytes, metrics: LoginMetrics | None = None
+    ) -> None:
+        self._issuer, self._authority_pem, self._metrics = issuer, authority_pem, metrics
         family, place, tls = _place(config)
         try:
-            listener = Listener(family, place, self._tell, tls, self._take)
+            listener = Listener(family, place, self._tell, tls, self._take, config.trusted_proxies)
         except OSError as error:
             raise ConfigurationError(
                 f"The service cannot listen on {config.listen} ({error.strerror}).", "Choose a free port, or 0."
@@ -209,7 +259,15 @@ class LoginServer(Served):
             return _json(HTTPStatus.NOT_FOUND, {"message": "There is nothing here."})
         return _json(HTTPStatus.OK, self._issuer.about())
 
-    def _take(self, path: str, body: bytes) -> Answer:
+    def alive(self) -> bool:
+        """Whether it still answers."""
+        return self._thread.is_alive()
+
+    def _count(self, outcome: str) -> None:
+        if self._metrics is not None:
+            self._metrics.logins.labels(outcome).inc()
+
+    def _take(self, path: str, body: bytes, caller: str) -> Answer:
         if path != PATH:
             return _json(HTTPStatus.NOT_FOUND, {"message": "There is nothing here."})
         try:
@@ -220,10 +278,13 @@ class LoginServer(Served):
             issued = self._issuer.issue(submitted.token, submitted.request.encode("utf-8", "replace"))
         except VeilsumError as error:
             status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-            LOG.warning("refused a login: %s", error.message)
+            subject = printable("".join(getattr(error, "__notes__", [])[:1])) or "not proven"
+            LOG.warning("refused a login from %s, subject %s: %s", caller, subject, error.message)
+            self._count("failed" if status is None else "unavailable" if isinstance(error, Unavailable) else "refused")
             if status is None:
                 return _json(HTTPStatus.INTERNAL_SERVER_ERROR, {"message": "The service is out of order; see its log."})
             return _json(status, {"message": error.message, "advice": error.advice})
+        self._count("certified")
         return _json(HTTPStatus.OK, {"certificate": issued.certificate, "authority": self._authority_pem.decode()})
 
 
@@ -242,7 +303,14 @@ def serve_logins(config: LoginServiceConfig, clock: Callable[[], int]) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with LoginServer(config, Issuer(config, authority, clock), authority.certificate_pem) as server:
+    metrics = LoginMetrics(authority)
+    with ExitStack() as stack:
+        server = LoginServer(config, Issuer(config, authority, clock), authority.certificate_pem, metrics)
+        stack.enter_context(server)
+        if config.metrics is not None:
+            endpoint = MetricsServer(metrics.registry, config.metrics, ready=str, alive=server.alive)
+            stack.callback(endpoint.stop)
+            LOG.info("metrics are served on %s", endpoint.start())
         LOG.info("logins of %s are served on %s", config.provider.issuer, server.url)
         if config.ready_file is not None:
             write_address(config.ready_file, server.address, "ready_file")

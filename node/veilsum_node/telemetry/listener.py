@@ -6,6 +6,7 @@ Where its owner takes POST, it reads a body of bounded length as well. What is a
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import socketserver
@@ -14,8 +15,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -46,8 +47,8 @@ Answer = tuple[HTTPStatus, Mapping[str, str], bytes]
 Answerer = Callable[[str, Any], Answer]
 """Answers a path and a request's headers."""
 
-Taker = Callable[[str, bytes], Answer]
-"""Answers a path and a request's body."""
+Taker = Callable[[str, bytes, str], Answer]
+"""Answers a path, a request's body, and the address that it comes from."""
 
 
 class ServerTls:
@@ -109,6 +110,7 @@ class Listener(socketserver.ThreadingTCPServer):
         answer: called in the connection's thread.
         tls: speaks TLS with every caller; None for plain HTTP.
         take: answers POST; None to refuse it.
+        proxies: addresses of proxies whose ``X-Forwarded-For`` is believed: whom they name is counted in their place.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -126,11 +128,14 @@ class Listener(socketserver.ThreadingTCPServer):
         answer: Answerer,
         tls: ServerTls | None,
         take: Taker | None = None,
+        proxies: Collection[str] = (),
     ) -> None:
         self.address_family = family
+        self.proxies = frozenset(proxies)
         self.answer, self.take, self._tls = answer, take, tls
         self._lock = threading.Lock()
         self._callers: Counter[str] = Counter()
+        self._forwarded: Counter[str] = Counter()
         self._since: dict[socket.socket, tuple[str, float]] = {}
         super().__init__(place, _Handler)
 
@@ -144,7 +149,8 @@ class Listener(socketserver.ThreadingTCPServer):
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether there is room for it."""
         with self._lock:
-            return self._callers.total() < MOST_REQUESTS and self._callers[client_address[0]] < MOST_OF_ONE
+            held = self._callers[client_address[0]]
+            return len(self._since) < MOST_REQUESTS and (client_address[0] in self.proxies or held < MOST_OF_ONE)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve it in a thread."""
@@ -160,6 +166,22 @@ class Listener(socketserver.ThreadingTCPServer):
                 self._callers.subtract((held[0],))
                 self._callers = +self._callers  # no entry for who has left
         super().shutdown_request(request)
+
+    @contextmanager
+    def room_for(self, caller: str, peer: str) -> Iterator[bool]:
+        """Whether there is room for whom a proxy names; it holds a place of its own while the block lasts."""
+        if caller == peer:
+            yield True
+            return
+        with self._lock:
+            room = self._forwarded[caller] < MOST_OF_ONE
+            self._forwarded[caller] += room
+        try:
+            yield room
+        finally:
+            with self._lock:
+                self._forwarded.subtract({caller: int(room)})
+                self._forwarded = +self._forwarded
 
     def service_actions(self) -> None:
         """Between requests: cut off who takes too long."""
@@ -202,7 +224,23 @@ class _Handler(BaseHTTPRequestHandler):
         elif int(length) > MOST_BYTES:
             self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         elif len(body := self.rfile.read(int(length))) == int(length):
-            self._send(self.server.take(self.path, body))
+            caller = self._caller()
+            with self.server.room_for(caller, self.client_address[0]) as room:
+                if room:
+                    self._send(self.server.take(self.path, body, caller))
+                else:
+                    self.send_error(HTTPStatus.TOO_MANY_REQUESTS)
+
+    def _caller(self) -> str:
+        """Who asks: the peer, or of whom a trusted proxy names the last that is none of the trusted ones itself."""
+        caller = str(self.client_address[0])
+        hops = ",".join(self.headers.get_all("X-Forwarded-For", [])).split(",")
+        while caller in self.server.proxies and hops:
+            try:
+                caller = str(ipaddress.ip_address(hops.pop().strip()))
+            except ValueError:  # what no proxy writes is nobody's address
+                break
+        return caller
 
     def _send(self, answer: Answer) -> None:
         status, headers, body = answer

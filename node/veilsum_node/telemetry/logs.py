@@ -18,12 +18,12 @@ import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from io import TextIOWrapper
-from logging.handlers import WatchedFileHandler
+from logging.handlers import TimedRotatingFileHandler, WatchedFileHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from veilsum_node.errors import ConfigurationError, VeilsumError
 from veilsum_node.fields import Frozen
@@ -60,11 +60,13 @@ class LogSettings(Frozen):
         file: appended to, and opened again when it was rotated; standard error without it.
         format: ``line`` for people, ``json`` for programs: one object per line.
         level: of the project's own messages; those of libraries show from ``warning`` on.
+        days: with a file: begin a new one every day, and delete what is older than so many days; None leaves both to others.
     """
 
     file: Path | None = None
     format: Literal["line", "json"] = "line"
     level: Literal["debug", "info", "warning"] = "info"
+    days: int | None = Field(default=None, ge=1, le=36500)
 
     @model_validator(mode="before")
     @classmethod
@@ -192,6 +194,16 @@ class PrivateFileHandler(WatchedFileHandler):
         return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_private)
 
 
+class DailyFileHandler(TimedRotatingFileHandler):
+    """Begins a new private file at midnight UTC, and deletes the files of days that are held no longer."""
+
+    def __init__(self, path: Path, days: int) -> None:
+        super().__init__(path, when="midnight", utc=True, backupCount=days, encoding="utf-8")
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=_private)
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
@@ -219,7 +231,10 @@ def start_logging(settings: LogSettings | None = None) -> None:
         handler = logging.StreamHandler(sys.stderr)
     else:
         try:
-            handler = PrivateFileHandler(settings.file, encoding="utf-8")
+            if settings.days is None:
+                handler = PrivateFileHandler(settings.file, encoding="utf-8")
+            else:
+                handler = DailyFileHandler(settings.file, settings.days)
         except OSError as error:
             advice = "Check the directory and its permissions."
             raise ConfigurationError(f"The log {settings.file} {unwritable(error)}.", advice) from error

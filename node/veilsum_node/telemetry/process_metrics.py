@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -9,9 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from veilsum_node.driver_faults import fault_count
-from veilsum_node.errors import RefusalCode
+from veilsum_node.errors import RefusalCode, VeilsumError
 from veilsum_node.identity import Credentials
 from veilsum_node.process.software import installed_version
+from veilsum_node.storage import Storage
 
 DECODE_STAGES = ("message", "sum")
 
@@ -47,12 +49,35 @@ class ProcessMetrics:
         """
         self._registry.register(_CertificateCollector(credentials, tls))
 
+    def watch_storage(self, look: Callable[[], Storage]) -> None:
+        """Show a state's size, its disk and its last backup; once."""
+        self._registry.register(_StorageCollector(look))
+
 
 class _DatabaseCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "veilsum_database_errors", "Transactions that the database refused or lost.", value=fault_count()
         )
+
+
+class _StorageCollector(Collector):
+    def __init__(self, look: Callable[[], Storage]) -> None:
+        self._look = look
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            found = self._look()
+        except VeilsumError:  # unread is no number: the alerts wait for one
+            found = None
+        values = (None, None, None) if found is None else (found.state, found.free, found.backed_up)
+        texts = {
+            "veilsum_state_bytes": "Size of the state's files.",
+            "veilsum_state_disk_free_bytes": "What this process may still write where they lie.",
+            "veilsum_backup_timestamp_seconds": "When `veilsum` last backed the state up; NaN where it never did.",
+        }
+        for (name, text), value in zip(texts.items(), values, strict=True):
+            yield GaugeMetricFamily(name, text, value=math.nan if value is None else float(value))
 
 
 class _CertificateCollector(Collector):

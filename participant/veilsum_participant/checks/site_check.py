@@ -28,13 +28,14 @@ from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_node.identity.tls import KEY_FILE, key_advice
 from veilsum_node.phrases import counted
+from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
 from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
-from veilsum_participant.checks.check import Check, CheckOutcome
+from veilsum_participant.checks.check import Check, CheckOutcome, storage_checks
 from veilsum_participant.config import METHODS, ParticipantConfig, Policy
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
@@ -113,6 +114,7 @@ class SiteCheck:
             ("TLS", self._tls),
             ("protocol", self._hello),
             ("ledger", lambda: ledger(self._config, self._credentials)),
+            ("disk", self._storage),
             ("budgets", lambda: budgets(self._config)),
             ("directory", self._directory),
             ("policy", self._policy),
@@ -205,6 +207,10 @@ class SiteCheck:
         status = CheckOutcome.FAILED if abs(skew) > CLOCK_LIMIT else status
         advice = "" if status is CheckOutcome.OK else "Let both machines take their time from a time server."
         yield Check("clock", status, f"the coordinator's clock differs by {skew:+d} s", advice)
+
+    def _storage(self) -> Iterator[Check]:
+        if self._config.state.parent.exists():  # else the check of the ledger says that it never started
+            yield from storage_checks(look_at(self._config.state), self._clock(), "participant")
 
     def _directory(self) -> Iterator[Check]:
         if self._config.policy.directory is None:
@@ -340,7 +346,7 @@ def ledger(config: ParticipantConfig, credentials: Credentials | None) -> Iterat
         detail = f"the backup of {moment(mark.made)}; by the operator's word the coordinator's mirror completes it"
         yield Check("restored", CheckOutcome.WARNING, detail, "The next session with the coordinator lifts it.")
     elif mark is not None:
-        yield Check("restored", CheckOutcome.FAILED, f"the backup of {moment(mark.made)}. {RESTORED}", COMPLETE)
+        yield Check("restored", CheckOutcome.FAILED, f"{moment(mark.made)}: {RESTORED}", COMPLETE)
 
 
 def budgets(config: ParticipantConfig) -> Iterator[Check]:

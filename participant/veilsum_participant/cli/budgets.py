@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Annotated, Literal
 
 import typer
@@ -13,6 +14,7 @@ from veilsum_node.process.console import JsonOption, print_fields, print_json, p
 from veilsum_participant.cli.entries import entry_row, spending_row
 from veilsum_participant.cli.places import ConfigOption, LedgerArgument, OwnOption, find_ledger, load_participant, open_own
 from veilsum_participant.ledgers import entry_fields, open_source, spending_fields
+from veilsum_participant.protocol.budget_changes import change_budget
 from veilsum_privacy.ledger import Kind
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Set, change or show budgets.")
@@ -56,12 +58,23 @@ def set_budget(
             raise Misuse(f"No dataset is of the population {population!r}.", did_you_mean(population, known))
         earlier = opened.budget(population, connection)
         rule = adaptive or ("gaussian" if earlier is None else earlier.adaptive)
-        opened.set_budget(connection, population, bound, delta, reason=reason, operator=operator, adaptive=rule)
+        words = {"reason": reason, "operator": operator}
+        entry = change_budget(
+            connection, opened, settings.policy, int(time.time()), population, bound, delta, adaptive=rule, **words
+        )
     with open_source(settings.state) as reader:
-        fields = spending_fields(reader, population)
-    below = fields["epsilon"] is not None and (isinstance(fields["spent"], str) or fields["spent"] > fields["epsilon"])
+        fields = spending_fields(reader, population) if reader.budget(population) is not None else {"population": population}
+    below = fields.get("epsilon") is not None and (isinstance(fields["spent"], str) or fields["spent"] > fields["epsilon"])
     if as_json:
-        print_json(fields | {"below_spent": below})
+        print_json(fields | {"below_spent": below, "waits_for_second": entry is None})
+        return
+    if entry is None:
+        print_line(
+            f"{operator} proposes this budget; it holds once somebody else has set the same within a week"
+            " (policy.four_eyes_budget). Until then:"
+        )
+    if "spent" not in fields:
+        print_line(f"{population} has no budget.")
         return
     print_fields(spending_row(fields), title=f"Budget of {population}", as_json=False)
     if below:

@@ -32,6 +32,7 @@ from veilsum_participant.ledgers import entry_fields, open_source, read_audit, r
 from veilsum_participant.new_files import new_file, require_new
 from veilsum_privacy.dossier import describe, proven, render, unproven
 from veilsum_privacy.dossier.figures import cost, plain
+from veilsum_privacy.dossier.protection import ANNEXES
 from veilsum_privacy.ledger import Entry, Kind, LedgerFault, LedgerReader, write_csv, write_jsonl
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -218,6 +219,12 @@ def report(
         list[Path] | None,
         typer.Option("--audit", help="A report of `veilsum participant audit` to take in."),
     ] = None,
+    annex: Annotated[
+        str,
+        typer.Option(
+            "--annex", help="Annexes, separated by commas: nist, dpia (impact assessment), art30 (record of processing)."
+        ),
+    ] = "nist",
     against: AgainstOption = None,
     authority: AuthorityOption = None,
     head: HeadOption = None,
@@ -226,6 +233,9 @@ def report(
 ) -> None:
     """Verify the ledger and write a dossier of it, for a privacy officer to read and sign. Status 1 if it does not verify."""
     where, now = find_ledger(place, config, ctx.obj), int(time.time())
+    annexes = [name.strip() for name in annex.split(",") if name.strip()]
+    if unknown := sorted(set(annexes) - set(ANNEXES)):
+        raise Misuse(f"There is no annex {unknown[0]!r}.", f"Name some of {', '.join(ANNEXES)}.")
     if json_out is not None and json_out.absolute() == out.absolute():
         raise Misuse("The page and its twin would be one file.", "Give --out and --json-out different names.")
     if str(out) == "-":
@@ -250,6 +260,8 @@ def report(
         contact=contact,
         policy=where.policy,
         audits=audits,
+        annexes=annexes,
+        retention=where.retention,
     )
     if json_out is not None:
         with new_file(json_out, force=force) as file:

@@ -12,10 +12,11 @@ import typer
 
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
-from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line
+from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
+    from veilsum_participant.checks.check import Check
     from veilsum_privacy.backup.backup import BackupOwner, Manifest
 
 _BARE = re.compile("[A-Za-z0-9_-]+")
@@ -29,6 +30,13 @@ RestoreIdentityOption = Annotated[
     bool, typer.Option("--with-identity", help="Write the identity that is in the backup as well, where there is none.")
 ]
 ReplaceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+MoveOption = Annotated[
+    bool,
+    typer.Option(
+        "--move",
+        help="A participant's last backup here: the stopped site moves, and its state here releases nothing any more.",
+    ),
+]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replace even a newer, different or unreadable ledger; the old file is kept.")
 ]
@@ -71,9 +79,10 @@ def add_operations(
         config: ConfigOption = default,
         with_identity: WithIdentityOption = False,
         force: ReplaceOption = False,
+        move: MoveOption = False,
         as_json: JsonOption = False,
     ) -> None:
-        _backup(owner(load(config)), file, with_identity=with_identity, force=force, as_json=as_json)
+        _backup(owner(load(config)), file, with_identity=with_identity, force=force, move=move, as_json=as_json)
 
     @app.command(help=helps["restore"])
     def restore(
@@ -86,14 +95,32 @@ def add_operations(
         _restore(owner(load(config)), file, with_identity=with_identity, force=force, as_json=as_json)
 
 
-def _backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:
+def show_checks(checks: Sequence[Check], title: str, *, as_json: bool) -> int:
+    """Show what checks found; returns the command's status, 1 if one failed."""
+    from veilsum_participant.checks.check import CheckOutcome
+
+    ok = all(item.status is not CheckOutcome.FAILED for item in checks)
+    if as_json:
+        print_json({"ok": ok, "checks": [item.to_json() for item in checks]})
+    else:
+        rows = [
+            {"status": item.status.value, "check": item.check, "found": item.detail, "what to do": item.advice}
+            for item in checks
+        ]
+        print_rows(rows, title=title, as_json=False)
+    return 0 if ok else 1
+
+
+def _backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, move: bool, as_json: bool) -> None:
     """Make a backup and say what is in it."""
     from veilsum_node.process.software import installed_version
     from veilsum_privacy.backup.backup import back_up
 
     software = f"veilsum {installed_version()}"
-    manifest = back_up(party, file, software=software, with_identity=with_identity, force=force)
+    manifest = back_up(party, file, software=software, with_identity=with_identity, force=force, last=move)
     fields = {"backup": str(file), **_shown(manifest), "files": len(manifest.files), "identity": manifest.identity}
+    if move:
+        fields["moved"] = manifest.last
     print_fields(fields, title="Backup, verified", as_json=as_json)
     if not as_json:
         print_line(
@@ -101,6 +128,10 @@ def _backup(party: BackupOwner, file: Path, *, with_identity: bool, force: bool,
             if manifest.identity
             else f"The identity is not in it: keep {party.identity} apart, or add --with-identity."
         )
+        if move:
+            print_line(
+                "This host is left: its state releases nothing any more. Put the backup back on the other one this week."
+            )
 
 
 def _restore(party: BackupOwner, file: Path, *, with_identity: bool, force: bool, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from veilsum_node.identity import Role
 from veilsum_node.process.console import DialectOption, JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_node.process.imports import loading
 from veilsum_participant.cli.directory import app as directory_app
-from veilsum_participant.cli.operations import ConfigOption, add_operations
+from veilsum_participant.cli.operations import ConfigOption, add_operations, show_checks
 from veilsum_participant.cli.places import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.starters import EXAMPLE_ADDRESS
 
@@ -84,9 +84,10 @@ def _read(path: Path) -> Loaded[ParticipantConfig]:
 
 
 def _owner(settings: ParticipantConfig) -> BackupOwner:
+    from veilsum_participant.directory import confirmed_path
     from veilsum_privacy.backup.backup import BackupOwner
 
-    return BackupOwner(Role.PARTICIPANT, settings.state, settings.identity)
+    return BackupOwner(Role.PARTICIPANT, settings.state, settings.identity, directory=confirmed_path(settings))
 
 
 add_operations(
@@ -139,23 +140,14 @@ def check(
 
     With --study it says what the participant would say to that study, with every reason.
     """
-    from veilsum_participant.checks import CheckOutcome, SiteCheck
+    from veilsum_participant.checks import SiteCheck
 
     settings = _load(config)
     schemas, request = _subject(settings, schema, dataset, study, ctx.obj)
     checks = SiteCheck(
         settings, lambda: int(time.time()), schemas=schemas, study=request, show_columns=columns, show_texts=texts
     ).run()
-    ok = all(item.status is not CheckOutcome.FAILED for item in checks)
-    if as_json:
-        print_json({"ok": ok, "checks": [item.to_json() for item in checks]})
-    else:
-        rows = [
-            {"status": item.status.value, "check": item.check, "found": item.detail, "what to do": item.advice}
-            for item in checks
-        ]
-        print_rows(rows, title=f"Participant {config}", as_json=False)
-    raise typer.Exit(0 if ok else 1)
+    raise typer.Exit(show_checks(checks, f"Participant {config}", as_json=as_json))
 
 
 @app.command()

@@ -93,11 +93,13 @@ class LedgerPlace:
         text: a path or a URL, which may hold a password.
         authority: the certificate that the owner's configuration names, if one was used.
         policy: of that configuration, as plain values; a participant's only.
+        retention: days by what is kept, of that configuration.
     """
 
     text: str = field(repr=False)
     authority: Path | None = None
     policy: Mapping[str, Any] | None = field(default=None, repr=False)
+    retention: Mapping[str, int | None] | None = None
 
     @property
     def name(self) -> str:
@@ -133,7 +135,9 @@ def find_ledger(place: str | None, config: Path | None, additions: Additions | N
             raise Misuse(f"{path} is a coordinator's configuration.", "This installation is a participant's; use veilsum.")
         return LedgerPlace(*additions.coordinator_ledger(path))
     settings = load_participant(path)
-    return LedgerPlace(str(settings.state), settings.identity / AUTHORITY_FILE, settings.policy.model_dump(mode="json"))
+    policy = settings.policy.model_dump(mode="json")
+    retention = {**settings.retention.model_dump(), "log_days": settings.log.days}
+    return LedgerPlace(str(settings.state), settings.identity / AUTHORITY_FILE, policy, retention)
 
 
 def load_participant(config: Path | None) -> ParticipantConfig:

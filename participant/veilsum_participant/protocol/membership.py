@@ -15,6 +15,7 @@ from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import AttemptState, attempts_in, change_attempt, took_part
 from veilsum_participant.store.kept import drop_states
 from veilsum_participant.store.pending import find_pending, pending_studies
+from veilsum_participant.store.retirement import forget_ended
 from veilsum_participant.store.studies import (
     TAKING_PART,
     StudyState,
@@ -35,12 +36,15 @@ from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.study import parse_study
 
+FORGET_SECONDS = 3600
+"""How long after the site erased what it need not hold it looks again."""
+
 
 class Membership:
     """The part of the protocol before the first round and after the last."""
 
     def __init__(self, site: Site) -> None:
-        self._site = site
+        self._site, self._forget_from = site, 0
 
     def on_study(
         self, key: bytes, data: bytes, signature: bytes, certificate: bytes, coordinator: str, *, seconds_left: int = 0
@@ -219,6 +223,19 @@ class Membership:
         for digest, study in held:
             if now >= parse_study(study).expires:
                 self.leave(digest, StudyState.ENDED)
+        self._forget(now)
+
+    def _forget(self, now: int) -> None:
+        """Once an hour: erase what the site need not hold any longer."""
+        days = self._site.config.retention
+        if (days.studies is None and days.kept_vectors is None) or now < self._forget_from:
+            return
+        with self._site.database.transaction() as connection:
+            done = forget_ended(connection, now, studies=days.studies, kept_vectors=days.kept_vectors)
+        self._forget_from = now + FORGET_SECONDS
+        if done.studies or done.vectors:
+            self._site.database.scrub()
+            LOG.info("%d signed studies and %d kept vectors were erased (retention)", done.studies, done.vectors)
 
     def _mix(self, key: bytes, roster: Roster, own: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> dict[str, bytes]:
         if not set(theirs) <= set(own):

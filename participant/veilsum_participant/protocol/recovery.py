@@ -19,7 +19,7 @@ from veilsum_node.identity import Role, key_fingerprint
 from veilsum_node.identity.certificate import common_name, issued, load_certificate, p256_key
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.cohorts import Cohort, complete, is_held, is_unknown, remember
-from veilsum_participant.site import LOG, Site
+from veilsum_participant.site import COMPLETE, ELSEWHERE, LOG, Site
 from veilsum_participant.store.attempts import (
     OPEN,
     PAID,
@@ -32,6 +32,7 @@ from veilsum_participant.store.attempts import (
 )
 from veilsum_participant.store.peers import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.studies import StudyRow, change_study, find_study, load_enrolments
+from veilsum_privacy.backup.restored import put_mark, read_mark
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import (
@@ -75,7 +76,9 @@ def settled_entry(site: Site, coordinator: str) -> int:
 def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> list[int]:
     """Charge what a mirror shows and the ledger does not know as charged; remember how far the mirror is settled.
 
-    A receipt of an attempt that is still open stays unsettled: its consent may come later.
+    A receipt of an attempt that is still open stays unsettled: its consent may come later. One that was signed with a ledger
+    whose head is not on this chain proves that another copy of this state has been at work: the site is marked as a restored
+    one is, and releases nothing until somebody vouched for it.
 
     Returns:
         Numbers of the ledger's new entries.
@@ -84,10 +87,14 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
     outcomes: list[_Outcome] = []
     for start in range(0, len(valid), BATCH):
         with site.database.transaction() as connection:
-            outcomes += [
+            found = [
                 _settle_one(connection, site, item.receipt, consent_proof(item.consent))
                 for item in valid[start : start + BATCH]
             ]
+            if any(outcome.elsewhere for outcome in found) and read_mark(connection) is None:
+                put_mark(connection, site.clock(), site.ledger.head(connection))
+                LOG.error("%s %s", ELSEWHERE, COMPLETE, extra=about("recovered"))
+            outcomes += found
     unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
     settled = min([max((item.entry for item in valid), default=0), *(entry - 1 for entry in unsettled)])
     with site.database.transaction() as connection:
@@ -134,11 +141,13 @@ def _cohort(own: Receipt, kept: Sequence[KeptReceipt], site: Site) -> Cohort | N
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a receipt: the entry that charged it now, why it was passed over, whether to look at it again."""
+    """What became of a receipt: the entry that charged it now, why it was passed over, whether to look at it again, and
+    whether it was signed with a ledger that went on from this one, or from an earlier one, on another host."""
 
     entry: int | None = None
     fault: str = ""
     again: bool = False
+    elsewhere: bool = False
 
 
 def _tell(outcomes: Sequence[_Outcome]) -> list[int]:
@@ -182,7 +191,7 @@ def _settle_one(
     except VeilsumError as error:
         return _Outcome(fault=str(error), again=True)
     _remember(connection, site, receipt, signed, row)
-    return _Outcome(entry)
+    return _Outcome(entry, elsewhere=entry is not None and site.ledger.position(receipt.head, connection) is None)
 
 
 def _proven(receipt: Receipt, proof: bytes | None) -> bool:

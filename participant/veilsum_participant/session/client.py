@@ -53,6 +53,9 @@ TICK_SECONDS = 1.0
 ANSWER_SECONDS = 3.0  # how long a participant that is told to stop lets the answers that it is giving be sent
 FIRST_BACKOFF = 0.5
 CATCH_UP_SECONDS = 3600  # how long deadlines wait, after a start, for the coordinator to show its mirror
+HELD_ELSEWHERE = grpc.StatusCode.ALREADY_EXISTS
+"""By which a coordinator refuses a session while another process with the same identity has one."""
+
 WAITING = 64  # directives read ahead; the rest wait in the stream
 
 
@@ -160,6 +163,7 @@ class Client:
                 if self._stopping.is_set():
                     return
                 where = self._site.config.coordinator
+                self._site.observer.held_elsewhere(isinstance(error, grpc.Call) and error.code() is HELD_ELSEWHERE)
                 LOG.warning("session to %s ended: %s", where, self._explained(error), extra=about("session"))
             except (HostileInput, ValueError) as error:  # a closed channel raises ValueError
                 self._opened = False  # pauses grow
@@ -181,6 +185,8 @@ class Client:
         """What an operator can do something about: gRPC says "unavailable" to most that can be wrong with a connection."""
         if not isinstance(error, grpc.Call):
             return "UNKNOWN"
+        if error.code() is HELD_ELSEWHERE:
+            return str(error.details())
         if error.code() is grpc.StatusCode.UNAVAILABLE and not self._opened and not self._stopping.is_set():
             try:
                 return str(explain(error, self._site.config.route, self._site.config.identity))
@@ -208,15 +214,21 @@ class Client:
             skew = reply.now - self._site.clock()
             if abs(skew) > 60:
                 LOG.warning("the coordinator's clock differs by %d s", skew)
+            inbox = self._inbox = queue.Queue(maxsize=WAITING)
+            threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True).start()
+            first = self._admitted(
+                inbox
+            )  # what another process of this identity spends from here on, it spends without a session
+            if first is None:
+                return
             self._opened = True
             LOG.info("session with coordinator %s open", channel.coordinator, extra=about("session"))
             self._catch_up(channel)
             self._told.clear()
-            inbox = self._inbox = queue.Queue(maxsize=WAITING)
-            reader = threading.Thread(target=_read, args=(channel.work(self._site.nonce), inbox), daemon=True)
             over = threading.Event()
             workers = Workers(lambda directive: self._answer(directive, channel, over), inbox.put)
-            reader.start()
+            if first.kind != pb.DIRECTIVE_KIND_PING:
+                workers.put(first)
             self._site.observer.session_opened(channel.report)
             try:
                 self._serve(inbox, workers, channel)
@@ -233,6 +245,22 @@ class Client:
                 while not self._stopping.is_set() and not workers.wait(TICK_SECONDS):
                     self._drain(inbox)
                     self._expire()
+
+    def _admitted(self, inbox: queue.Queue[pb.Directive | Exception | None]) -> pb.Directive | None:
+        """Wait until the coordinator grants the session; returns the first directive, None where the session ended before.
+
+        Raises:
+            grpc.RpcError: it was refused, or the connection broke.
+        """
+        while not self._stopping.is_set():
+            self._expire()
+            with contextlib.suppress(queue.Empty):
+                item = inbox.get(timeout=TICK_SECONDS)
+                if isinstance(item, Exception):
+                    raise item
+                self._site.observer.held_elsewhere(False)
+                return item
+        return None
 
     def _catch_up(self, channel: GrpcChannel) -> None:
         try:

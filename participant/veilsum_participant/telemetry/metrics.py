@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import RefusalCode, VeilsumError
+from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint import Heartbeat, MetricsServer
 from veilsum_node.telemetry.logs import about
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
@@ -61,6 +62,7 @@ class SiteMetrics(SiteObserver):
         self._reporter: Reporter | None = None
         process = ProcessMetrics("participant", registry)
         process.watch(lambda: site.credentials)
+        process.watch_storage(lambda: look_at(site.config.state))
         self._refusals, self._unreadable = process.refusals, process.decode_failures
         self._connected = Gauge(
             "veilsum_session_connected", "Whether the session with the coordinator is open.", registry=registry
@@ -68,6 +70,11 @@ class SiteMetrics(SiteObserver):
         self._contact = Gauge(
             "veilsum_session_last_contact_timestamp_seconds",
             "When the coordinator last said something; 0 before.",
+            registry=registry,
+        )
+        self._elsewhere = Gauge(
+            "veilsum_session_held_elsewhere",
+            "Whether the last session was refused because another process with this identity has one.",
             registry=registry,
         )
         self._rounds = Counter(
@@ -210,6 +217,10 @@ class SiteMetrics(SiteObserver):
         self._connected.set(0.0)
         if self._reporter is not None:
             self._reporter.stop()
+
+    def held_elsewhere(self, held: bool) -> None:
+        """Remember whether another process with this identity has the session."""
+        self._elsewhere.set(float(held))
 
     def heard(self) -> None:
         """Remember when the coordinator last said something."""

@@ -17,24 +17,28 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import inspect
 
-from veilsum_node.database import open_readonly
+from veilsum_node.database import open_database, open_readonly
 from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role, load_authority_certificate
 from veilsum_node.identity.files import read_file, read_private
 from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.phrases import unreadable
+from veilsum_node.state_lock import StateLock
+from veilsum_node.storage import record_backup
+from veilsum_privacy.backup.restored import lift_mark, put_mark, read_mark
 from veilsum_privacy.ledger import LedgerReader
 from veilsum_privacy.results.result import MANIFEST as RESULT_MANIFEST
 
 FORMAT = "veilsum-backup/1"
 MANIFEST, DATABASE, IDENTITY, RESULTS = "manifest.json", "state.db", "identity", "results"
+DIRECTORY = "directory.json"
 IDENTITY_FILES = (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE)
 YEAR_10000 = 253402300800  # Unix seconds; later than that there is no date
 MAX_MANIFEST_BYTES = 1 << 24
@@ -49,12 +53,14 @@ class BackupOwner:
         state: file of the database.
         identity: directory of key, certificate and authority.
         results: directory of a coordinator's results.
+        directory: where a participant's copy of the confirmed directory lies, if it has confirmed one.
     """
 
     role: Role
     state: Path
     identity: Path
     results: Path | None = None
+    directory: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Manifest:
         layout: version of each component's tables.
         files: SHA-256 of every file in it, by name.
         identity: whether the private key is in it.
+        last: whether the state that it was made of may release nothing any more, so that nothing was spent since.
     """
 
     role: str
@@ -82,14 +89,24 @@ class Manifest:
     layout: dict[str, str]
     files: dict[str, str] = field(repr=False)
     identity: bool
+    last: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as the file holds them."""
-        return {"format": FORMAT, **asdict(self)}
+        fields = {"format": FORMAT, **asdict(self)}
+        return fields if self.last else {name: value for name, value in fields.items() if name != "last"}
 
 
-def back_up(party: BackupOwner, target: Path, *, software: str, with_identity: bool = False, force: bool = False) -> Manifest:
-    """Write a backup of a party's state; the party may run meanwhile.
+def back_up(
+    party: BackupOwner,
+    target: Path,
+    *,
+    software: str,
+    with_identity: bool = False,
+    force: bool = False,
+    last: bool = False,
+) -> Manifest:
+    """Write a backup of a party's state; the party may run meanwhile, unless it is the last.
 
     Args:
         party: whose.
@@ -97,6 +114,8 @@ def back_up(party: BackupOwner, target: Path, *, software: str, with_identity: b
         software: name and version, for the manifest.
         with_identity: put the private key and the certificates into it as well.
         force: replace an existing file.
+        last: the site moves. The participant must not run; its state here is marked and releases nothing from here on, so that
+            the backup is complete wherever it is put back.
 
     Raises:
         StateError: there is no state, the copy or its ledger fails its check, or the file cannot be written or exists.
@@ -109,29 +128,75 @@ def back_up(party: BackupOwner, target: Path, *, software: str, with_identity: b
         directory = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))  # mode 0700
     except OSError as error:
         raise StateError(f"{target} cannot be written ({error.strerror}).", "Check the directory.") from error
+    lock = StateLock(party.state, f"backup of {party.role}")
     try:
+        if last:
+            _require_leaving(party, lock)
         copy = directory / DATABASE
         copy_database(party.state, copy)
         members = {DATABASE: copy, **_results(party.results)}
+        if party.directory is not None and party.directory.exists():
+            shutil.copyfile(party.directory, directory / DIRECTORY)
+            members[DIRECTORY] = directory / DIRECTORY
         if with_identity:
             for name in IDENTITY_FILES:
                 read = read_private if name == KEY_FILE else read_file
                 (directory / name).write_bytes(read(party.identity / name, "file of the identity"))
                 members[f"{IDENTITY}/{name}"] = directory / name
-        manifest = describe(copy, party, members, software=software, with_identity=with_identity)
+        manifest = describe(copy, party, members, software=software, with_identity=with_identity, last=last)
         archive = directory / "archive"
         _write_archive(archive, manifest, members)
         with open_archive(archive) as (again, _):  # what was written is what will be read
             if again != manifest:
                 raise StateError(f"{target} was not written correctly.", "Check the disk, then try again.")
-        archive.replace(target)
+        with _left(party.state, manifest) if last else nullcontext():
+            archive.replace(target)
         _sync(target.parent)
+        with suppress(StateError):  # a folder that cannot be written must not cost the backup
+            record_backup(party.state, manifest.made, manifest.head)
     except (OSError, tarfile.TarError) as error:
         reason = error.strerror if isinstance(error, OSError) else type(error).__name__
         raise StateError(f"{target} cannot be written ({reason}).", "Check the disk, then try again.") from error
     finally:
+        lock.release()
         shutil.rmtree(directory, ignore_errors=True)
     return manifest
+
+
+def _require_leaving(party: BackupOwner, lock: StateLock) -> None:
+    """Hold the state of a stopped participant.
+
+    Raises:
+        StateError: it is a coordinator's, or the participant runs.
+    """
+    if party.role is not Role.PARTICIPANT:
+        raise StateError("Only a participant's state is left behind for good.", "Leave out --move.")
+    if holder := lock.take():
+        raise StateError(f"The participant runs: {holder}.", "Stop it first.")
+
+
+@contextmanager
+def _left(state: Path, manifest: Manifest) -> Iterator[None]:
+    """Mark a state that a site moves away from, before anybody has the file that the block puts in its place: there is no
+    moment at which two states could go on. Where the block fails, nobody has it, and the mark goes again.
+
+    Raises:
+        StateError: it bears a mark already: what it spent is not known here.
+    """
+    with open_database(state) as database:
+        with database.transaction() as connection:
+            if read_mark(connection) is not None:
+                raise StateError(
+                    "This state waits for somebody's word on what it spent: it is not complete.",
+                    "Complete it first with `veilsum ledger recover`, or leave out --move.",
+                )
+            put_mark(connection, manifest.made, bytes.fromhex(manifest.head))
+        try:
+            yield
+        except OSError:
+            with database.transaction() as connection:
+                lift_mark(connection)
+            raise
 
 
 def copy_database(source: Path, target: Path) -> None:
@@ -169,6 +234,7 @@ def describe(
     software: str = "",
     with_identity: bool = False,
     authority: Path | None = None,
+    last: bool = False,
 ) -> Manifest:
     """What a copied database holds, after its ledger was verified by the authority of the party's identity, or another file's.
 
@@ -199,6 +265,7 @@ def describe(
         layout=layout,
         files={name: _digest(path) for name, path in sorted(members.items())},
         identity=with_identity,
+        last=last,
     )
 
 
@@ -262,7 +329,12 @@ def _read_manifest(archive: tarfile.TarFile, path: Path) -> Manifest:
         manifest = Manifest(**fields)
         texts = (manifest.role, manifest.party, manifest.head, manifest.federation, *manifest.files, *manifest.files.values())
         dated = type(manifest.made) is int and 0 <= manifest.made < YEAR_10000
-        if not all(isinstance(text, str) for text in texts) or DATABASE not in manifest.files or not dated:
+        if (
+            type(manifest.last) is not bool
+            or not all(isinstance(text, str) for text in texts)
+            or DATABASE not in manifest.files
+            or not dated
+        ):
             raise _no_backup(path)
         return manifest
     except (ValueError, TypeError, KeyError, AttributeError) as error:

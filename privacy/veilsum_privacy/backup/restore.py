@@ -28,6 +28,7 @@ from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.phrases import counted
 from veilsum_privacy.backup.backup import (
     DATABASE,
+    DIRECTORY,
     IDENTITY,
     IDENTITY_FILES,
     RESULTS,
@@ -38,6 +39,9 @@ from veilsum_privacy.backup.backup import (
 )
 from veilsum_privacy.backup.restored import read_mark, write_mark
 from veilsum_privacy.ledger import LedgerReader
+
+MOVE_SECONDS = 7 * 86400
+"""How long the last backup of a state that was left counts as complete: later somebody may have gone on with a copy of it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ def restore(archive: Path, party: BackupOwner, *, with_identity: bool = False, f
         if describe(places[DATABASE], party, {}, authority=authority).head != manifest.head:
             raise HostileInput(f"{archive}: its ledger ends elsewhere than its manifest says.", "Take another backup.")
         behind = _compare(places[DATABASE], party.state, force=force)
-        marked = party.role is Role.PARTICIPANT and not _proven_last(manifest, party.state)
+        moved = manifest.last and 0 <= int(time.time()) - manifest.made < MOVE_SECONDS
+        marked = party.role is Role.PARTICIPANT and not moved and not _proven_last(manifest, party.state)
         if marked:
             write_mark(places[DATABASE], manifest.made, bytes.fromhex(manifest.head))
         _require_stopped(party.state)
@@ -92,6 +97,8 @@ def restore(archive: Path, party: BackupOwner, *, with_identity: bool = False, f
         _put(places[DATABASE], party.state)
         for name, source in missing.items():  # the key last, when nothing can refuse any more
             write_new(party.identity / name, source.read_bytes(), mode=0o600 if name == KEY_FILE else 0o644)
+        if party.directory is not None and DIRECTORY in places and not os.path.lexists(party.directory):
+            write_new(party.directory, places[DIRECTORY].read_bytes())
         return Restored(manifest, kept, behind, bool(missing), _restore_results(places, party.results), marked)
 
 

@@ -1,7 +1,8 @@
 """The mark of a restored participant: its ledger may lack what was spent since the backup, so that nothing may be released.
 
-It lies in the state itself, written before that is put in its place. A peer's ledger lifts it, or the operator's word
-(:mod:`veilsum_participant.protocol.endorsement`). A backup of a marked state is marked.
+A state that finds receipts of its own that its ledger did not sign is marked likewise: another host runs with a copy of
+it. The mark lies in the state itself, and in a backup before that is put in its place. A peer's ledger lifts it, or the
+operator's word (:mod:`veilsum_participant.protocol.endorsement`). A backup of a marked state is marked.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ RESTORED = Table(
 
 @dataclass(frozen=True)
 class Mark:
-    """What a restored state says of itself.
+    """What a restored state, or one of which another copy has been at work, says of itself.
 
     Attributes:
-        made: when the backup was made, Unix seconds.
+        made: when the backup was made, or the other copy noticed, Unix seconds.
         head: hash of its last entry, 32 bytes.
         trusted: whether the next reading of the coordinator's mirror lifts the mark, by the operator's word.
     """
@@ -63,10 +64,15 @@ def write_mark(state: Path, made: int, head: bytes) -> None:
     try:
         with typed_faults(), engine.begin() as connection:
             RESTORED.drop(connection, checkfirst=True)
-            RESTORED.create(connection)
-            connection.execute(insert(RESTORED).values(made=made, head=head, trusted=False))
+            put_mark(connection, made, head)
     finally:
         engine.dispose()
+
+
+def put_mark(connection: Connection, made: int, head: bytes) -> None:
+    """Mark a state that bears no mark, in the caller's transaction."""
+    RESTORED.create(connection, checkfirst=True)
+    connection.execute(insert(RESTORED).values(made=made, head=head, trusted=False))
 
 
 def read_mark(connection: Connection) -> Mark | None:

@@ -183,7 +183,7 @@ def _algorithms(dossier: Figures) -> Sequence[GuidelineItem]:
             "The ledger holds each release as an event: sensitivity, variance, sampling rate, steps. Epsilon is "
             "computed from all events together, before a release is admitted, and anew at verification.",
             *adaptive,
-            _verified(dossier),
+            verified_words(dossier),
         ),
         topic("Sampling", "answered", ("ledger",), _sampled(dossier)),
         topic(
@@ -344,7 +344,7 @@ def _security(dossier: Figures) -> Sequence[GuidelineItem]:
             f"{counted(refused, 'request')} {'was' if refused == 1 else 'were'} refused so far. Every "
             "entry is chained and signed.",
             *exact,
-            _verified(dossier),
+            verified_words(dossier),
         ),
     )
 
@@ -401,6 +401,11 @@ def _sampled(dossier: Figures) -> str:
     )
 
 
+def audit_answers(dossier: Figures) -> tuple[str, ...]:
+    """What audits at the site found, in words."""
+    return _audits(dossier).answer
+
+
 def _audits(dossier: Figures) -> GuidelineItem:
     topic, said, answered = partial(_item, ALGORITHMS, "Empirical audit"), list[str](), False
     for audit in dossier["audits"]:
@@ -422,7 +427,8 @@ def _audits(dossier: Figures) -> GuidelineItem:
     return topic("answered" if answered else "not answered by this tool", ("audit",), *said, proves)
 
 
-def _verified(dossier: Figures) -> str:
+def verified_words(dossier: Figures) -> str:
+    """Whether the ledger verifies, in words."""
     return "The ledger verifies (part 6)." if dossier["proof"]["valid"] else "The ledger DOES NOT VERIFY (part 6)."
 
 

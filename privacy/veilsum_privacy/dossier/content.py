@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -31,6 +31,7 @@ from veilsum_privacy.dossier.model import (
     StudySpending,
     to_plain,
 )
+from veilsum_privacy.dossier.protection import impact_assessment, processing_record, retention_table
 from veilsum_privacy.ledger import Budget, Entry, Kind, Mechanism
 from veilsum_privacy.ledger.entries import MECHANISMS
 
@@ -51,6 +52,8 @@ def describe(
     contact: str = "",
     policy: Mapping[str, Any] | None = None,
     audits: Sequence[SignedAudit] = (),
+    annexes: Collection[str] = ("nist",),
+    retention: Mapping[str, int | None] | None = None,
 ) -> dict[str, Any]:
     """The dossier of a site's ledger as plain data, ready for JSON.
 
@@ -64,6 +67,8 @@ def describe(
         contact: whom to ask.
         policy: the site's own, as plain values, where its configuration is at hand.
         audits: signed reports of audits at the site.
+        annexes: which of :data:`~veilsum_privacy.dossier.protection.ANNEXES` it has.
+        retention: what the site's configuration keeps for how many days, where it is at hand.
     """
     labels = {digest.hex(): label for digest, label in (studies or {}).items()}
     by_population: defaultdict[str, list[Entry]] = defaultdict(list)
@@ -95,7 +100,16 @@ def describe(
         "audits": [{**audit.body, "digest": audit.digest, "key": audit.fingerprint} for audit in audits],
     }
     plain = dict(to_plain(dossier))
-    return plain | {"annex": to_plain(annex(plain))}
+    annexed: dict[str, Any] = {}
+    if "nist" in annexes:
+        annexed["annex"] = to_plain(annex(plain))
+    if "dpia" in annexes:
+        annexed["dpia"] = to_plain(impact_assessment(plain))
+    if "art30" in annexes:
+        annexed["art30"] = to_plain(processing_record(plain))
+    if "dpia" in annexed or "art30" in annexed:
+        annexed["retention"] = to_plain(retention_table(retention))
+    return plain | annexed
 
 
 class _Account:

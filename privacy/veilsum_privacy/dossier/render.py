@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from veilsum_node.phrases import counted
 from veilsum_privacy.dossier import charts, figures
 from veilsum_privacy.dossier.figures import INFINITE
+from veilsum_privacy.dossier.protection import TITLES
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -83,14 +84,16 @@ def render(dossier: Mapping[str, Any]) -> str:
         policy_changes=dossier.get("policy_changes", []),
         audits=dossier.get("audits", []),
         annex=_levels(dossier.get("annex", [])),
+        protection={name: (TITLES[name], _levels(dossier[name], "part")) for name in ("dpia", "art30") if name in dossier},
+        retention=dossier.get("retention", []),
     )
 
 
-def _levels(items: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The annex's items by level, in order."""
+def _levels(items: Sequence[Mapping[str, Any]], key: str = "level") -> dict[str, list[Mapping[str, Any]]]:
+    """An annex's items by level, or by another key, in order."""
     levels: dict[str, list[Mapping[str, Any]]] = {}
     for item in items:
-        levels.setdefault(item["level"], []).append(item)
+        levels.setdefault(item[key], []).append(item)
     return levels
 
 

@@ -2,8 +2,14 @@
 {{- define "veilsum.check" -}}
 {{- $coordinator := .Values.coordinator -}}
 {{- $participant := .Values.participant -}}
-{{- if not (or $coordinator.enabled $participant.enabled) -}}
-{{- fail "Nothing to install: set coordinator.enabled or participant.enabled." -}}
+{{- if not (or $coordinator.enabled $participant.enabled .Values.logins.enabled) -}}
+{{- fail "Nothing to install: set coordinator.enabled, participant.enabled or logins.enabled." -}}
+{{- end -}}
+{{- if and .Values.logins.enabled (or $coordinator.enabled $participant.enabled) -}}
+{{- fail "logins.enabled: install the authority's service as a release of its own, away from coordinator and participants." -}}
+{{- end -}}
+{{- if and .Values.logins.enabled .Values.networkPolicy.enabled (not .Values.logins.networkPolicy.providerTo) -}}
+{{- fail "logins.networkPolicy.providerTo: say where the identity provider is, for example [{ipBlock: {cidr: 203.0.113.20/32}}]." -}}
 {{- end -}}
 {{- range $name, $part := dict "coordinator" $coordinator "participant" $participant -}}
 {{- if and $part.enabled $part.metrics.serviceMonitor.enabled (not $part.metrics.enabled) -}}

@@ -234,7 +234,8 @@ class Columns:
         if not isinstance(domain, LevelDomain):
             raise HostileInput(
                 f"{what}: {name!r} is a number; groups need categories.",
-                f"Cut it: [derive.{name}_group] of = {name!r}, edges = [..].",
+                f"Cut it: in a file [derive.{name}_group] of = {name!r}, edges = [..]; in Python"
+                f" derive={{'{name}_group': {{'of': {name!r}, 'edges': [..]}}}}.",
             )
         return domain.levels
 

@@ -131,5 +131,6 @@ def check_times(query: Query, what: str) -> None:
     if not (query.event and query.censored and query.edges):
         raise HostileInput(
             f"query {query.name!r}: {what} states `event`, `censored` and `edges`.",
-            "edges = { from = 0, to = HORIZON, steps = 12 } in the unit of the time.",
+            "In the unit of the time, edges = { from = 0, to = HORIZON, steps = 12 } in a file, and in Python"
+            ' edges={"from": 0, "to": HORIZON, "steps": 12}.',
         )
