@@ -393,10 +393,12 @@ async def _form(request: Request) -> dict[str, str]:
         return _once(data.decode("utf-8", "replace"))
     head = f"Content-Type: {kind.encode('ascii', 'replace').decode()}\r\n\r\n".encode()
     found = BytesParser(policy=HTTP).parsebytes(head + bytes(data))
-    parts = [
-        (part.get_param("name", header="content-disposition"), part.get_payload(decode=True)) for part in found.iter_parts()
-    ]
-    return {str(name): bytes(value or b"").decode("utf-8", "replace") for name, value in parts[:MOST_FIELDS]}
+    fields: dict[str, str] = {}
+    for part in found.iter_parts():
+        name, value = part.get_param("name", header="content-disposition"), part.get_payload(decode=True)
+        if isinstance(name, str) and isinstance(value, bytes) and len(fields) < MOST_FIELDS:
+            fields[name] = value.decode("utf-8", "replace")
+    return fields
 
 
 def _source(package: str) -> Callable[[str], str | None]:

@@ -12,14 +12,14 @@ from veilsum_node.overrides import Loaded, effective
 
 
 def setting_rows(loaded: Loaded[Any], path: Path) -> list[dict[str, str]]:
-    """Rows of key, value and source; secrets are hidden."""
+    """Rows of key, value and source, first what is set; secrets are hidden."""
     lines = key_lines(path.read_text(encoding="utf-8"))
     rows = []
     for key, value, source in effective(loaded):
         number = next((lines[key[:end]] for end in range(len(key), 0, -1) if key[:end] in lines), None)
-        where = f"{path}:{number}" if source == "file" and number else source
+        where = f"{path.name}, line {number}" if source == "file" and number else source
         rows.append({"key": ".".join(key), "value": _text(value), "set in": where})
-    return rows
+    return sorted(rows, key=lambda row: row["set in"] == "default")
 
 
 def key_lines(text: str) -> dict[tuple[str, ...], int]:

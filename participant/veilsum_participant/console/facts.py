@@ -19,7 +19,6 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
-from veilsum_node.process.console import moment
 from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_participant.budget_changes import read_epsilon
@@ -41,7 +40,7 @@ from veilsum_participant.protocol.budgets import promised
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.dossier import StudyLabel, describe, proven, unproven
-from veilsum_privacy.dossier.figures import cost, meaning, of_hundred, remaining
+from veilsum_privacy.dossier.figures import cost, meaning, moment, of_hundred, remaining
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.ledger.entries import declared_mechanisms
 from veilsum_privacy.study.study import Study, parse_study
@@ -132,7 +131,9 @@ def budget_rows(config: ParticipantConfig) -> list[dict[str, Any]]:
             fields = spending_fields(opened, name)
             spent = math.inf if isinstance(fields["spent"], str) else fields["spent"]
             keep = ("no.", "time", "what")
-            history = [entry_row(item, None) for item in changes if item["population"] == name]
+            history = [
+                entry_row(item, None) | {"time": moment(item["time"])} for item in changes if item["population"] == name
+            ]
             rows.append(
                 {
                     "population": name,
@@ -243,7 +244,7 @@ def ledger_page(config: ParticipantConfig, query: dict[str, str]) -> dict[str, A
         name = _study_name(fields, labels)
         if asked["study"] and not (name == asked["study"] or (fields["study"] or "").startswith(asked["study"].lower())):
             continue
-        row = entry_row(fields, name)
+        row = entry_row(fields, name) | {"time": moment(entry.time)}
         if asked["text"] and asked["text"].casefold() not in " ".join(map(str, row.values())).casefold():
             continue
         rows.append(row | {"entry": fields})
@@ -315,8 +316,10 @@ def dossier(config: ParticipantConfig, contact: str) -> dict[str, Any]:
 def health(config: ParticipantConfig) -> list[dict[str, str]]:
     """What is known of the participant without asking for a record: its session, and every check of the site itself."""
     rows = [_session(config)]
-    for item in SiteCheck(config, lambda: int(time.time())).run(reach=False):
-        rows.append({"state": item.status.value, "of": item.check, "found": item.detail, "what to do": item.advice})
+    rows += [
+        {"state": item.status.value, "of": item.check, "found": item.detail, "what to do": item.advice}
+        for item in SiteCheck(config, lambda: int(time.time())).run(reach=False)
+    ]
     rows.append({"state": "ok", "of": "version", "found": f"veilsum {installed_version()}", "what to do": ""})
     return rows
 

@@ -32,7 +32,7 @@ def site_console(path: Path, settings: ConsoleSettings, url: str) -> Console:
     title = "site"
     if config.state.exists():
         with open_source(config.state) as opened:
-            title = opened.site
+            title = f"site {opened.site}"
     return Console(title, __package__, settings, url, SitePages(path).pages(), site_links(config, settings), filters={})
 
 
