@@ -118,7 +118,6 @@ class Console:
         url: the origin that browsers know it by.
         pages: what it shows; the first is where a log-in leads.
         links: the one-time links.
-        filters: for the templates.
         fetch: asks the identity provider; by default over the network.
         clock: seconds for sessions.
     """
@@ -132,7 +131,6 @@ class Console:
         pages: Sequence[Page],
         links: Links,
         *,
-        filters: Mapping[str, Callable[..., Any]],
         fetch: Fetch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -156,7 +154,6 @@ class Console:
             lstrip_blocks=True,
             loader=ChoiceLoader([FunctionLoader(_source(package)), FunctionLoader(_source(__package__ or ""))]),
         )
-        self._templates.filters.update(filters)
         self._templates.globals.update(counted=counted, listed=listed, version=installed_version())
         routes = [Route(page.path, self._endpoint(page), methods=["POST" if page.form else "GET"]) for page in pages]
         routes += [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 
 import uvicorn
 
 from veilsum_node.web.application import Console
+from veilsum_node.web.people import Person
 from veilsum_node.web.settings import Listening
+
+LOG = logging.getLogger("veilsum.console")
 
 
 class _Server(uvicorn.Server):
@@ -39,3 +43,16 @@ def serve(console: Console, listening: Listening, ready: Callable[[], None] = la
         ws="none",
     )
     _Server(config, ready).run(sockets=[listening.socket])
+
+
+def serve_with_links(console: Console, listening: Listening, people: Sequence[Person], say: Callable[[str], None]) -> None:
+    """The same, with a one-time link for each of some people once it listens, given to ``say``."""
+
+    def ready() -> None:
+        LOG.info("the console of %s is at %s", console.title, console.url)
+        for who in people:
+            say(f"{who.name}: {console.url}/enter?token={console.links.add(who)}")
+        if not people:
+            say(f"The console is at {console.url}")
+
+    serve(console, listening, ready)

@@ -75,6 +75,9 @@ class ConsoleSettings(Frozen):
         idle_minutes, hours: after which a session ends: without a click, and whatever is done.
         links: file of the one-time links; by default beside the party's state.
         grafana: address of a Grafana, whose dashboards pages link to.
+        record: the authority's directory, or one with a copy of its ``issued/index.jsonl``: who is certified until when, and
+            who logged in. The authority's key is neither needed nor wanted there. For a coordinator's console, as is the next.
+        requests: folder of the requests to sign that parties sent.
         provider: an OpenID Connect provider that people log in with; needs the extra ``login``.
         roles: who may what, by the provider's groups.
         log: where the log goes and in which form.
@@ -86,6 +89,8 @@ class ConsoleSettings(Frozen):
     hours: StrictInt = Field(default=8, ge=1, le=24)
     links: Path | None = None
     grafana: Annotated[StrictStr, AfterValidator(_origin)] | None = None
+    record: Path | None = None
+    requests: Path | None = None
     provider: ProviderSettings | None = None
     roles: RoleGroups = RoleGroups()
     log: LogSettings = LogSettings()

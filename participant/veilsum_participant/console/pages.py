@@ -166,4 +166,4 @@ class SitePages:
     def settings(self, asked: Asked) -> Response:
         """The configuration, to read."""
         rows = setting_rows(read_participant_settings(self._path), self._path)
-        return asked.render("settings.html.j2", rows=rows, path=self._path)
+        return asked.render("values.html.j2", rows=rows, path=self._path)

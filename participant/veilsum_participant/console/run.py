@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +9,12 @@ from pathlib import Path
 from veilsum_node.telemetry.logs import start_logging
 from veilsum_node.web.application import Console
 from veilsum_node.web.people import Links, Person
-from veilsum_node.web.serving import serve
+from veilsum_node.web.serving import serve_with_links
 from veilsum_node.web.settings import ConsoleSettings, open_socket
 from veilsum_participant.config import ParticipantConfig, load_participant_config
 from veilsum_participant.console.pages import SitePages
 from veilsum_participant.console.reach import check_reach
 from veilsum_participant.ledgers import open_source
-
-LOG = logging.getLogger("veilsum.console")
 
 
 def site_links(config: ParticipantConfig, settings: ConsoleSettings) -> Links:
@@ -33,7 +30,7 @@ def site_console(path: Path, settings: ConsoleSettings, url: str) -> Console:
     if config.state.exists():
         with open_source(config.state) as opened:
             title = f"site {opened.site}"
-    return Console(title, __package__, settings, url, SitePages(path).pages(), site_links(config, settings), filters={})
+    return Console(title, __package__, settings, url, SitePages(path).pages(), site_links(config, settings))
 
 
 def run_site_console(
@@ -55,13 +52,4 @@ def run_site_console(
         check_reach(config)
     start_logging(settings.log)
     listening = open_socket(settings)
-    console = site_console(path, settings, listening.url)
-
-    def ready() -> None:
-        LOG.info("the console of %s is at %s", console.title, console.url)
-        for who in people:
-            say(f"{who.name}: {console.url}/enter?token={console.links.add(who)}")
-        if not people:
-            say(f"The console is at {console.url}")
-
-    serve(console, listening, ready)
+    serve_with_links(site_console(path, settings, listening.url), listening, people, say)
