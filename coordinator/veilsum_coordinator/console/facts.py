@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -193,7 +194,8 @@ def request_rows(settings: ConsoleSettings, issued: Sequence[Issued]) -> list[di
             rows.append(row | {"run": error.message})
             continue
         state = "signed" if fingerprint in known else "waiting"
-        command = f"veilsum federation sign {path} --role {role or 'ROLE'} --name {name}"
+        words = ("veilsum", "federation", "sign", str(path), "--role", role or "ROLE", "--name", name)
+        command = shlex.join(words)  # somebody pastes it into a shell, and the request says what it likes
         rows.append(row | {"name": name, "role": role, "fingerprint": fingerprint, "state": state, "run": command})
     return rows
 

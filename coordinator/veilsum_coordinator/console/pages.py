@@ -34,7 +34,7 @@ class OperatorPages:
             Page("/study/{study}", self.abort, right=Right.OPERATE, form=True),
             Page("/members", self.members, "Members"),
             Page("/requests", self.requests, "Requests"),
-            Page("/refusals", self.refusals, "Log-ins and refusals"),
+            Page("/refusals", self.refusals, "Log-ins"),
             Page("/storage", self.storage, "Storage"),
             Page("/health", self.health, "Health"),
             Page("/settings", self.settings, "Settings", Right.OPERATE),

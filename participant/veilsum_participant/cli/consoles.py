@@ -58,7 +58,7 @@ def add_console(
             typer.Option("--records-in-reach", help="Start although this user may read a site's records: for trials."),
         ] = False,
     ) -> None:
-        """Serve pages for people on loopback or a Unix socket until SIGINT or SIGTERM. It needs veilsum[console]."""
+        """Serve pages for people on loopback or a Unix socket until SIGINT or SIGTERM. It needs the extra console."""
         with loading(serves=True):
             from veilsum_node.process.hardening import harden
 

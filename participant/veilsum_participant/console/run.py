@@ -23,14 +23,14 @@ def site_links(config: ParticipantConfig, settings: ConsoleSettings) -> Links:
     return Links(place, lambda: int(time.time()))
 
 
-def site_console(path: Path, settings: ConsoleSettings, url: str) -> Console:
-    """The console of the site whose configuration lies at a path."""
+def site_console(path: Path, settings: ConsoleSettings, url: str, *, clock: Callable[[], float] = time.monotonic) -> Console:
+    """The console of the site whose configuration lies at a path; ``clock`` ends sessions."""
     config = load_participant_config(path)
     title = "site"
     if config.state.exists():
         with open_source(config.state) as opened:
             title = f"site {opened.site}"
-    return Console(title, __package__, settings, url, SitePages(path).pages(), site_links(config, settings))
+    return Console(title, __package__, settings, url, SitePages(path).pages(), site_links(config, settings), clock=clock)
 
 
 def run_site_console(
