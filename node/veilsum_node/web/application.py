@@ -20,11 +20,10 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from jinja2 import ChoiceLoader, Environment, FunctionLoader, StrictUndefined
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, Unavailable, VeilsumError
 from veilsum_node.oidc.code_flow import Visit
@@ -166,7 +165,7 @@ class Console:
             Route("/login/finish", self._open(self._finish)),
             Route("/logout", self._endpoint(Page("/logout", self._logout, form=True)), methods=["POST"]),
         ]
-        self.app = self._guarded(Starlette(routes=routes))
+        self.app = self._guarded(Router(routes, redirect_slashes=False, default=self._nothing))
 
     # -- before every answer ------------------------------------------------------------------------------------------------
 
@@ -178,8 +177,6 @@ class Console:
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http":
-                if scope["type"] == "lifespan":
-                    await app(scope, receive, send)
                 return
 
             async def sent(message: Any) -> None:
@@ -205,6 +202,9 @@ class Console:
                 await self._failed(HTTPStatus.INTERNAL_SERVER_ERROR, said)(scope, receive, sent)
 
         return guarded
+
+    async def _nothing(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._failed(HTTPStatus.NOT_FOUND, "There is nothing here.")(scope, receive, send)
 
     def _fault(self, request: Request) -> tuple[HTTPStatus, str] | None:
         if request.headers.get("host", "") not in self._hosts:
