@@ -25,7 +25,7 @@ from support.hostile import Adversary, altered, make_adversary
 from support.identity_provider import CLIENT, IdentityProvider
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.oidc.provider import ProviderSettings
-from veilsum_node.web.application import POLICY, Page
+from veilsum_node.web.application import ASKS, POLICY, TRIES, Page
 from veilsum_node.web.people import LINK_SECONDS, Links, PersonRole, Right, person
 from veilsum_node.web.settings import ConsoleSettings, RoleGroups, open_socket
 from veilsum_participant.console.pages import SitePages
@@ -230,11 +230,11 @@ def test_log_ins_and_requests_are_rationed(attack: Adversary) -> None:
     clock = Seconds()
     console = console_of(attack, clock=clock)
     guesser = Visitor(console)
-    said = [guesser.client.post("/enter", data={"token": f"guess {number}"}).text for number in range(12)]
-    assert ["Too many" in text for text in said] == [False] * 10 + [True] * 2
+    said = [guesser.client.post("/enter", data={"token": f"guess {number}"}).text for number in range(TRIES + 2)]
+    assert ["Too many" in text for text in said] == [False] * TRIES + [True] * 2
     clock.now += 60
     visitor = Visitor(console).log_in()
-    statuses = [visitor.client.get("/settings").status_code for _ in range(130)]
+    statuses = [visitor.client.get("/settings").status_code for _ in range(ASKS + 10)]
     assert statuses.count(429) >= 8
     assert Visitor(console).client.get("/login").status_code == 200
 

@@ -41,6 +41,12 @@ MOST_BYTES = 16 * 1024 * 1024
 """Of a form: another site's export is the largest."""
 
 MOST_FIELDS = 32
+TRIES, TRIES_RATE = 40, 0.5
+"""Steps of log-ins, of which one takes two: at once, and then a second, of everybody together."""
+
+ASKS, ASKS_RATE = 120, 4.0
+"""Requests of one session, likewise."""
+
 VISIT_SECONDS = 600
 MOST_VISITS = 64
 SESSION, VISIT = "veilsum", "veilsum-visit"
@@ -136,8 +142,8 @@ class Console:
         self.title, self.url, self.settings, self.links = title, url, settings, links
         self.sessions = Sessions(settings.idle_minutes * 60, settings.hours * 3600, clock)
         self._pages, self._clock = pages, clock
-        self._tries = Allowance(1 / 6, 10, clock)
-        self._asks = Allowance(4, 120, clock)
+        self._tries = Allowance(TRIES_RATE, TRIES, clock)
+        self._asks = Allowance(ASKS_RATE, ASKS, clock)
         self._visits: dict[str, tuple[Visit, Metadata, float]] = {}
         self._fetch = fetch
         self._verifier: TokenVerifier | None = None

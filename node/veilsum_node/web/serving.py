@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Sequence
 
 import uvicorn
@@ -28,6 +29,8 @@ class _Server(uvicorn.Server):
 
 def serve(console: Console, listening: Listening, ready: Callable[[], None] = lambda: None) -> None:
     """Serve it on an open socket until SIGINT or SIGTERM; ``ready`` is called once it listens."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # uvicorn stops by them and raises them once more in the end
     config = uvicorn.Config(
         console.app,
         log_config=None,
