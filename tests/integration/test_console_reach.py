@@ -57,7 +57,9 @@ def close_to_others(path: Path) -> None:
 
 def share(state: Path) -> None:
     """Give the participant's state to another user, and its group, as docs/console.md does."""
+    state.parent.chmod(0o2770)
     if os.geteuid() == 0:
+        os.chown(state.parent, NOBODY, NOBODY)
         for path in state.parent.glob(f"{state.name}*"):
             os.chown(path, NOBODY, NOBODY)
             path.chmod(0o660)
@@ -101,7 +103,7 @@ def test_the_consoles_user_cannot_open_a_record_and_decides_all_the_same(attack:
         page = client.get(f"/study/{attack.key.hex()}").text
         form = dict(re.findall(r'name="(csrf|shown)" value="([^"]+)"', page))
         answer = client.post(f"/study/{attack.key.hex()}", data={**form, "decision": "approve", "reason": "covered"})
-        assert answer.status_code == 303
+        assert answer.status_code == 303, answer.text
         for path in ("/", "/budgets", "/ledger", "/dossier", "/dossier/page", "/health"):
             assert client.get(path).status_code == 200, path
     (entry,) = attack.bed.sites["a"].ledger.entries(kind=Kind.APPROVAL)

@@ -34,15 +34,9 @@ def issued(name: str, fingerprint: str = "f", **changes: Any) -> Issued:
 def test_members_by_session_record_and_metrics() -> None:
     info = CoordinatorInfo("coordinator", ("a",), ("a", "b"), {"a": 1500, "b": 0}, {"a": NOW - 50, "b": 0})
     samples = {facts.EXPIRY: {("a",): NOW + 86_400.0}, facts.DUPLICATES: {("b",): 2.0, ("a",): 0.0}}
-    record = [
-        issued("b", "one"),
-        issued("b", "two"),
-        issued("c", expires=NOW - 1),
-        issued("c", "new"),
-        issued("ada", subject="x"),
-    ]
-    record.append(issued("analyst", role=Role.ANALYST))
-    a, b, ada, c = facts.member_rows(info, samples, record, NOW)
+    record = [issued("b", "one"), issued("b", "two"), issued("c", expires=NOW - 1), issued("c", "new")]
+    record += [issued("analyst", role=Role.ANALYST), issued("c", "new", subject="a log-in")]
+    a, b, c = facts.member_rows(info, samples, record, NOW)
     assert (a["name"], a["state"], a["received"], a["ends"], a["duplicates"]) == ("a", "connected", "1.5 kB", True, "")
     assert (b["name"], b["state"], b["seen"], b["ends"]) == ("b", "away", "", False)
     assert b["duplicates"] == "2 times two processes, 2 valid keys"
