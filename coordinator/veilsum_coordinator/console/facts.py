@@ -35,7 +35,7 @@ DUPLICATES = "veilsum_sessions_held_total"
 MOST_LOGINS = 100
 
 
-class Remote(Protocol):
+class RunningCoordinator(Protocol):
     """The running coordinator, as :class:`veilsum.remote.Remote` asks it."""
 
     def describe(self) -> Any: ...
@@ -57,7 +57,7 @@ class Sources:
 
     path: Path
     settings: ConsoleSettings
-    connect: Callable[[], AbstractContextManager[Remote]]
+    connect: Callable[[], AbstractContextManager[RunningCoordinator]]
 
 
 Samples = Mapping[str, Mapping[tuple[str, ...], float]]

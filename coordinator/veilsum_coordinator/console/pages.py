@@ -13,7 +13,7 @@ from veilsum_node.errors import Unavailable, VeilsumError
 from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.web.application import Asked, Page
+from veilsum_node.web.application import Page, PageRequest
 from veilsum_node.web.configuration import setting_rows
 from veilsum_node.web.people import Right
 
@@ -44,46 +44,46 @@ class OperatorPages:
     def _config(self) -> CoordinatorConfig:
         return load_coordinator_config(self._from.path)
 
-    def _render(self, asked: Asked, template: str, board: str = "", **values: Any) -> Response:
+    def _render(self, asked: PageRequest, template: str, board: str = "", **values: Any) -> Response:
         """A page with the link to its curves."""
         grafana = self._from.settings.grafana
         curves = f"{grafana}/d/{board}" if grafana and board else ""
         return asked.render(template, curves=curves, **values)
 
-    def studies(self, asked: Asked) -> Response:
+    def studies(self, asked: PageRequest) -> Response:
         """Every study."""
         with self._from.connect() as remote:
             rows = [facts.study_row(item) for item in reversed(remote.list())]
         return self._render(asked, "studies.html.j2", "veilsum-rounds", rows=rows)
 
-    def study(self, asked: Asked) -> Response:
+    def study(self, asked: PageRequest) -> Response:
         """One study, by round."""
         with self._from.connect() as remote:
             study = remote.show(remote.find(asked.path["study"]))
         row, rounds = facts.study_row(study), facts.round_rows(study)
         return self._render(asked, "one_study.html.j2", "veilsum-rounds", row=row, rounds=rounds, study=study)
 
-    def abort(self, asked: Asked) -> Response:
+    def abort(self, asked: PageRequest) -> Response:
         """Stop a study for good."""
         with self._from.connect() as remote:
             done = remote.abort(remote.find(asked.path["study"]))
         LOG.warning("%s aborted study %s", printable(asked.person.name), done.study[:12])
         return asked.go(f"/study/{done.study}")
 
-    def members(self, asked: Asked) -> Response:
+    def members(self, asked: PageRequest) -> Response:
         """Members and their sessions."""
         with self._from.connect() as remote:
             info = remote.describe()
         rows = facts.member_rows(info, facts.metrics(self._config), facts.record(self._from.settings), facts.now())
         return self._render(asked, "members.html.j2", "veilsum-rounds", rows=rows, info=info)
 
-    def requests(self, asked: Asked) -> Response:
+    def requests(self, asked: PageRequest) -> Response:
         """Requests to sign."""
         settings = self._from.settings
         rows = facts.request_rows(settings, facts.record(settings))
         return self._render(asked, "requests.html.j2", rows=rows, folder=settings.requests)
 
-    def refusals(self, asked: Asked) -> Response:
+    def refusals(self, asked: PageRequest) -> Response:
         """Who logged in, and what was refused."""
         with self._from.connect() as remote:
             found = facts.refusal_rows(remote.list(), facts.metrics(self._config))
@@ -92,11 +92,11 @@ class OperatorPages:
             asked, "refusals.html.j2", "veilsum-rounds", logins=logins, record=self._from.settings.record, **found
         )
 
-    def storage(self, asked: Asked) -> Response:
+    def storage(self, asked: PageRequest) -> Response:
         """What studies occupy. Archiving and deleting one come here, as forms beside :meth:`abort`."""
         return self._render(asked, "storage.html.j2", **facts.storage(self._config))
 
-    def health(self, asked: Asked) -> Response:
+    def health(self, asked: PageRequest) -> Response:
         """How the coordinator is; what a command checks of disk, backup and certificates comes here as further rows."""
         rows = []
         for name, look in (("service", self._ready), ("interface", self._answers)):
@@ -117,7 +117,7 @@ class OperatorPages:
         with self._from.connect() as remote:
             return f"{remote.describe().coordinator} proved its name"
 
-    def settings(self, asked: Asked) -> Response:
+    def settings(self, asked: PageRequest) -> Response:
         """The configuration, to read."""
         rows = setting_rows(read_coordinator_settings(self._from.path), self._from.path)
         return self._render(asked, "values.html.j2", rows=rows, path=self._from.path)

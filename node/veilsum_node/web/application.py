@@ -32,7 +32,7 @@ from veilsum_node.oidc.provider import Metadata, TokenVerifier, discover
 from veilsum_node.phrases import counted, listed
 from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.web.people import Allowance, Links, Person, PersonRole, Right, Session, Sessions, person
+from veilsum_node.web.people import Allowance, Links, LoggedIn, Person, PersonRole, Right, Sessions, person
 from veilsum_node.web.settings import ConsoleSettings
 
 LOG = logging.getLogger("veilsum.console")
@@ -82,18 +82,18 @@ class Page:
     """
 
     path: str
-    answer: Callable[[Asked], Response]
+    answer: Callable[[PageRequest], Response]
     label: str = ""
     right: Right = Right.READ
     form: bool = False
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageRequest:
     """A request that everything was checked of."""
 
     console: Console = field(repr=False)
-    session: Session
+    session: LoggedIn
     path: Mapping[str, str]
     query: Mapping[str, str]
     form: Mapping[str, str]
@@ -240,12 +240,12 @@ class Console:
                 LOG.warning("a form without its session's token was refused: %s", page.path)
                 return self._failed(HTTPStatus.FORBIDDEN, "The form is not this session's. Open its page again.")
             texts = {name: str(value) for name, value in request.path_params.items()}
-            asked = Asked(self, session, texts, _once(request.url.query), form, request.url.path)
+            asked = PageRequest(self, session, texts, _once(request.url.query), form, request.url.path)
             return await run_in_threadpool(self._answered, page.answer, asked)
 
         return answered
 
-    def _answered(self, answer: Callable[[Asked], Response], asked: Asked) -> Response:
+    def _answered(self, answer: Callable[[PageRequest], Response], asked: PageRequest) -> Response:
         try:
             return answer(asked)
         except VeilsumError as error:
@@ -276,7 +276,7 @@ class Console:
     def _failed(self, status: HTTPStatus, message: str, advice: str = "") -> Response:
         return self.render("error.html.j2", None, status, message=message, advice=advice, reasons=())
 
-    def render(self, template: str, asked: Asked | None, status: int = 200, **values: Any) -> Response:
+    def render(self, template: str, asked: PageRequest | None, status: int = 200, **values: Any) -> Response:
         """A page, for somebody with a session or for nobody."""
         shown = [] if asked is None else [item for item in self._pages if item.label and asked.person.may(item.right)]
         text = self._templates.get_template(template).render(console=self, asked=asked, pages=shown, Right=Right, **values)
@@ -315,7 +315,7 @@ class Console:
         answer.delete_cookie(self._visit_cookie, secure=self._secure, httponly=True, samesite="strict")
         return answer
 
-    def _logout(self, asked: Asked) -> Response:
+    def _logout(self, asked: PageRequest) -> Response:
         LOG.info("%s logged out", printable(asked.person.name))
         self.sessions.end(asked.session)
         answer = RedirectResponse("/login", HTTPStatus.SEE_OTHER)

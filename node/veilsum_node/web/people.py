@@ -74,7 +74,7 @@ def person(name: str, roles: Iterable[PersonRole]) -> Person:
 
 
 @dataclass
-class Session:
+class LoggedIn:
     """One log-in; ``csrf`` stands in every form that it is shown."""
 
     person: Person
@@ -94,7 +94,7 @@ class Sessions:
     def __init__(self, idle: float, whole: float, clock: Callable[[], float]) -> None:
         self._idle, self._whole, self._clock = idle, whole, clock
         self._lock = threading.Lock()
-        self._held: dict[str, Session] = {}
+        self._held: dict[str, LoggedIn] = {}
 
     def begin(self, who: Person) -> str:
         """Begin one; returns the secret that its cookie holds."""
@@ -103,10 +103,10 @@ class Sessions:
             self._drop(now)
             while len(self._held) >= MOST_SESSIONS:
                 del self._held[min(self._held, key=lambda key: self._held[key].seen)]
-            self._held[_digest(secret)] = Session(who, now, now)
+            self._held[_digest(secret)] = LoggedIn(who, now, now)
         return secret
 
-    def find(self, secret: str, *, click: bool = True) -> Session | None:
+    def find(self, secret: str, *, click: bool = True) -> LoggedIn | None:
         """The session of a cookie; ``click``: it is a person who asks, and no page that renews itself."""
         now = self._clock()
         with self._lock:
@@ -116,7 +116,7 @@ class Sessions:
                 found.seen = now
         return found
 
-    def end(self, session: Session) -> None:
+    def end(self, session: LoggedIn) -> None:
         """End it; what is not there has ended."""
         with self._lock:
             self._held = {key: item for key, item in self._held.items() if item is not session}

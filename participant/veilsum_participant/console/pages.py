@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from veilsum_node.errors import Misuse, StateError
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.web.application import HEADERS, Asked, Page
+from veilsum_node.web.application import HEADERS, Page, PageRequest
 from veilsum_node.web.configuration import setting_rows
 from veilsum_node.web.people import Right
 from veilsum_participant.budget_changes import change_budget
@@ -68,7 +68,7 @@ class SitePages:
         with open_beside(self._config) as site:
             yield site
 
-    def inbox(self, asked: Asked) -> Response:
+    def inbox(self, asked: PageRequest) -> Response:
         """What waits, and what the site takes part in."""
         config = self._config
         if not config.state.exists():  # the participant was not started yet: that is no fault of who looks
@@ -78,13 +78,13 @@ class SitePages:
         known = facts.known_studies(config)
         return asked.render("inbox.html.j2", waiting=waiting, known=known, manual=config.policy.approval == "manual")
 
-    def study(self, asked: Asked) -> Response:
+    def study(self, asked: PageRequest) -> Response:
         """One waiting study in words."""
         with self._site() as site:
             item = shown_study(site, asked.path["study"])
         return asked.render("study.html.j2", item=facts.inbox_row(item), words=facts.in_words(item))
 
-    def decide(self, asked: Asked) -> Response:
+    def decide(self, asked: PageRequest) -> Response:
         """Approve or decline, under the name of the log-in, what was shown to whoever decides."""
         study, reason, form = asked.path["study"], asked.form.get("reason", ""), asked.form
         with self._site() as site:
@@ -100,7 +100,7 @@ class SitePages:
         LOG.info("%s: %s %s", printable(asked.person.name), form["decision"], done.digest.hex()[:12])
         return asked.go(f"/study/{done.digest.hex()}")
 
-    def budgets(self, asked: Asked) -> Response:
+    def budgets(self, asked: PageRequest) -> Response:
         """Budgets with their history, and what if they were others."""
         config, query = self._config, asked.query
         answer: list[tuple[str, str]] = []
@@ -110,7 +110,7 @@ class SitePages:
         rows, known = facts.budget_rows(config), facts.known_studies(config)
         return asked.render("budgets.html.j2", rows=rows, known=known, answer=answer, query=query)
 
-    def set_budget(self, asked: Asked) -> Response:
+    def set_budget(self, asked: PageRequest) -> Response:
         """Change a budget."""
         form, config = asked.form, self._config
         try:
@@ -129,20 +129,20 @@ class SitePages:
         LOG.info("%s: budget of %s", printable(asked.person.name), printable(population))
         return asked.go("/budgets")
 
-    def ledger(self, asked: Asked) -> Response:
+    def ledger(self, asked: PageRequest) -> Response:
         """Search the ledger."""
         return asked.render("ledger.html.j2", **facts.ledger_page(self._config, dict(asked.query)))
 
-    def verify(self, asked: Asked) -> Response:
+    def verify(self, asked: PageRequest) -> Response:
         """Verify the ledger, if a file came against it."""
         export = asked.form.get("export") or None
         return asked.render("verified.html.j2", compared=export is not None, **facts.verified(self._config, export))
 
-    def dossier(self, asked: Asked) -> Response:
+    def dossier(self, asked: PageRequest) -> Response:
         """What the dossier says in short, and where it is whole."""
         return asked.render("report.html.j2", made=facts.dossier(self._config, ""))
 
-    def dossier_page(self, asked: Asked) -> Response:
+    def dossier_page(self, asked: PageRequest) -> Response:
         """The dossier itself: its one style sheet is allowed by its digest, and nothing else runs or loads."""
         text = render_dossier(facts.dossier(self._config, asked.query.get("contact", "")))
         digests = [base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() for style in _STYLE.findall(text)]
@@ -152,18 +152,18 @@ class SitePages:
         )
         return Response(text, media_type="text/html; charset=utf-8", headers=HEADERS | {"Content-Security-Policy": policy})
 
-    def dossier_twin(self, asked: Asked) -> Response:
+    def dossier_twin(self, asked: PageRequest) -> Response:
         """The same in JSON, as a file."""
         text = json.dumps(facts.dossier(self._config, ""), ensure_ascii=False, allow_nan=False, indent=1)
         return Response(
             text, media_type="application/json", headers={"Content-Disposition": 'attachment; filename="dossier.json"'}
         )
 
-    def health(self, asked: Asked) -> Response:
+    def health(self, asked: PageRequest) -> Response:
         """How the participant is."""
         return asked.render("health.html.j2", rows=facts.health(self._config))
 
-    def settings(self, asked: Asked) -> Response:
+    def settings(self, asked: PageRequest) -> Response:
         """The configuration, to read."""
         rows = setting_rows(read_participant_settings(self._path), self._path)
         return asked.render("values.html.j2", rows=rows, path=self._path)
