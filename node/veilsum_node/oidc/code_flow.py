@@ -24,8 +24,8 @@ class Visit:
     issuer: str
     client_id: str
     redirect_uri: str
-    nonce: str
-    state: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    nonce: str = field(repr=False)
+    state: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     verifier: str = field(default_factory=lambda: secrets.token_urlsafe(48), repr=False)
 
     def address(self, provider: Metadata, scopes: Sequence[str]) -> str:

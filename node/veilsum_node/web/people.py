@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -157,8 +158,8 @@ class Links:
         digest, found = _digest(secret), list[dict[str, Any]]()
 
         def change(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            found.extend(item for item in held if item["sha256"] == digest)
-            return [item for item in held if not (take and item["sha256"] == digest)]
+            found.extend(item for item in held if hmac.compare_digest(str(item["sha256"]), digest))
+            return [item for item in held if not (take and item in found)]
 
         self._change(change)
         return person(found[0]["name"], [PersonRole(found[0]["role"])]) if found else None
