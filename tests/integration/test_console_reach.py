@@ -15,12 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
+from support import confinement
 from support.commands import veilsum
 from support.consoles import ask
 from support.federation import make_request, schema_of
 from support.hostile import Adversary, make_adversary
 from support.network import wait_for
 from support.processes import VEILSUM, write_participant
+from support.tools import need_tool
 from veilsum_node.errors import StateError
 from veilsum_node.web.people import Links, PersonRole, person
 from veilsum_participant.config import ParticipantConfig
@@ -29,6 +31,7 @@ from veilsum_privacy.ledger import Kind
 
 PR_CAPBSET_DROP = 24
 NOBODY = 65534
+UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "veilsum-console.service"
 
 
 def unprivileged() -> None:
@@ -116,6 +119,39 @@ def test_it_does_not_start_where_its_user_may(attack: Adversary, capsys: pytest.
     assert status == 2
     assert "records.npz" in said.replace("\n", "")
     assert "--records-in-reach" in said
+
+
+def test_it_serves_on_its_socket_under_its_unit(attack: Adversary) -> None:
+    """What the unit's system calls and mounts leave is enough to log in, decide and print the dossier, through the socket."""
+    need_tool("systemd-analyze")
+    directory = attack.bed.directory("a")
+    (directory / "console.toml").write_text(
+        f'listen = "unix:{directory}/console.sock"\nurl = "https://veilsum.hospital.example"\n'
+    )
+    command = [confinement.__file__, str(UNIT), str(directory), "--", sys.executable, *VEILSUM, "participant", "console"]
+    log, socket = directory / "console-log", directory / "console.sock"
+    options = ["--config", str(directory / "participant.toml"), "--records-in-reach"]
+    with log.open("w") as output:
+        process = subprocess.Popen([sys.executable, *command, *options], stdout=output, stderr=output, cwd=directory)
+    try:
+        wait_for(lambda: "The console is at" in log.read_text() or process.poll() is not None, "the console")
+        assert process.poll() is None, log.read_text()
+        links = Links(directory / "participant.console-links", attack.bed.clock)
+        token = links.add(person("Olga Maier", [PersonRole.OFFICER]))
+        transport = httpx.HTTPTransport(uds=str(socket))
+        with httpx.Client(base_url="http://veilsum.hospital.example", transport=transport) as client:
+            answer = client.post("/enter", data={"token": token}, headers={"Origin": "https://veilsum.hospital.example"})
+            assert answer.status_code == 303, log.read_text()
+            session = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}  # which a client without TLS would not send
+            page = client.get(f"/study/{attack.key.hex()}", headers=session).text
+            form = dict(re.findall(r'name="(csrf|shown)" value="([^"]+)"', page))
+            sent = {**form, "decision": "approve", "reason": "covered"}
+            assert client.post(f"/study/{attack.key.hex()}", data=sent, headers=session).status_code == 303, log.read_text()
+            assert client.get("/dossier/page", headers=session).status_code == 200, log.read_text()
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, log.read_text()
+    assert len(attack.bed.sites["a"].ledger.entries(kind=Kind.APPROVAL)) == 1
 
 
 PLACES: dict[str, tuple[dict[str, Any], bool]] = {

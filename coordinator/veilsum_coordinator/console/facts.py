@@ -157,7 +157,7 @@ def storage(config: CoordinatorConfig) -> dict[str, Any]:
             if table.name not in there or key is None:
                 continue
             values = [column for column in table.c if isinstance(column.type, LargeBinary | Text) and column is not key]
-            sizes = sum((func.coalesce(func.sum(func.length(column)), 0) for column in values), 0)  # type: ignore[arg-type]
+            sizes: Any = sum(func.coalesce(func.sum(func.length(column)), 0) for column in values)
             for digest, total in connection.execute(select(key, sizes).group_by(key)):
                 journal[bytes(digest).hex()] += int(total)
         for row in connection.execute(select(STUDIES.c.digest, STUDIES.c.phase, STUDIES.c.submitted)):

@@ -397,8 +397,8 @@ async def _form(request: Request) -> dict[str, str]:
     head = f"Content-Type: {kind.encode('ascii', 'replace').decode()}\r\n\r\n".encode()
     found = BytesParser(policy=HTTP).parsebytes(head + bytes(data))
     fields: dict[str, str] = {}
-    for part in found.iter_parts():
-        name, value = part.get_param("name", header="content-disposition"), part.get_payload(decode=True)
+    for item in found.iter_parts():
+        name, value = item.get_param("name", header="content-disposition"), item.get_payload(decode=True)
         if isinstance(name, str) and isinstance(value, bytes) and len(fields) < MOST_FIELDS:
             fields[name] = value.decode("utf-8", "replace")
     return fields
