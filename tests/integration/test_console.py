@@ -110,6 +110,24 @@ def test_every_answer_is_guarded(attack: Adversary) -> None:
         assert "server" not in answer.headers
 
 
+def test_looking_writes_nothing(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page but a form begins a transaction that could write, and none opens a dataset."""
+    visitor = Visitor(console_of(attack)).log_in("Otto", "operator")
+
+    def forbidden(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a page writes, or reads records")
+
+    for name in ("open_database", "Database.transaction"):
+        monkeypatch.setattr(f"veilsum_node.database.{name}", forbidden)
+    monkeypatch.setattr("veilsum_participant.session.client.open_database", forbidden)
+    monkeypatch.setattr("veilsum_participant.site.load_records", forbidden)
+    monkeypatch.setattr("veilsum_participant.site.check_structure", forbidden)
+    for page in PAGES:
+        if not page.form:
+            assert visitor.client.get(place(page, attack.key)).status_code == 200, page.path
+    assert "Verified" in visitor.send("/ledger/verify").text
+
+
 FORGED: dict[str, dict[str, Any]] = {
     "no token": {"data": {}},
     "an empty token": {"data": {"csrf": ""}},

@@ -7,8 +7,6 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from starlette.responses import Response
@@ -22,8 +20,7 @@ from veilsum_participant.budget_changes import change_budget
 from veilsum_participant.config import ParticipantConfig, load_participant_config, read_participant_settings
 from veilsum_participant.console import facts
 from veilsum_participant.protocol.approval import approve, decline, shown_study, waiting_studies
-from veilsum_participant.session.beside import open_beside
-from veilsum_participant.site import Site
+from veilsum_participant.session.beside import open_beside, open_to_read
 from veilsum_privacy.dossier import render as render_dossier
 
 LOG = logging.getLogger("veilsum.console")
@@ -62,31 +59,26 @@ class SitePages:
     def _config(self) -> ParticipantConfig:
         return load_participant_config(self._path)
 
-    @contextmanager
-    def _site(self) -> Iterator[Site]:
-        with open_beside(self._config) as site:
-            yield site
-
     def inbox(self, asked: PageRequest) -> Response:
         """What waits, and what the site takes part in."""
         config = self._config
         if not config.state.exists():  # the participant was not started yet: that is no fault of who looks
             return asked.render("inbox.html.j2", waiting=[], known=[], manual=config.policy.approval == "manual")
-        with self._site() as site:
+        with open_to_read(config) as site:
             waiting = [facts.inbox_row(item) for item in waiting_studies(site)]
         known = facts.known_studies(config)
         return asked.render("inbox.html.j2", waiting=waiting, known=known, manual=config.policy.approval == "manual")
 
     def study(self, asked: PageRequest) -> Response:
         """One waiting study in words."""
-        with self._site() as site:
+        with open_to_read(self._config) as site:
             item = shown_study(site, asked.path["study"])
         return asked.render("study.html.j2", item=facts.inbox_row(item), words=facts.in_words(item))
 
     def decide(self, asked: PageRequest) -> Response:
         """Approve or decline, under the name of the log-in, what was shown to whoever decides."""
         study, reason, form = asked.path["study"], asked.form.get("reason", ""), asked.form
-        with self._site() as site:
+        with open_beside(self._config) as site:
             seen = facts.in_words(shown_study(site, study)).sha256
             if form.get("shown") != seen:
                 raise StateError("What is known of this study has changed since you opened its page.", "Read it again.")
