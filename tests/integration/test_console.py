@@ -225,7 +225,7 @@ def test_sessions_end(attack: Adversary) -> None:
         assert visitor.client.get("/").status_code == 200
     for _ in range(2):
         clock.now += 8 * 60
-        assert visitor.client.get("/", headers={"HX-Request": "true"}).status_code == (
+        assert visitor.client.get("/?renew", headers={"HX-Request": "true"}).status_code == (
             200 if clock.now < 1000 + 37 * 60 else 401
         )
     visitor.log_in()
@@ -343,6 +343,11 @@ def test_an_approval_is_the_commands(attack: Adversary, caplog: pytest.LogCaptur
     assert [directive.study for directive in attack.cores["a"].decided()] == [attack.key]
     assert "Olga Maier: approve" in caplog.text
     assert "approved" in visitor.text(f"/study/{attack.key.hex()}")
+    ask(attack)  # the participant joins it
+    gone = visitor.client.get(f"/study/{attack.key.hex()}")
+    assert (gone.status_code, gone.headers["location"]) == (303, f"/ledger?study={attack.key.hex()[:12]}")
+    assert "covered by the vote (Olga Maier)" in visitor.text(gone.headers["location"])
+    assert visitor.client.get(f"/study/{'ab' * 32}").status_code == 409
 
 
 def test_a_decline_needs_a_reason(attack: Adversary) -> None:

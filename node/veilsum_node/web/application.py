@@ -41,6 +41,9 @@ MOST_BYTES = 16 * 1024 * 1024
 """Of a form: another site's export is the largest."""
 
 MOST_FIELDS = 32
+RENEWS = "renew"
+"""In the query of a page that renews itself: nobody clicked."""
+
 TRIES, TRIES_RATE = 40, 0.5
 """Steps of log-ins, of which one takes two: at once, and then a second, of everybody together."""
 
@@ -224,11 +227,10 @@ class Console:
 
     def _endpoint(self, page: Page) -> Callable[[Request], Any]:
         async def answered(request: Request) -> Response:
-            renews = request.headers.get("hx-request") == "true" and request.method == "GET"
             secret = request.cookies.get(self._cookie, "")
-            session = self.sessions.find(secret, click=not renews)
+            session = self.sessions.find(secret, click=RENEWS not in request.query_params)
             if session is None:
-                return self._log_in_first(request, renews)
+                return self._log_in_first(request)
             if not self._asks.take(session.csrf):
                 return self._failed(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: wait a moment.")
             if not session.person.may(page.right):
@@ -253,8 +255,8 @@ class Console:
             status = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, Unavailable) else HTTPStatus.CONFLICT
             return asked.render("error.html.j2", status, message=error.message, advice=error.advice, reasons=reasons)
 
-    def _log_in_first(self, request: Request, renews: bool) -> Response:
-        if renews:  # the page that renews itself goes to the log-in as a whole
+    def _log_in_first(self, request: Request) -> Response:
+        if request.headers.get("hx-request") == "true":  # a part of a page: the whole of it goes to the log-in
             return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": "/login"})
         if request.method == "GET":
             return RedirectResponse("/login", HTTPStatus.SEE_OTHER)

@@ -21,6 +21,7 @@ from veilsum_participant.config import ParticipantConfig, load_participant_confi
 from veilsum_participant.console import facts
 from veilsum_participant.protocol.approval import approve, decline, shown_study, waiting_studies
 from veilsum_participant.session.beside import open_beside, open_to_read
+from veilsum_participant.store.pending import PendingState
 from veilsum_privacy.dossier import render as render_dossier
 
 LOG = logging.getLogger("veilsum.console")
@@ -70,9 +71,14 @@ class SitePages:
         return asked.render("inbox.html.j2", waiting=waiting, known=known, manual=config.policy.approval == "manual")
 
     def study(self, asked: PageRequest) -> Response:
-        """One waiting study in words."""
+        """One waiting study in words; of one that waits no more, what is on record."""
         with open_to_read(self._config) as site:
-            item = shown_study(site, asked.path["study"])
+            try:
+                item = shown_study(site, asked.path["study"])
+            except Misuse:
+                if not any(entry.study and entry.study.hex() == asked.path["study"] for entry in site.ledger.entries()):
+                    raise
+                return asked.go(f"/ledger?study={asked.path['study'][:12]}")
         return asked.render("study.html.j2", item=facts.inbox_row(item), words=facts.in_words(item))
 
     def decide(self, asked: PageRequest) -> Response:
@@ -89,7 +95,9 @@ class SitePages:
             else:
                 raise Misuse("The form neither approves nor declines.")
         LOG.info("%s: %s %s", printable(asked.person.name), form["decision"], done.digest.hex()[:12])
-        return asked.go(f"/study/{done.digest.hex()}")
+        if done.state == PendingState.WAITING:  # for somebody else's word
+            return asked.go(f"/study/{done.digest.hex()}")
+        return asked.go(f"/ledger?study={done.digest.hex()[:12]}")  # the participant may have joined it by now
 
     def budgets(self, asked: PageRequest) -> Response:
         """Budgets with their history, and what if they were others."""
