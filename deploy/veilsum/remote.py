@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,6 +186,9 @@ class CoordinatorInfo:
     received: dict[str, int]
     """Bytes of ciphertexts received from each."""
 
+    seen: dict[str, int] = field(default_factory=dict)
+    """When the last session of each began or ended, Unix seconds."""
+
 
 class Remote:
     """The ``Studies`` service of one coordinator; made by :func:`connect`.
@@ -208,6 +211,7 @@ class Remote:
             connected=tuple(name for name, connected in seen if connected),
             known=tuple(name for name, _ in seen),
             received={printable(item.name): item.bytes_received for item in reply.participants},
+            seen={printable(item.name): item.last_seen for item in reply.participants},
         )
 
     def spending(self, dataset: str) -> dict[str, Counter[Mechanism]] | None:

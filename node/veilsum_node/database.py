@@ -381,11 +381,22 @@ def _begin(connection: Connection) -> None:
 
 
 def _create_private(path: Path) -> None:
-    """Create the file with mode 0600 before SQLite would with a wider one; narrow an existing file's mode."""
+    """Create the file with mode 0600 before SQLite would with a wider one; narrow an existing file's mode.
+
+    In a directory whose group was made its files' (setgid), the group may read and write: so a state is shared with a console
+    of another user. SQLite gives its other files the mode of this one.
+    """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            path.chmod(0o600)
+        shared = path.parent.stat().st_mode & stat.S_ISGID
+        most = 0o660 if shared else 0o600
+        if not path.exists():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            if shared:
+                path.chmod(most)
+        else:
+            os.close(os.open(path, os.O_RDWR))
+        if stat.S_IMODE(path.stat().st_mode) & 0o077 & ~most:
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & most)
     except OSError as error:
         raise ConfigurationError(f"The database {path} {unwritable(error)}.", "Check the directory and its owner.") from error
 

@@ -150,6 +150,7 @@ class Site:
             that match nothing in it.
         directory: what the pins of ``config`` come from, if it is a confirmed directory.
         nonce: the session nonce, drawn when the process starts; a restarted process has another.
+        reads_only: whether the database was opened to read; then nothing is made or brought up to date in it.
         agreed: the study of signed bytes; remembered, for every message of a study needs it.
         tried: what was computed without records, by this process.
     """
@@ -168,6 +169,7 @@ class Site:
     patience: float = 0.0
     elapsed: Callable[[], int] | None = None
     directory: Directory | None = None
+    reads_only: bool = False
     unmatched: dict[str, float] = field(default_factory=dict)
     nonce: bytes = field(init=False)
     agreed: Callable[[bytes], AgreedStudy] = field(init=False, repr=False)
@@ -181,7 +183,8 @@ class Site:
         self.nonce = self.random.bytes(NONCE_BYTES)
         self.agreed = lru_cache(maxsize=MOST_STUDIES)(AgreedStudy.parse)
         self.ledger_known.set()
-        create_tables(self.database)
+        if not self.reads_only:
+            create_tables(self.database)
         # Arrow's first conversion imports pandas where that is installed: not while records are read, nor in a thread.
         pyarrow.array([])
 

@@ -27,16 +27,16 @@ from support.processes import Process, running_processes, write_toml
 from veilsum.access import LoginNeededError, LoginSettings, resolve_access
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_deploy.login.fetcher import AnsweredError, Fetcher
-from veilsum_deploy.login.issuer import Issuer, LoginMetrics, LoginServer, LoginServiceConfig, ProviderSettings, RoleSettings
+from veilsum_deploy.login.issuer import Issuer, LoginMetrics, LoginServer, LoginServiceConfig, RoleSettings
 from veilsum_deploy.login.person import log_in
-from veilsum_deploy.login.provider import ALGORITHMS, discover
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Authority, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.authority import login_request
 from veilsum_node.identity.directory import parse_directory, sign_directory
 from veilsum_node.identity.files import write_new
 from veilsum_node.identity.provision import install
+from veilsum_node.oidc.fetcher import AnsweredError, Fetcher
+from veilsum_node.oidc.provider import ALGORITHMS, ProviderSettings, discover
 
 HOUR = 3600
 
@@ -292,7 +292,7 @@ def test_keys_of_the_provider_may_change(place: Place, monkeypatch: pytest.Monke
     key, request = login_request(Role.ANALYST)
     with pytest.raises(HostileInput, match="not signed"):  # looked at a moment ago
         place.issuer.issue(place.token(key.fingerprint), request)
-    monkeypatch.setattr("veilsum_deploy.login.provider._KEYS_APART", 0.0)
+    monkeypatch.setattr("veilsum_node.oidc.provider._KEYS_APART", 0.0)
     assert place.issuer.issue(place.token(key.fingerprint), request).name == "ada"
 
 
@@ -444,7 +444,7 @@ def test_a_key_that_the_provider_withdrew_counts_no_longer_than_an_hour(place: P
     monkeypatch.setattr(place.provider, "get", away)
     assert issue() == "ada"  # within the hour nobody is asked
     late = time.monotonic() + 2 * HOUR
-    monkeypatch.setattr("veilsum_deploy.login.provider.time.monotonic", lambda: late)
+    monkeypatch.setattr("veilsum_node.oidc.provider.time.monotonic", lambda: late)
     with pytest.raises(AnsweredError, match="503"):
         issue()
     for _ in range(3):
@@ -452,7 +452,7 @@ def test_a_key_that_the_provider_withdrew_counts_no_longer_than_an_hour(place: P
             issue()
     assert len(asked) == 1  # logins do not become a flood of questions
     monkeypatch.setattr(place.provider, "get", get)
-    monkeypatch.setattr("veilsum_deploy.login.provider.time.monotonic", lambda: late + 31)
+    monkeypatch.setattr("veilsum_node.oidc.provider.time.monotonic", lambda: late + 31)
     assert issue() == "ada"
 
 

@@ -40,6 +40,7 @@ for package in sys.argv[1].split(","):
     found = importlib.import_module(package)
     names += [package, *(item.name for item in pkgutil.walk_packages(found.__path__, package + "."))]
 names = [name for name in names if not name.endswith(("__main__", ".env"))]
+names = [name for name in names if not name.startswith(("veilsum_node.web", "veilsum_participant.console"))]  # an extra's
 for name in names:
     importlib.import_module(name)
 places = {sys.modules[package].__file__ for package in sys.argv[1].split(",")}

@@ -42,7 +42,8 @@ APPLIED = _names("""
 ELSEWHERE = (
     # what starts the process, and where
     _names("""
-        Type User Group ExecStart ExecStartPre EnvironmentFile Environment Restart RestartSec KillMode TimeoutStopSec
+        Type User Group SupplementaryGroups ReadWritePaths ExecStart ExecStartPre EnvironmentFile Environment Restart
+        RestartSec KillMode TimeoutStopSec
         LoadCredential StateDirectory StateDirectoryMode RuntimeDirectory RuntimeDirectoryMode
     """)
     # a test's interpreter may lie in a home, and its files in /tmp

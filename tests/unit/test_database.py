@@ -55,6 +55,30 @@ def test_a_file_that_others_can_read_is_narrowed(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize(
+    ("folder", "before", "after"),
+    [
+        (0o700, None, 0o600), (0o2770, None, 0o660), (0o2770, 0o660, 0o660), (0o2770, 0o666, 0o660), (0o2770, 0o600, 0o600),
+        (0o770, 0o660, 0o600), (0o750, 0o640, 0o600),
+    ],
+)  # fmt: skip
+def test_a_group_shares_a_file_where_its_directory_says_so(
+    folder: int, before: int | None, after: int, tmp_path: Path
+) -> None:
+    """A setgid directory, and none else; nobody besides the group ever, and a file that is narrower stays so."""
+    place = tmp_path / "state"
+    place.mkdir()
+    place.chmod(folder)
+    path = place / "state.db"
+    if before is not None:
+        path.touch()
+        path.chmod(before)
+    with open_database(path) as database, database.transaction() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (x INTEGER)")
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in place.iterdir()}
+    assert modes == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm"), after)
+
+
 def test_an_exception_undoes_the_transaction() -> None:
     database = open_database(":memory:")
     with database.transaction() as connection:

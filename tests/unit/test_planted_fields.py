@@ -48,6 +48,8 @@ HARMLESS = re.compile(r"int|float|bool|Path|(pathlib\.)?Path|NoisePlan|FrameSize
 """Types that cannot hold a secret: numbers (seeds of methods are public: they are part of a signed study), places of files,
 descriptions of noise."""
 PUBLIC = {
+    ("ConsoleSettings", "url"): "a console's own address, in which nobody's name or password may stand",
+    ("Listening", "url"): "the same",
     ("LoginSettings", "url"): "where people log in",
     ("Metadata", "authorization_endpoint"): "where people log in",
     ("Metadata", "token_endpoint"): "where people log in",

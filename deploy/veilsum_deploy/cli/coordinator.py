@@ -12,8 +12,9 @@ import typer
 
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
-from veilsum_node.process.console import JsonOption, print_fields
+from veilsum_node.process.console import JsonOption, print_fields, print_line
 from veilsum_node.process.imports import loading
+from veilsum_participant.cli.consoles import add_console
 from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file, show_checks
 from veilsum_participant.cli.places import DirectoryArgument, NameOption, init_party
 
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
     from veilsum_coordinator.results.retirement import EndedStudy
     from veilsum_node.database import Database
     from veilsum_node.overrides import Loaded
+    from veilsum_node.web.people import Links, Person
+    from veilsum_node.web.settings import ConsoleSettings
     from veilsum_privacy.backup.backup import BackupOwner
+
+ACCESS = "operator.toml"
+"""Beside coordinator.toml: address and identity of the operator as whom the console asks, as in analyst.toml."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -136,6 +142,34 @@ def _owner(settings: CoordinatorConfig) -> BackupOwner:
 
     place = require_file(settings.database_place)
     return BackupOwner(Role.COORDINATOR, place, settings.identity, settings.state / "results")
+
+
+def _run_console(config: Path, settings: ConsoleSettings, people: list[Person], in_reach: bool) -> None:
+    import time
+    from contextlib import contextmanager
+
+    from veilsum.access import resolve_access
+    from veilsum.remote import Remote, connect
+    from veilsum_coordinator.console.facts import Sources
+    from veilsum_coordinator.console.run import run_operator_console
+
+    @contextmanager
+    def opened() -> Iterator[Remote]:
+        """As the operator whose identity the access file names; it is read anew, for a log-in replaces it."""
+        found, now = resolve_access(None, None, config.with_name(ACCESS)), int(time.time())
+        with connect(found.route, found.credentials(now), found.identity, now) as remote:
+            yield remote
+
+    run_operator_console(Sources(config, settings, opened), people, print_line)
+
+
+def _console_links(config: Path, settings: ConsoleSettings) -> Links:
+    from veilsum_coordinator.console.run import operator_links
+
+    return operator_links(_load(config), settings)
+
+
+add_console(app, Role.COORDINATOR, _run_console, _console_links)
 
 
 add_operations(

@@ -25,8 +25,6 @@ from typing import Annotated, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
 
-from veilsum_deploy.login.fetcher import Fetch, Fetcher, check_url
-from veilsum_deploy.login.provider import TokenVerifier
 from veilsum_deploy.login.served import Served
 from veilsum_node.addresses import address_to_listen_on, split_host_port
 from veilsum_node.config import load_toml, located
@@ -37,6 +35,8 @@ from veilsum_node.identity.authority import LONGEST_LOGIN, parse_login_request
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import read_private
 from veilsum_node.identity.record import Issued
+from veilsum_node.oidc.fetcher import Fetch, Fetcher
+from veilsum_node.oidc.provider import ProviderSettings, TokenVerifier
 from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.endpoint import MetricsServer, MetricsSettings, write_address
 from veilsum_node.telemetry.listener import Answer, Listener, ServerTls
@@ -56,38 +56,11 @@ _STATUS: tuple[tuple[type[VeilsumError], HTTPStatus], ...] = (
 )
 
 
-def _url(value: str) -> str:
-    try:
-        return check_url(value, "issuer")
-    except ConfigurationError as error:
-        raise ValueError("must be https://, or http:// on loopback") from error
-
-
 def _address(value: str) -> str:
     try:
         return str(ipaddress.ip_address(value))
     except ValueError as error:
         raise ValueError("must be an IP address") from error
-
-
-class ProviderSettings(Frozen):
-    """The table ``[provider]``.
-
-    Attributes:
-        issuer: the provider's issuer identifier, to the letter.
-        client_id: of the public client that the provider's operator made for this federation; its tokens' only audience.
-        scopes: asked for at a login.
-        name_claim: whose value becomes the certified name; one that people cannot change themselves.
-        groups_claim: a list of groups.
-        ca_bundle: PEM of further authorities, where the provider's TLS certificate is not of a public one.
-    """
-
-    issuer: Annotated[StrictStr, AfterValidator(_url)]
-    client_id: StrictStr = Field(min_length=1, max_length=256)
-    scopes: tuple[StrictStr, ...] = ("openid", "profile")
-    name_claim: StrictStr = "preferred_username"
-    groups_claim: StrictStr = "groups"
-    ca_bundle: Path | None = None
 
 
 class RoleSettings(Frozen):

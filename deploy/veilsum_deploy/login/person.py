@@ -20,9 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from veilsum.access import LoginSettings
-from veilsum_deploy.login.fetcher import AnsweredError, Fetch, Fetcher, check_url
 from veilsum_deploy.login.issuer import PATH
-from veilsum_deploy.login.provider import Metadata, discover, missing_package
 from veilsum_deploy.login.served import Served
 from veilsum_node.errors import ConfigurationError, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Identity, Role, federation_id, load_authority_certificate, verify_certificate
@@ -31,6 +29,9 @@ from veilsum_node.identity.certificate import load_certificate
 from veilsum_node.identity.files import read_file, replace_file
 from veilsum_node.identity.provision import install
 from veilsum_node.identity.tls import CERTIFICATE_FILE, KEY_FILE, REQUEST_FILE
+from veilsum_node.oidc.code_flow import Visit
+from veilsum_node.oidc.fetcher import AnsweredError, Fetch, Fetcher, check_url
+from veilsum_node.oidc.provider import Metadata, discover
 from veilsum_node.telemetry.listener import Answer, Listener
 from veilsum_node.telemetry.logs import printable
 
@@ -130,55 +131,19 @@ def _authorize(
     fetch: Fetch, service: _Service, provider: Metadata, nonce: str, visit: Callable[[str], None], patience: float
 ) -> str:
     """Have the person log in, and return the ID token."""
-    try:
-        from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
-        from authlib.oauth2.rfc7636 import create_s256_code_challenge
-    except ImportError as error:
-        raise missing_package() from error
-    state, verifier = secrets.token_urlsafe(32), secrets.token_urlsafe(48)
-    with _Callback(state) as callback:
-        visit(
-            prepare_grant_uri(
-                provider.authorization_endpoint,
-                service.client_id,
-                "code",
-                redirect_uri=callback.url,
-                scope=" ".join(service.scopes),
-                state=state,
-                nonce=nonce,
-                code_challenge=create_s256_code_challenge(verifier),
-                code_challenge_method="S256",
-            )
-        )
+    with _Callback() as callback:
+        asked = Visit(service.issuer, service.client_id, callback.url, nonce)
+        callback.state = asked.state
+        visit(asked.address(provider, service.scopes))
         answer = callback.wait(patience)
-    if answer.get("iss", "" if provider.names_itself else service.issuer) != service.issuer:  # RFC 9207
-        raise HostileInput("Another identity provider answered than was asked.", "Log in again.")
-    if "code" not in answer:
-        raise HostileInput(f"The identity provider refused: {printable(answer.get('error', 'no code')[:80])}.")
-    form = {
-        "grant_type": "authorization_code",
-        "code": answer["code"],
-        "redirect_uri": callback.url,
-        "client_id": service.client_id,
-        "code_verifier": verifier,
-    }
-    try:
-        token = fetch(provider.token_endpoint, form=form).get("id_token")
-    except AnsweredError as error:
-        raise HostileInput(
-            f"The identity provider gave no token: {printable(str(error.body.get('error', error.status))[:80])}.",
-            "Log in again; if it stays, ask its operator whether the client is public, with PKCE.",
-        ) from error
-    if not isinstance(token, str):
-        raise HostileInput("The identity provider's answer has no ID token.", "The scope openid must be asked for.")
-    return token
+    return asked.token(provider, answer, fetch)
 
 
 class _Callback(Served):
     """Waits on a port of loopback for the browser that comes back; whoever does not know ``state`` is not heard."""
 
-    def __init__(self, state: str) -> None:
-        self._state = state
+    def __init__(self) -> None:
+        self.state = secrets.token_urlsafe(32)  # nobody's, until the visit's own is known
         self._answers: Queue[dict[str, str]] = Queue()
         listener = Listener(socket.AF_INET, ("127.0.0.1", 0), self._answer, None)
         super().__init__(listener)
@@ -198,7 +163,7 @@ class _Callback(Served):
     def _answer(self, path: str, _: Any) -> Answer:
         parts = urlsplit(path)
         found = {name: values[0] for name, values in parse_qs(parts.query).items() if len(values) == 1}
-        if parts.path != CALLBACK or not hmac.compare_digest(found.get("state", "").encode(), self._state.encode()):
+        if parts.path != CALLBACK or not hmac.compare_digest(found.get("state", "").encode(), self.state.encode()):
             return HTTPStatus.NOT_FOUND, {}, b"There is nothing here.\n"
         self._answers.put(found)
         return HTTPStatus.OK, {"Cache-Control": "no-store"}, b"Done. You can close this window.\n"

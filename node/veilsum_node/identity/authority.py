@@ -382,6 +382,16 @@ def _host_names(role: Role, hosts: Sequence[str]) -> list[x509.GeneralName]:
     return names
 
 
+def requested(csr: bytes) -> tuple[str, str, str]:
+    """Name, role (empty where none is stated) and key's fingerprint that a request to sign asks for.
+
+    Raises:
+        HostileInput: it is none, or not signed by its key.
+    """
+    subject, key = _parse_request(csr)
+    return certificates.common_name(subject, "request"), " ".join(map(str, _units(subject))), key_fingerprint(key)
+
+
 def _parse_request(csr: bytes) -> tuple[x509.Name, ec.EllipticCurvePublicKey]:
     if not 0 < len(csr) <= MAX_FILE_BYTES:
         raise HostileInput("The request is empty or too large.")

@@ -14,6 +14,7 @@ from typing import Any
 
 from veilsum_node.addresses import join_host_port, split_host_port
 from veilsum_node.errors import ConfigurationError
+from veilsum_node.identity.files import read_private
 from veilsum_node.process.console import print_json, print_line
 from veilsum_node.telemetry.endpoint import MetricsSettings
 from veilsum_node.telemetry.logs import printable
@@ -22,6 +23,7 @@ SECONDS = 5.0
 """How long an answer may take."""
 
 _LONGEST = 200  # bytes of an answer that are shown
+_MOST_METRICS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,28 @@ def ask_ready(settings: MetricsSettings | None) -> Health:
         connection.close()
     ready = answer.status == http.client.OK
     return Health(ready, endpoint, "" if ready else word or f"status {answer.status}")
+
+
+def ask_metrics(settings: MetricsSettings | None) -> str:
+    """The metrics that a party's own endpoint shows, as Prometheus reads them; empty where nobody answers.
+
+    Raises:
+        ConfigurationError: there is no endpoint, or its address, token or certificate cannot be read.
+    """
+    if settings is None:
+        raise ConfigurationError("The configuration has no [metrics].", "Add the table, with the key listen.")
+    host, port = _address(settings)
+    token = None if settings.token_file is None else read_private(settings.token_file, "metrics token").strip().decode()
+    connection = _connection(host, port, settings)
+    try:
+        connection.request("GET", "/metrics", headers={} if token is None else {"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        data = answer.read(_MOST_METRICS) if answer.status == http.client.OK else b""
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+    return data.decode("utf-8", "replace")
 
 
 def show_health(health: Health, *, as_json: bool) -> int:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from veilsum_node.errors import Misuse, StateError
+from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role
 from veilsum_node.process.console import DialectOption, JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_node.process.imports import loading
+from veilsum_participant.cli.consoles import add_console
 from veilsum_participant.cli.directory import app as directory_app
 from veilsum_participant.cli.operations import ConfigOption, add_operations, show_checks
 from veilsum_participant.cli.places import AddressOption, DirectoryArgument, NameOption, init_party
@@ -25,6 +26,8 @@ from veilsum_participant.starters import EXAMPLE_ADDRESS
 
 if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
+    from veilsum_node.web.people import Links, Person
+    from veilsum_node.web.settings import ConsoleSettings
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
@@ -106,6 +109,18 @@ add_operations(
 
 
 app.add_typer(directory_app, name="directory")
+
+
+def _run_console(config: Path, settings: ConsoleSettings, people: list[Person], in_reach: bool) -> None:
+    from veilsum_participant.console.run import run_site_console
+
+    run_site_console(config, settings, people, print_line, in_reach=in_reach)
+
+
+def _console_links(config: Path, settings: ConsoleSettings) -> Links:
+    from veilsum_participant.console.run import site_links
+
+    return site_links(_load(config), settings)
 
 
 @app.command()
@@ -251,6 +266,9 @@ def decline(
     print_fields(fields if as_json else waiting_row(fields), title="Declined", as_json=as_json)
 
 
+add_console(app, Role.PARTICIPANT, _run_console, _console_links)
+
+
 @app.command()
 def leave(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """End this site's part in a study that it is enrolled in, for good: open attempts are given up, its keys are erased."""
@@ -331,16 +349,10 @@ def evaluate(
 @contextmanager
 def _site(config: Path, *, same_key: bool = True) -> Iterator[Site]:
     """The site's own store and ledger, beside the participant that may be running on them."""
-    from veilsum_participant.session.client import open_site
+    from veilsum_participant.session.beside import open_beside
 
-    settings = _load(config)
-    if not settings.state.exists():
-        raise StateError(f"There is no store {settings.state}.", "It is made when the participant starts for the first time.")
-    site = open_site(settings, same_key=same_key)
-    try:
+    with open_beside(_load(config), same_key=same_key) as site:
         yield site
-    finally:
-        site.database.close()
 
 
 def _subject(

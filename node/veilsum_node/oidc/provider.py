@@ -11,11 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from veilsum_deploy.login.fetcher import Fetch, check_url
+from pydantic import AfterValidator, Field, StrictStr
+
 from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable
+from veilsum_node.fields import Frozen
+from veilsum_node.oidc.fetcher import Fetch, check_url
 
 if TYPE_CHECKING:
     from joserfc.jwk import KeySet
@@ -33,6 +37,33 @@ _MOST_TOKEN = 32 * 1024  # bytes
 _KEEP_KEYS = 3600.0  # seconds
 _KEYS_APART = 30.0  # seconds between two looks at the provider's keys, whatever tokens are shown and whatever came of them
 _LONGEST_SUBJECT = 255  # OpenID Connect Core 1.0, section 2
+
+
+def _url(value: str) -> str:
+    try:
+        return check_url(value, "issuer")
+    except ConfigurationError as error:
+        raise ValueError("must be https://, or http:// on loopback") from error
+
+
+class ProviderSettings(Frozen):
+    """The table ``[provider]``.
+
+    Attributes:
+        issuer: the provider's issuer identifier, to the letter.
+        client_id: of the public client that the provider's operator made; its tokens' only audience.
+        scopes: asked for at a login.
+        name_claim: whose value becomes the certified name; one that people cannot change themselves.
+        groups_claim: a list of groups.
+        ca_bundle: PEM of further authorities, where the provider's TLS certificate is not of a public one.
+    """
+
+    issuer: Annotated[StrictStr, AfterValidator(_url)]
+    client_id: StrictStr = Field(min_length=1, max_length=256)
+    scopes: tuple[StrictStr, ...] = ("openid", "profile")
+    name_claim: StrictStr = "preferred_username"
+    groups_claim: StrictStr = "groups"
+    ca_bundle: Path | None = None
 
 
 @dataclass(frozen=True)
