@@ -19,10 +19,10 @@ from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.audit.references import unsigned_study
 from veilsum_privacy.computation.contribution import compute_sum, task_rows
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task, hazard_step
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS

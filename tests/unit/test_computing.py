@@ -19,9 +19,9 @@ from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import task_noise
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.tasks.base import DerivedTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.formulas import FACTOR, TOTAL

@@ -21,10 +21,10 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import Countersignature
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import Assignment, context_digest, encode_broadcast
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
 

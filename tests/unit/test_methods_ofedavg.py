@@ -13,7 +13,7 @@ from support.studies import SITES, WIDTH, compiled, complete, federation, run, s
 from veilsum_coordinator.methods import get_method
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 
 RIDGE, BIAS = 2.0, 0.5

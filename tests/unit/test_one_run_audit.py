@@ -40,9 +40,9 @@ from veilsum_privacy.computation.contribution import SitePart, SitePlace, no_rec
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.mechanism import noise, steps
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol
-from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.agreed import RoundPlan
 from veilsum_privacy.tasks.base import DerivedTask, Records
 
 LEVEL = 1e-6

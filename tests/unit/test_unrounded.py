@@ -23,8 +23,8 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism import noise
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, ROUNDING_VARIANCE, gaussian_around
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 
 ALPHA = 1e-6  # per test; seeds are fixed

@@ -61,9 +61,9 @@ from veilsum_coordinator.parts.references import site_blocks
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.features import CENTRE
 from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.kinds.means import Means

@@ -22,7 +22,7 @@ from veilsum_participant.new_files import new_file, require_new
 from veilsum_privacy.audit.report import AuditReport, AuditRow
 from veilsum_privacy.audit.signed import sign_report
 from veilsum_privacy.dossier.figures import cost, remaining
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 if TYPE_CHECKING:
     from veilsum_participant.cli.additions import Additions

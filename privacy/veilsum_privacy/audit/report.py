@@ -18,9 +18,9 @@ from veilsum_privacy.audit.routes import ReleaseRoute, StepRoute, SumRoute
 from veilsum_privacy.audit.signed import FORMAT
 from veilsum_privacy.computation.contribution import SitePlace, no_records
 from veilsum_privacy.computation.rehearsal import made_up_broadcast, made_up_statistics
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Encoder
 from veilsum_privacy.study.study import Disclosure, NoiseKind, Unit
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.feature_maps import Encode
 
 SEALED = 2

@@ -21,7 +21,6 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
 from veilsum_privacy.mechanism.steps import Steps
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.contribution import (
     SECRET_BYTES,
@@ -33,6 +32,7 @@ from veilsum_privacy.securesum.contribution import (
 )
 from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.securesum.tags import TagKey
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.tasks.base import Records
 
 Way = Literal["own share", "shared noise", "steps"]
