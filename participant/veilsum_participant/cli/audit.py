@@ -125,7 +125,7 @@ def _shown(row: AuditRow) -> dict[str, Any]:
         sees += f",\nshifts above {found.sees_shift:.2f}"
     return {
         **told,
-        "coins": f"{found.canaries:,} x {found.releases:,}",
+        "coins": f"{found.canaries:,} x {found.releases:,}" + f",\nhalf beside {found.company}" * (found.company > 0),
         "epsilon booked": cost(found.booked_epsilon),
         "at least": remaining(found.lower_epsilon),
         "noise": f"{found.noise:.3f}",
