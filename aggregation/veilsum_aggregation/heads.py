@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import scipy.linalg
 
+from veilsum_aggregation import moments
 from veilsum_aggregation.arrays import Floats, Integers
 
 
@@ -115,6 +116,63 @@ def noise_in_weights(counts: Floats, sums: Floats, covariance: Floats, sums_std:
     freedom = len(counts) - 1.0
     expected, spread = freedom * float(np.trace(inverse)), np.sqrt(2.0 * freedom * float(np.sum(inverse**2)))
     return NoiseInWeights(min(1.0, expected / found) if found > 0.0 else 1.0, bool(found <= expected + 2.0 * spread))
+
+
+@dataclass(frozen=True)
+class RidgeHead:
+    """A head of all classes from one site's class moments.
+
+    Attributes:
+        weights: (K, d).
+        bias: (K,).
+        noise: the squared norm that noise is expected to have in ``weights``, to first order.
+    """
+
+    weights: Floats
+    bias: Floats
+    noise: float
+
+
+def ridge_head(blocks: Mapping[str, Floats], noise: Mapping[str, float], *, ridge: float, bias: float) -> RidgeHead | None:
+    """The ridge regression of the indicators of K classes on features and a constant (Hastie et al., Elements, section 4.2).
+
+    With x~ = (x, b), A = sum x~ x~^T and N = sum e_y x~^T, all of them functions of class moments, V = N (A + lambda I)^-1;
+    lambda is n times the ridge, and under noise the largest eigenvalue that noise alone tends to have in sum x x^T, halved:
+    s sqrt(d) for a standard deviation of s on the diagonal. A is projected on the positive semidefinite matrices first.
+    To first order noise changes V by (dN - V dA) (A + lambda I)^-1. With M that inverse and symmetric noise of variance s^2
+    beside the diagonal and 2 s^2 on it, the mean of |V dA M|^2 is s^2 (|V|^2 |M|^2 + |V M|^2).
+
+    A class that does not occur has a score of 0, which is a vote against it, as the others' scores add up to about 1.
+
+    Args:
+        blocks: ``counts`` (K,), ``sums`` (K, d), and second moments, ``squares`` (d,) and ``products`` (d (d - 1) / 2,).
+        noise: standard deviation of one entry of each block; an absent name is 0.
+        ridge: positive; against a mean over records, in the features' unit squared.
+        bias: b, the value of the constant.
+
+    Returns:
+        None where all records together are within the noise.
+    """
+    counts, sums = blocks["counts"], blocks["sums"]
+    (k, d), counts_std, sums_std = sums.shape, noise.get("counts", 0.0), noise.get("sums", 0.0)
+    number = float(counts.sum())
+    if moments.within_noise(number, counts_std * k**0.5):
+        return None
+    total = np.append(sums.sum(axis=0) * bias, number * bias**2)
+    gram = np.zeros((d + 1, d + 1))
+    gram[:d, :d] = moments.symmetric(blocks["squares"], blocks.get("products", np.zeros(0)))
+    gram[d], gram[:, d] = total, total
+    penalty = number * ridge + noise.get("squares", 0.0) * d**0.5
+    values, vectors = np.linalg.eigh(gram)
+    inverse = (vectors / (np.maximum(values, 0.0) + penalty)) @ vectors.T
+    found = np.column_stack([sums, counts * bias]) @ inverse
+    spread, squares = inverse[:, :d] ** 2, float((found[:, :d] ** 2).sum())
+    of_sums = k * (sums_std**2 * spread[:d].sum() + (bias * counts_std) ** 2 * spread[d].sum())
+    of_second = (
+        noise.get("squares", 0.0) ** 2 / 2.0 * (squares * spread[:d].sum() + ((found[:, :d] @ inverse[:d, :d]) ** 2).sum())
+    )
+    of_totals = k * (bias * sums_std) ** 2 * (squares * spread[d].sum() + (found[:, d] ** 2).sum() * spread[:d].sum())
+    return RidgeHead(found[:, :d], found[:, d] * bias, float(of_sums + of_second + of_totals))
 
 
 def average_heads(heads: Sequence[LinearHead], weights: Floats | None = None) -> LinearHead:

@@ -141,7 +141,7 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "regression": (("tables",),),
     "pca": (("gaussian-moments",),),
     "slot-align": (("class-moments", "gaussian-moments"),),
-    "o-fedavg": (("local-head", "class-moments", "prototypes"),),
+    "o-fedavg": (("class-moments", "prototypes"),),
     "fedcgs": (("class-moments", "aligned-moments", "prototypes"),),
     "fedpft": (("class-mixtures", "class-moments", "prototypes"),),
     "gbdt": (("tree-gradients",),),

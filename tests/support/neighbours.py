@@ -263,30 +263,6 @@ class _PowerMoments(Neighbours):
         return record
 
 
-class _LocalHead(Neighbours):
-    """Small records that push the head far, all in one direction, and one long record in it of another class.
-
-    Together they make the long record all but certain of the wrong class, so its gradient has the largest norm. Being small,
-    they hardly hold the head back when it gives way.
-    """
-
-    def settings(self) -> tuple[Setting, ...]:
-        head = {"clip": 1.0, "missing": "skip", "ridge": 0.3, "bias": 1e-4}
-        return (
-            Setting("boxed", "local-head", schema(2), head),
-            Setting("mapped", "local-head", schema(2), {**head, **MAPPED, "clip": 4.0, "ridge": 4.8, "missing": "centre"}),
-        )
-
-    def worst(self, setting: Setting) -> Records:
-        return self._record(float(setting.parameters["clip"]), 0)
-
-    def company(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
-        return repeated(self._record(1e-3 * float(setting.parameters["clip"]), 1), 5000)
-
-    def _record(self, size: float, label: int) -> Records:
-        return complete(np.array([[size, 0.0]]), np.array([label]))
-
-
 class _Gradient(Neighbours):
     """A long record that the model is sure of and wrong about: its gradient is clipped."""
 
@@ -598,7 +574,6 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "prototypes": _Moments(_PROTOTYPES),
     "class-mixtures": _Moments(_CLASS_MIXTURES),
     "power-moments": _PowerMoments(),
-    "local-head": _LocalHead(),
 }
 """By the registered task's name; every task that reads records, but for those that train, whose steps are audited apart."""
 

@@ -390,7 +390,7 @@ EARLIER = Policy(
         "federated-evaluation",
     ),
     tasks=(
-        "statistics", "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-head", "local-training",
+        "statistics", "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-training",
         "gradient", "grams", "feature-means", "power-moments", "evaluation", "barycenter-step", "two-way-step",
         "aligned-moments", "within-moments",
     ),

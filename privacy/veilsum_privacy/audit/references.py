@@ -138,7 +138,6 @@ def _references() -> Iterator[ReferenceTask]:
     yield ReferenceTask("class-mixtures", _schema(2, classes=_SOME), {**moments, "clip": 1.0, "components": 2})
     powers = {"clip": 1.0, "missing": "centre", "order": 4, "count_weight": 1.0, "power_weight": 1.0}
     yield ReferenceTask("power-moments", _schema(3), powers)
-    yield ReferenceTask("local-head", _schema(2, classes=2), {"clip": 1.0, "missing": "centre", "ridge": 0.3, "bias": 1e-4})
     gradient = {"clip": 2.0, "missing": "centre", "gradient_clip": 0.5, "model": linear}
     yield ReferenceTask("gradient", _schema(4, classes=3), gradient, rates=(1.0, 0.5))
     trees = {"clip": 1e6, "trees": 8, "depth": 2, "largest_model": 16, "loss": "logistic", "missing": "centre"}
