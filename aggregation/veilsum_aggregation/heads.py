@@ -123,7 +123,7 @@ class RidgeHead:
     """A head of all classes from one site's class moments.
 
     Attributes:
-        weights: (K, d).
+        weights: (K, d), whose rows add up to 0, as do biases.
         bias: (K,).
         noise: the squared norm that noise is expected to have in ``weights``, to first order.
     """
@@ -134,21 +134,24 @@ class RidgeHead:
 
 
 def ridge_head(blocks: Mapping[str, Floats], noise: Mapping[str, float], *, ridge: float, bias: float) -> RidgeHead | None:
-    """The ridge regression of the indicators of K classes on features and a constant (Hastie et al., Elements, section 4.2).
+    """The first step of Newton's method towards a softmax head, from zero: a function of class moments.
 
-    With x~ = (x, b), A = sum x~ x~^T and N = sum e_y x~^T, all of them functions of class moments, V = N (A + lambda I)^-1;
-    lambda is n times the ridge, and under noise the largest eigenvalue that noise alone tends to have in sum x x^T, halved:
+    At V = 0 the gradient of sum CE(y, softmax(V x~)) with x~ = (x, b) is -N, N = sum (e_y - 1 / K) x~^T, and its second
+    derivative A / K along all V whose rows add up to 0, A = sum x~ x~^T. So the step is V = K N (A + lambda I)^-1: K times the
+    ridge regression of the classes' indicators, less their mean (Hastie et al., Elements, section 4.2). lambda is n times
+    the ridge, and under noise the largest eigenvalue that noise alone tends to have in sum x x^T, halved:
     s sqrt(d) for a standard deviation of s on the diagonal. A is projected on the positive semidefinite matrices first.
     To first order noise changes V by (dN - V dA) (A + lambda I)^-1. With M that inverse and symmetric noise of variance s^2
     beside the diagonal and 2 s^2 on it, the mean of |V dA M|^2 is s^2 (|V|^2 |M|^2 + |V M|^2).
 
-    A class that does not occur has a score of 0, which is a vote against it, as the others' scores add up to about 1.
+    The constant only takes up what the classes' frequencies explain. Biases are then such that every score is 0 at the
+    records' mean: how frequent a class is at a site is no vote for it, and no intercept is held back by the ridge.
 
     Args:
         blocks: ``counts`` (K,), ``sums`` (K, d), and second moments, ``squares`` (d,) and ``products`` (d (d - 1) / 2,).
         noise: standard deviation of one entry of each block; an absent name is 0.
         ridge: positive; against a mean over records, in the features' unit squared.
-        bias: b, the value of the constant.
+        bias: b, the value of the constant beside the features.
 
     Returns:
         None where all records together are within the noise.
@@ -165,14 +168,16 @@ def ridge_head(blocks: Mapping[str, Floats], noise: Mapping[str, float], *, ridg
     penalty = number * ridge + noise.get("squares", 0.0) * d**0.5
     values, vectors = np.linalg.eigh(gram)
     inverse = (vectors / (np.maximum(values, 0.0) + penalty)) @ vectors.T
-    found = np.column_stack([sums, counts * bias]) @ inverse
+    each = np.column_stack([sums, counts * bias])
+    found = k * (each - each.mean(axis=0)) @ inverse
     spread, squares = inverse[:, :d] ** 2, float((found[:, :d] ** 2).sum())
-    of_sums = k * (sums_std**2 * spread[:d].sum() + (bias * counts_std) ** 2 * spread[d].sum())
+    of_sums = k**2 * (k - 1) * (sums_std**2 * spread[:d].sum() + (bias * counts_std) ** 2 * spread[d].sum())
     of_second = (
         noise.get("squares", 0.0) ** 2 / 2.0 * (squares * spread[:d].sum() + ((found[:, :d] @ inverse[:d, :d]) ** 2).sum())
     )
     of_totals = k * (bias * sums_std) ** 2 * (squares * spread[d].sum() + (found[:, d] ** 2).sum() * spread[:d].sum())
-    return RidgeHead(found[:, :d], found[:, d] * bias, float(of_sums + of_second + of_totals))
+    weights = found[:, :d]
+    return RidgeHead(weights, -weights @ sums.sum(axis=0) / number, float(of_sums + of_second + of_totals))
 
 
 def average_heads(heads: Sequence[LinearHead], weights: Floats | None = None) -> LinearHead:

@@ -25,9 +25,9 @@ def sklearn_heads(sites: dict[str, Records]) -> tuple[np.ndarray, np.ndarray]:
     for own in sites.values():
         assert own.labels is not None
         x = np.column_stack([own.features, np.full(len(own), BIAS)])
-        fit = Ridge(alpha=RIDGE * len(own), fit_intercept=False, solver="svd").fit(x, np.eye(3)[own.labels])
+        fit = Ridge(alpha=RIDGE * len(own), fit_intercept=False, solver="svd").fit(x, 3.0 * np.eye(3)[own.labels] - 1.0)
         weights.append(fit.coef_[:, :WIDTH])
-        bias.append(fit.coef_[:, WIDTH] * BIAS)
+        bias.append(-fit.coef_[:, :WIDTH] @ own.features.mean(axis=0))
     return np.array(weights), np.array(bias)
 
 

@@ -67,7 +67,10 @@ RIDGE, NOISED_RIDGE = 0.01, 0.001
 noise in second moments asks for. By the sweep in docs/results.md."""
 
 BIAS = 0.2
-"""Default value of the constant feature, as a share of the features' norm."""
+"""Default value of the constant in a site's regression, as a share of the features' norm."""
+
+ROOM = 4.0
+"""How much longer than a clipped record a site's mean may be, after its map and with noise, before biases are clamped."""
 
 SPLIT = Split(counts=0.05, sums=0.75, second=0.2)
 """Of the release among counts, sums and second moments: from the same sweep."""
@@ -79,7 +82,7 @@ class OFedAvgParameters(FeatureRules):
     Attributes:
         ridge: of each record in a site's own regression; by default 0.01, or under noise 0.001, times the squared root mean
             square norm that features are expected to have.
-        bias: value of the constant feature that the bias belongs to; by default 0.2 of that norm.
+        bias: value of the constant in a site's regression; by default 0.2 of that norm. It takes up how frequent classes are.
         split: of the release's cost among counts, sums and second moments; by default 5, 75 and 20 of 100.
         disclosure: ``joint`` releases the sum of the heads, ``per-site`` each of them; of moments the sum alone.
         alignment: of the sites' features; its release is then the only one.
@@ -140,7 +143,9 @@ class OFedAvg(Method[OFedAvgParameters]):
                 return plans
         own, source = task_alignment(alignment)
         width = None if inputs.encoder is None and own is None else inputs.width
-        task = task_parameters("ridge-head", width=width, alignment=own, ridge=parameters.ridge, bias=parameters.bias)
+        task = task_parameters(
+            "ridge-head", width=width, alignment=own, ridge=parameters.ridge, bias=parameters.bias, reach=ROOM * clip
+        )
         return *plans, TaskPlan(HEADS, "ridge-head", task, disclosure=parameters.disclosure, source=source or MOMENTS)
 
     def compute(self, federation: Federation) -> Result:

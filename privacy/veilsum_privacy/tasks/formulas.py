@@ -292,12 +292,14 @@ class RidgeHeadParameters(WidthParameters):
         width: m, features of the source; None for as many as the schema has.
         alignment: ``barycenter``, ``two-way`` or ``slopes``, and its strength; None where features are left as they are.
         ridge: for each record, in the features' unit squared.
-        bias: value b of the constant that the bias belongs to.
+        bias: value b of the constant in the regression.
+        reach: R, largest norm of a site's mean that its biases are not clamped for.
     """
 
     alignment: Alignment | None = None
     ridge: Real = Field(gt=0, le=1e9)
     bias: Real = Field(gt=0, le=1e6)
+    reach: Real = Field(gt=0, le=1e6)
 
 
 class SiteRidgeHead(SiteFormula[RidgeHeadParameters]):
@@ -307,8 +309,9 @@ class SiteRidgeHead(SiteFormula[RidgeHeadParameters]):
     weights. Where features are aligned, the moments are those after the site's own map, and noise is turned by it. A site
     whose count is within its noise gives zeros.
 
-    Without noise no row of (weights, bias / b) is longer than 1 / (2 sqrt(ridge)): with lambda = n ridge, a row is
-    y^T X~ (X~^T X~ + lambda)^-1, whose norm is at most |y| / (2 sqrt(lambda)), and |y|^2 <= n. Values are clamped there.
+    Without noise no row of weights is longer than K / (2 sqrt(ridge)): with lambda = n ridge, a row is
+    K y^T X~ (X~^T X~ + lambda)^-1, whose norm is at most K |y| / (2 sqrt(lambda)), and |y|^2 <= n. Weights are clamped
+    there, and biases at R times that.
     """
 
     name = "ridge-head"
@@ -325,11 +328,11 @@ class SiteRidgeHead(SiteFormula[RidgeHeadParameters]):
 
     def layout(self) -> Layout:
         m, k, largest = self.dimension, self._classes, self.clip()
-        blocks = Block("weights", (k, m)), Block("bias", (k,), 1.0 / self.parameters.bias)
+        blocks = Block("weights", (k, m)), Block("bias", (k,), 1.0 / self.parameters.reach)
         return Layout((*blocks, Block("noise", (1,), 1.0 / (largest * k * m))))
 
     def clip(self) -> float:
-        return 0.5 / math.sqrt(self.parameters.ridge)
+        return 0.5 * self._classes / math.sqrt(self.parameters.ridge)
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         alignment = self.parameters.alignment
