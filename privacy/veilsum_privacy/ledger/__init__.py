@@ -1,18 +1,51 @@
 """The append-only record of what each release cost: each participant's own, and the coordinator's mirror of its studies.
 
 :class:`Ledger` and :class:`Mirror` write, :class:`LedgerReader` reads either without a key, :func:`verify_ledger` proves one
-from its entries alone.
+from its entries alone. Names are looked up when they are asked for, so that who writes entries does not load who exports them.
 """
 
-from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Reservation, Spending
-from veilsum_privacy.ledger.export import Exported, read_export, write_csv, write_jsonl
-from veilsum_privacy.ledger.faults import LedgerFault
-from veilsum_privacy.ledger.kept_receipts import KeptReceipt
-from veilsum_privacy.ledger.ledger import Ledger
-from veilsum_privacy.ledger.mirror import Mirror, Mirrored
-from veilsum_privacy.ledger.reader import LedgerReader
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
-from veilsum_privacy.ledger.verification import LedgerSource, Verification, verify_ledger
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Reservation, Spending
+    from veilsum_privacy.ledger.export import Exported, read_export, write_csv, write_jsonl
+    from veilsum_privacy.ledger.faults import LedgerFault
+    from veilsum_privacy.ledger.kept_receipts import KeptReceipt
+    from veilsum_privacy.ledger.ledger import Ledger
+    from veilsum_privacy.ledger.mirror import Mirror, Mirrored
+    from veilsum_privacy.ledger.reader import LedgerReader
+    from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
+    from veilsum_privacy.ledger.verification import LedgerSource, Verification, verify_ledger
+
+_WHERE = {
+    "Budget": "entries",
+    "Entry": "entries",
+    "Exported": "export",
+    "Headroom": "entries",
+    "KeptReceipt": "kept_receipts",
+    "Kind": "entries",
+    "Ledger": "ledger",
+    "LedgerFault": "faults",
+    "LedgerReader": "reader",
+    "LedgerSource": "verification",
+    "Mechanism": "entries",
+    "Mirror": "mirror",
+    "Mirrored": "mirror",
+    "Receipt": "receipts",
+    "Reservation": "entries",
+    "SignedReceipt": "receipts",
+    "Spending": "entries",
+    "Verification": "verification",
+    "Witness": "receipts",
+    "read_export": "export",
+    "verify_ledger": "verification",
+    "write_csv": "export",
+    "write_jsonl": "export",
+}
+"""The module of each name."""
 
 __all__ = [
     "Budget",
@@ -39,3 +72,9 @@ __all__ = [
     "write_csv",
     "write_jsonl",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.moment_alignment import Cubics, MomentMap
+from veilsum_aggregation.moment_maps import Cubics, MomentMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
 from veilsum_privacy.mechanism.exact import LARGEST, exact_affine
@@ -535,7 +535,7 @@ class HashIsLow(Primitive):
 
 
 class Moments(Primitive):
-    """:class:`~veilsum_aggregation.moment_alignment.MomentMap` of values (n,), each by itself.
+    """:class:`~veilsum_aggregation.moment_maps.MomentMap` of values (n,), each by itself.
 
     Public arrays: centre, deviation, target and spread (m,), the orders (m,), of each of its two cubics b, c, d and whether
     it rises (m,), and tau (1,).
