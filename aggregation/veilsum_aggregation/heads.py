@@ -133,7 +133,9 @@ class RidgeHead:
     noise: float
 
 
-def ridge_head(blocks: Mapping[str, Floats], noise: Mapping[str, float], *, ridge: float, bias: float) -> RidgeHead | None:
+def ridge_head(
+    blocks: Mapping[str, Floats], noise: Mapping[str, float], *, ridge: float, bias: float, prior: float
+) -> RidgeHead | None:
     """The first step of Newton's method towards a softmax head, from zero: a function of class moments.
 
     At V = 0 the gradient of sum CE(y, softmax(V x~)) with x~ = (x, b) is -N, N = sum (e_y - 1 / K) x~^T, and its second
@@ -144,14 +146,16 @@ def ridge_head(blocks: Mapping[str, Floats], noise: Mapping[str, float], *, ridg
     To first order noise changes V by (dN - V dA) (A + lambda I)^-1. With M that inverse and symmetric noise of variance s^2
     beside the diagonal and 2 s^2 on it, the mean of |V dA M|^2 is s^2 (|V|^2 |M|^2 + |V M|^2).
 
-    The constant only takes up what the classes' frequencies explain. Biases are then such that every score is 0 at the
-    records' mean: how frequent a class is at a site is no vote for it, and no intercept is held back by the ridge.
+    The constant only takes up what the classes' frequencies explain; its weights are held back by the ridge where features
+    are not centred, and are not the biases. Biases are such that at the records' mean the score of a class with a share p of
+    the records is ``prior`` (K p - 1), which with 1 is the step of an intercept that no ridge holds back.
 
     Args:
         blocks: ``counts`` (K,), ``sums`` (K, d), and second moments, ``squares`` (d,) and ``products`` (d (d - 1) / 2,).
         noise: standard deviation of one entry of each block; an absent name is 0.
         ridge: positive; against a mean over records, in the features' unit squared.
         bias: b, the value of the constant beside the features.
+        prior: how far a class's frequency at the site is a vote for it, in [0, 1].
 
     Returns:
         None where all records together are within the noise.
@@ -177,7 +181,8 @@ def ridge_head(blocks: Mapping[str, Floats], noise: Mapping[str, float], *, ridg
     )
     of_totals = k * (bias * sums_std) ** 2 * (squares * spread[d].sum() + (found[:, d] ** 2).sum() * spread[:d].sum())
     weights = found[:, :d]
-    return RidgeHead(weights, -weights @ sums.sum(axis=0) / number, float(of_sums + of_second + of_totals))
+    biases: Floats = prior * (k * counts / number - 1.0) - weights @ sums.sum(axis=0) / number
+    return RidgeHead(weights, biases - biases.mean(), float(of_sums + of_second + of_totals))
 
 
 def average_heads(heads: Sequence[LinearHead], weights: Floats | None = None) -> LinearHead:

@@ -160,7 +160,10 @@ def test_subjects_are_of_no_matter_where_the_unit_is_the_record() -> None:
 HOSTILE_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "barycenter-step": ("barycenter", {"bound": 4.0}),
     "two-way-step": ("slopes", {"step": "effects", "bound": 1e3}),
-    "ridge-head": ("slopes", {"alignment": {"kind": "slopes", "tau": 0.4}, "ridge": 0.01, "bias": 0.3, "reach": 8.0}),
+    "ridge-head": (
+        "slopes",
+        {"alignment": {"kind": "slopes", "tau": 0.4}, "ridge": 0.01, "bias": 0.3, "prior": 0.3, "reach": 8.0},
+    ),
     "aligned-moments": ("slopes", {"alignment": {"kind": "slopes", "tau": 0.4}, "reach": 8.0}),
     "prototypes": ("slopes", {**_prototypes(), "alignment": {"kind": "slopes", "tau": 0.4}}),
     "class-moments": ("two-way", {**MOMENTS, **TWO_WAY}),

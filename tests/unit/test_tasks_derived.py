@@ -234,14 +234,14 @@ def test_products_may_be_absent() -> None:
 
 # Heads of a site's own moments.
 
-RIDGE = {"width": M, "ridge": 0.05, "bias": 0.4, "reach": 50.0}
+RIDGE = {"width": M, "ridge": 0.05, "bias": 0.4, "prior": 0.3, "reach": 50.0}
 
 
 def ridges(x: Floats, y: np.ndarray, ridge: float = 0.05, bias: float = 0.4) -> tuple[Floats, Floats]:
     """Weights (K, M) and biases (K,) by scikit-learn's ridge regression on indicators of classes, of records."""
     wide = np.column_stack([x, np.full(len(x), bias)])
     fit = Ridge(alpha=ridge * len(x), fit_intercept=False, solver="svd").fit(wide, K * np.eye(K)[y] - 1.0)
-    return fit.coef_[:, :M], -fit.coef_[:, :M] @ x.mean(axis=0)
+    return fit.coef_[:, :M], 0.3 * (K * np.bincount(y, minlength=K) / len(y) - 1) - fit.coef_[:, :M] @ x.mean(axis=0)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -83,6 +83,7 @@ class OFedAvgParameters(FeatureRules):
         ridge: of each record in a site's own regression; by default 0.01, or under noise 0.001, times the squared root mean
             square norm that features are expected to have.
         bias: value of the constant in a site's regression; by default 0.2 of that norm. It takes up how frequent classes are.
+        prior: how far a class's frequency at a site is a vote for it; 0 for not at all, 1 for what Newton's step would have.
         split: of the release's cost among counts, sums and second moments; by default 5, 75 and 20 of 100.
         disclosure: ``joint`` releases the sum of the heads, ``per-site`` each of them; of moments the sum alone.
         alignment: of the sites' features; its release is then the only one.
@@ -92,6 +93,7 @@ class OFedAvgParameters(FeatureRules):
 
     ridge: Real | None = Field(default=None, gt=0, le=1e9)
     bias: Real | None = Field(default=None, gt=0, le=1e6)
+    prior: Real = Field(default=0.3, ge=0, le=1)
     split: Split | None = None
     disclosure: Disclosure = "joint"
     alignment: AlignmentParameters | None = None
@@ -144,7 +146,13 @@ class OFedAvg(Method[OFedAvgParameters]):
         own, source = task_alignment(alignment)
         width = None if inputs.encoder is None and own is None else inputs.width
         task = task_parameters(
-            "ridge-head", width=width, alignment=own, ridge=parameters.ridge, bias=parameters.bias, reach=ROOM * clip
+            "ridge-head",
+            width=width,
+            alignment=own,
+            ridge=parameters.ridge,
+            bias=parameters.bias,
+            prior=parameters.prior,
+            reach=ROOM * clip,
         )
         return *plans, TaskPlan(HEADS, "ridge-head", task, disclosure=parameters.disclosure, source=source or MOMENTS)
 
@@ -237,7 +245,7 @@ def _of_moments(aligned: Aligned, parameters: OFedAvgParameters, classes: tuple[
     for blocks, mapped in zip(site_blocks(aligned.release), aligned.maps, strict=True):
         moved = mapped_moments(blocks, mapped)
         noise = mapped_noise(aligned.release.noise_std, float(moved["gain"][0]))
-        head = ridge_head(moved, noise, ridge=ridge, bias=constant)
+        head = ridge_head(moved, noise, ridge=ridge, bias=constant, prior=float(parameters.prior))
         k, d = moved["sums"].shape
         weights.append(np.zeros((k, d)) if head is None else head.weights)
         bias.append(np.zeros(k) if head is None else head.bias)

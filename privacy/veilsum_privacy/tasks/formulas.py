@@ -293,12 +293,14 @@ class RidgeHeadParameters(WidthParameters):
         alignment: ``barycenter``, ``two-way`` or ``slopes``, and its strength; None where features are left as they are.
         ridge: for each record, in the features' unit squared.
         bias: value b of the constant in the regression.
+        prior: how far a class's frequency at the site is a vote for it.
         reach: R, largest norm of a site's mean that its biases are not clamped for.
     """
 
     alignment: Alignment | None = None
     ridge: Real = Field(gt=0, le=1e9)
     bias: Real = Field(gt=0, le=1e6)
+    prior: Real = Field(ge=0, le=1)
     reach: Real = Field(gt=0, le=1e6)
 
 
@@ -345,7 +347,7 @@ class SiteRidgeHead(SiteFormula[RidgeHeadParameters]):
         if p.alignment is not None:
             moments = mapped_moments(kept, own_map(p.alignment, kept, noise_std, broadcast, self.dimension))
             noise = mapped_noise(noise_std, float(moments["gain"][0]))
-        head = ridge_head(moments, noise, ridge=p.ridge, bias=p.bias)
+        head = ridge_head(moments, noise, ridge=p.ridge, bias=p.bias, prior=p.prior)
         if head is None:
             return None
         return {"weights": head.weights, "bias": head.bias, "noise": np.array([head.noise])}
