@@ -200,6 +200,23 @@ def mapped_moments(blocks: Mapping[str, Floats], mapped: AffineMap) -> dict[str,
     }
 
 
+def mapped_noise(noise: Mapping[str, float], gain: float) -> dict[str, float]:
+    """Standard deviation of the noise in a mean's or a central moment's terms after a map with this ``gain``, on average."""
+    factors = {"counts": 1.0, "sums": max(gain, 0.0) ** 0.5}
+    return {name: std * factors.get(name, gain) for name, std in noise.items()}
+
+
+def pooled_moments(blocks: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Class moments with second moments pooled over the classes, where they are of each."""
+    second = {name: blocks[name] for name in ("squares", "products") if name in blocks}
+    each = blocks["squares"].ndim == 2
+    return {
+        "counts": blocks["counts"],
+        "sums": blocks["sums"],
+        **{name: array.sum(axis=0) if each else array for name, array in second.items()},
+    }
+
+
 def _check_shapes(kind: Kind, reference: Mapping[str, Floats], m: int) -> None:
     """Insist on a reference for m features, before anything is made in its size."""
     if kind == "barycenter":

@@ -18,9 +18,9 @@ from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records, RowTask
 
 SITES = ("a", "b", "c", "d")

@@ -34,11 +34,11 @@ from veilsum_privacy.accounting.accountant import (
 )
 from veilsum_privacy.accounting.gaussian import SMOOTHING
 from veilsum_privacy.accounting.prices import declared_event
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import MAX_STUDY_BYTES, STATEMENTS, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import DerivedTask, SiteTask, TrainingTask
 
 __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilsum.quantisation import rounding_share
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 
 # CPU seconds of one core, rounded up from docs/performance.md; measured again by `make bench`.
 RECORD_VALUE_SECONDS = 25e-9

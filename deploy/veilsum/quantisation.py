@@ -12,8 +12,8 @@ from fractions import Fraction
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.accounting.gaussian import SMOOTHING
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 LANE_BITS = 47
 """Bits that a lane of the encoding offers to the sum of a whole cohort, sign included."""

@@ -27,9 +27,9 @@ from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.symbols import record_of, symbol, traced
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask, SiteTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.model_tables import ModelTables, classified_schema, scored_schema

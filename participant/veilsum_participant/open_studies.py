@@ -16,12 +16,12 @@ from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.site import Site
 from veilsum_participant.store.studies import TAKING_PART, StudyRow, find_study, load_enrolments
 from veilsum_participant.store.tables import promised
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import Member, Roster, verify_roster
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 
 @lru_cache(maxsize=32)

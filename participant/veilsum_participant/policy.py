@@ -21,12 +21,12 @@ from veilsum_participant.data.sources import header_conflict, named_in_records
 from veilsum_participant.query import pixel_names
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.graph import NEIGHBOURS, MaskGraph, is_complete, least_separators
 from veilsum_privacy.securesum.roster import Member
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, TaskDeclaration
 from veilsum_privacy.tasks import FORMER, TASKS
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 MAX_VALUES = 2**26
 """Longest vector of a task; a longer one would take gigabytes of a site's memory for each record."""
@@ -141,7 +141,7 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "regression": (("tables",),),
     "pca": (("gaussian-moments",),),
     "slot-align": (("class-moments", "gaussian-moments"),),
-    "o-fedavg": (("local-head", "class-moments", "prototypes"),),
+    "o-fedavg": (("class-moments", "prototypes"),),
     "fedcgs": (("class-moments", "aligned-moments", "prototypes"),),
     "fedpft": (("class-mixtures", "class-moments", "prototypes"),),
     "gbdt": (("tree-gradients",),),

@@ -37,11 +37,11 @@ from veilsum_participant.store.tables import create_tables
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
 from veilsum_privacy.computation.rehearsal import few_records
 from veilsum_privacy.ledger import Ledger
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import NONCE_BYTES
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
 

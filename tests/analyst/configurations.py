@@ -15,10 +15,10 @@ from support.neighbours import SETTINGS, TASK_LABEL, Setting, join, moments_para
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.audit.references import unsigned_study
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.hazard_step import PERIODS
 from veilsum_privacy.tasks.local_training import SEEDS

@@ -18,7 +18,7 @@ from support.neighbours import TASK_LABEL
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, compute_sum
 from veilsum_privacy.computation.rehearsal import few_records, made_up_statistics, rehearse
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import TrainingTask
 
 TRAINED = 25

@@ -16,8 +16,8 @@ from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 Floats = NDArray[np.float64]
 

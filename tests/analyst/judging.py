@@ -20,9 +20,9 @@ from veilsum_participant.policy import study_faults
 from veilsum_privacy.computation.contribution import Evaluations, SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_statistics, rehearse
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records, TrainingTask
 
 THROUGH = 40

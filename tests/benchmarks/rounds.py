@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.sums import LANE_BITS
 from support.federation import make_bed, make_request, schema_of
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 RECORDS = 8
 MAX_RECORDS = 100

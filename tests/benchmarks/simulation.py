@@ -19,9 +19,9 @@ from threadpoolctl import threadpool_limits
 from support.studies import compiled
 from veilsum_aggregation.arrays import Floats
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 
 WIDTH, RECORDS, CLASSES = 30, 20, ("p", "q")

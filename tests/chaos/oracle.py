@@ -27,9 +27,9 @@ from veilsum_node.errors import VeilsumError
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.results.result import Result, load_result
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_proto import federation_pb2 as pb
 
 SIGMAS = 8.0

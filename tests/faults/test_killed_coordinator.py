@@ -15,7 +15,7 @@ from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.results.result import load_result
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 NAMES = "abc"
 WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=100)

@@ -17,11 +17,11 @@ from support.network import wait_for
 from support.processes import Processes, running_processes
 from support.randomness import RARE_DEVIATIONS
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 NAMES = "abcd"

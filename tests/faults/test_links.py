@@ -23,10 +23,10 @@ from veilsum_node.identity import load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.session.channel import GrpcChannel
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.parameters import EncodingPlan
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 NAMES, IDLE = "abc", "d"

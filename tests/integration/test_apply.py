@@ -31,10 +31,10 @@ from veilsum_participant.store.kept import KeptVector, keep_vector
 from veilsum_participant.store.studies import add_study
 from veilsum_participant.store.tables import create_tables
 from veilsum_privacy.results.result import Result, save_result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import FeatureParameters
 

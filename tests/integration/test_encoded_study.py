@@ -15,9 +15,9 @@ from support.federation import TestBed, make_bed, make_data, make_request, schem
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.dataset_config import EncoderConfig
 from veilsum_participant.policy import term_faults
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 INPUTS, WIDTH, ROWS = 6, 4, 30
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

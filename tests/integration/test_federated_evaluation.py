@@ -32,8 +32,8 @@ from veilsum_participant.applying.model import load_model
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.results.result import Result, load_result, save_result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import ModelSpec, build_architecture
 

@@ -24,8 +24,8 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.mechanism.noise import discrete_gaussian, gaussian_around
 from veilsum_privacy.mechanism.steps import poisson_sample
 from veilsum_privacy.results.result import Result, load_result
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.models import build_architecture
 from veilsum_privacy.training.models.perceptrons import Linear

@@ -20,8 +20,8 @@ from support.federation import TestBed, make_bed, make_data, make_request, schem
 from support.hostile import NAMES, Adversary, altered, encoded
 from support.opening import own_vector, plan_of
 from support.randomness import RARE, RARE_DEVIATIONS
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import TrainingTask
 from veilsum_privacy.tasks.gradient import Gradient
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining

@@ -26,8 +26,8 @@ from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.mechanism.noise import discrete_gaussian
 from veilsum_privacy.results.result import Result, load_result
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 
 Floats = NDArray[np.float64]

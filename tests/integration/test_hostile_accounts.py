@@ -23,8 +23,8 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.mechanism.clipping import SiteSum
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.masks import MaskStream, derive
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 

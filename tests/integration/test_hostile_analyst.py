@@ -28,10 +28,10 @@ from veilsum_privacy.computation import contribution, rehearsal
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.ledger import Kind
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import DerivedTask, Records
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.features import CENTRE

@@ -27,9 +27,9 @@ from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import LedgerFault
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import encode_broadcast
 from veilsum_privacy.study.study import Study, TaskDeclaration
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 WIDTH = 3

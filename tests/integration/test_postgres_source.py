@@ -38,8 +38,8 @@ from veilsum_participant.query import SourceQuery
 from veilsum_participant.site import Site
 from veilsum_participant.snapshots import compare_snapshots
 from veilsum_privacy.ledger.entries import Kind
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 SELECT = "SELECT * FROM records"

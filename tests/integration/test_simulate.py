@@ -40,8 +40,8 @@ from veilsum_participant.data import load_records
 from veilsum_participant.session.client import open_site
 from veilsum_privacy.mechanism.noise import discrete_gaussian
 from veilsum_privacy.results.result import load_result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 Data = dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]
 WIDTH = 3

@@ -16,7 +16,7 @@ from support.processes import Processes, count, open_contexts, running_processes
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
 from veilsum_privacy.ledger import Kind, LedgerReader
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 pytestmark = pytest.mark.system  # a clean stop in the middle of a study is in test_killed_coordinator.py by default
 

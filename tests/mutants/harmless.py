@@ -96,7 +96,7 @@ HARMLESS: dict[str, str] = {
     f"{_PARTICIPANT}/protocol/budgets.py::_price: noise.kind == 'distributed' -> noise.kind != 'distributed'": (
         "the two are told apart either way"
     ),
-    "privacy/veilsum_privacy/securesum/agreed.py::RoundPlan.noised: total + self.draw_noise(index, source) "
+    "privacy/veilsum_privacy/securesum/agreed.py::SumPlan.noised: total + self.draw_noise(index, source) "
     "-> total - self.draw_noise(index, source)": "noise is symmetric",
     f"{_PARTICIPANT}/protocol/budgets.py::_used: 0 -> 1": "attempts of all rounds are counted, whichever is told apart",
     (

@@ -27,8 +27,8 @@ from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 NAMES = ("a", "b", "c")

@@ -37,7 +37,6 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.studies import StudyRow, find_study
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.contribution import Slots, open_sum
@@ -46,6 +45,7 @@ from veilsum_privacy.securesum.frames import numbers_to_bytes
 from veilsum_privacy.securesum.parameters import TAGS, BfvParameters
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study, parse_study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_proto import federation_pb2 as pb
 
 LABEL = "statistics"

@@ -20,10 +20,10 @@ from support.studies import complete
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.audit.references import unsigned_study
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, compute_sum
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task, hazard_step
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.tasks.base import Records, RowTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
@@ -268,30 +268,6 @@ class _PowerMoments(Neighbours):
         sides = np.where(np.arange(numbers) * channels // numbers % 2, -1.0, 1.0) * float(setting.parameters["clip"])
         record.features[:, :numbers] = sides
         return record
-
-
-class _LocalHead(Neighbours):
-    """Small records that push the head far, all in one direction, and one long record in it of another class.
-
-    Together they make the long record all but certain of the wrong class, so its gradient has the largest norm. Being small,
-    they hardly hold the head back when it gives way.
-    """
-
-    def settings(self) -> tuple[Setting, ...]:
-        head = {"clip": 1.0, "missing": "skip", "ridge": 0.3, "bias": 1e-4}
-        return (
-            Setting("boxed", "local-head", schema(2), head),
-            Setting("mapped", "local-head", schema(2), {**head, **MAPPED, "clip": 4.0, "ridge": 4.8, "missing": "centre"}),
-        )
-
-    def worst(self, setting: Setting) -> Records:
-        return self._record(float(setting.parameters["clip"]), 0)
-
-    def company(self, setting: Setting, rng: np.random.Generator, n: int) -> Records:
-        return repeated(self._record(1e-3 * float(setting.parameters["clip"]), 1), 5000)
-
-    def _record(self, size: float, label: int) -> Records:
-        return complete(np.array([[size, 0.0]]), np.array([label]))
 
 
 class _Gradient(Neighbours):
@@ -605,7 +581,6 @@ NEIGHBOURS: Mapping[str, Neighbours] = {
     "prototypes": _Moments(_PROTOTYPES),
     "class-mixtures": _Moments(_CLASS_MIXTURES),
     "power-moments": _PowerMoments(),
-    "local-head": _LocalHead(),
 }
 """By the registered task's name; every task that reads records, but for those that train, whose steps are audited apart."""
 

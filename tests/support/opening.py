@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from support.hostile import Adversary, flat
 from veilsum_aggregation.arrays import Integers
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.contribution import open_sum
 from veilsum_privacy.securesum.masks import MaskStream, derive
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 
 
 def plan_of(attack: Adversary, attempt: int) -> RoundPlan:

@@ -35,10 +35,10 @@ from veilsum_privacy.ledger.receipts import (
 from veilsum_privacy.results.proof_check import CheckedStudy, ProofFault
 from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, ReleaseEntry, ReleaseProof, release_digest, round_file
 from veilsum_privacy.results.result import MANIFEST
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.securesum.context import Assignment, context_digest
 from veilsum_privacy.securesum.contribution import Slots, keys_digest, masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 
 def lay_proof(journal: SqlJournal, directory: Path) -> list[str]:

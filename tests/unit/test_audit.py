@@ -27,9 +27,9 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import NoisePlan
-from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import NoiseKind, Study, Unit
 from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks.agreed import RoundPlan
 from veilsum_privacy.tasks.base import DerivedTask, Records, TrainingTask
 
 MU = 2.0

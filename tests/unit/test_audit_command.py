@@ -32,8 +32,8 @@ from veilsum_privacy.audit.signed import read_report, sign_report
 from veilsum_privacy.dossier import render
 from veilsum_privacy.dossier.annex import annex
 from veilsum_privacy.mechanism import noise
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 pytestmark = pytest.mark.usefixtures("known_randomness")  # an audit may find a fault that is none, once in a million
 

@@ -28,9 +28,9 @@ from veilsum_privacy.accounting.accountant import GaussianEvent, epsilon_of
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
 pytestmark = pytest.mark.usefixtures("few_rehearsals")

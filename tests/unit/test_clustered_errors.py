@@ -26,8 +26,8 @@ from veilsum_participant.config import ParticipantConfig, Policy
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.policy import study_faults
 from veilsum_privacy.computation.contribution import task_rows
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.hazard_step import PERIODS

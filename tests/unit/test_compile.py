@@ -17,9 +17,9 @@ from veilsum.plan import notes
 from veilsum.quantisation import plan_grid, rounding_share
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, calibrate_noise_multiplier, epsilon_of
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import TrainingTask
 
 SCHEMA = """

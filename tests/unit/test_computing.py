@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 from dataclasses import replace
 from fractions import Fraction
@@ -19,9 +18,9 @@ from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import task_noise
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.tasks.base import DerivedTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.formulas import FACTOR, TOTAL
@@ -149,20 +148,22 @@ def _prototypes() -> dict[str, Any]:
 
 
 def test_subjects_are_of_no_matter_where_the_unit_is_the_record() -> None:
-    """A dataset may name them all the same; records then weigh alike, in sums and in heads."""
+    """A dataset may name them all the same; records then weigh alike."""
     some = records(30)
     grouped = replace(some, subjects=np.sort(np.random.default_rng(3).integers(0, 5, 30)))
-    head = {"clip": 2.0, "missing": "skip", "ridge": 0.5, "bias": 0.5, **MAPPED}
-    for task, values in (("local-head", head), ("class-moments", {**MOMENTS, **MAPPED})):
-        study = study_of(declare("t", task, values))
-        found = [compute_sum(plan_of(study, "t"), own, {}).total for own in (some, grouped)]
-        assert found[0].any()
-        np.testing.assert_array_equal(*found)
+    study = study_of(declare("t", "class-moments", {**MOMENTS, **MAPPED}))
+    found = [compute_sum(plan_of(study, "t"), own, {}).total for own in (some, grouped)]
+    assert found[0].any()
+    np.testing.assert_array_equal(*found)
 
 
 HOSTILE_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "barycenter-step": ("barycenter", {"bound": 4.0}),
     "two-way-step": ("slopes", {"step": "effects", "bound": 1e3}),
+    "ridge-head": (
+        "slopes",
+        {"alignment": {"kind": "slopes", "tau": 0.4}, "ridge": 0.01, "bias": 0.3, "prior": 0.3, "reach": 8.0},
+    ),
     "aligned-moments": ("slopes", {"alignment": {"kind": "slopes", "tau": 0.4}, "reach": 8.0}),
     "prototypes": ("slopes", {**_prototypes(), "alignment": {"kind": "slopes", "tau": 0.4}}),
     "class-moments": ("two-way", {**MOMENTS, **TWO_WAY}),
@@ -361,15 +362,6 @@ def test_a_derived_task_has_a_source_no_noise_and_is_not_kept() -> None:
     for more in ({"variance": 2**40}, {"keep": True}):
         study = study_of(kept, declare("d", "barycenter-step", step, source="kept", **more), noise="local")
         refused(study, "d", "needs a source and has no noise")
-
-
-def test_a_head_is_not_kept_and_a_coarse_grid_is_refused() -> None:
-    head = {"clip": 1.0, "missing": "skip", "ridge": 1.0, "bias": 1.0}
-    refused(study_of(declare("h", "local-head", head, keep=True)), "h", "no sum over records")
-    refused(study_of(declare("h", "local-head", head, grid=5)), "h", "too coarse a grid")
-    fine = study_of(declare("h", "local-head", head, grid=1000))
-    task, left = AgreedStudy(fine).tasks[0].task, 1000 - math.sqrt(3 * (D + 1))
-    assert task.unit(fine.tasks[0]) == pytest.approx(task.clip() / left, rel=1e-12)
 
 
 # Rules 2 and 3: no multiplicity that depends on n, and no Ledoit-Wolf, under noise.

@@ -34,8 +34,8 @@ from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation import contribution
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.features import CLASS_WEIGHTS
 

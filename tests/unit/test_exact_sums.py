@@ -25,9 +25,9 @@ from veilsum_node.errors import HostileInput
 from veilsum_participant.data.encode import scale
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, shrunk, task_rows
 from veilsum_privacy.mechanism.rows.symbols import whole
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.queries.language import WORD_SCALE

@@ -24,9 +24,9 @@ from veilsum_coordinator.parts.server_heads import mlp_head
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model, load_model
 from veilsum_privacy.results.result import Result, load_result, save_result
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.training.mlp import Descent, scores, train
 

@@ -600,7 +600,7 @@ TRAINS = """
 import sys
 import numpy as np
 from support.studies import compiled, shifted_sites
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 private = {"epsilon": 4.0, "cohort_difference": "allowed", "min_cohort": 2}
 for method, label, parameters in (("fedsgd", "gradient", {"steps": 2}), ("fedavg", "local-training", {"rounds": 2})):

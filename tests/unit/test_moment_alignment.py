@@ -22,7 +22,8 @@ from veilsum_aggregation.feature_moments import (
     read_reference,
     reference_arrays,
 )
-from veilsum_aggregation.moment_alignment import LARGEST_RATIO, Cubics, fit_cubics, local_map, moment_map
+from veilsum_aggregation.moment_alignment import LARGEST_RATIO, fit_cubics, local_map, moment_map
+from veilsum_aggregation.moment_maps import Cubics
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

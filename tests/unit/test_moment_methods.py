@@ -32,10 +32,10 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.applying.model import Model
 from veilsum_privacy.accounting.accountant import Course, GaussianEvent, epsilon_of
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import FeatureParameters

@@ -20,9 +20,9 @@ from veilsum_participant.config import METHODS, ParticipantConfig, Policy, every
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.policy import NEEDED, former_tasks, lacking_tasks, refuse, study_faults
 from veilsum_privacy.accounting.prices import study_epsilon
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import FORMER, TASKS
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 
 OWN = "a"
 PINNED = {"b": "1" * 64, "c": "2" * 64}
@@ -390,7 +390,7 @@ EARLIER = Policy(
         "federated-evaluation",
     ),
     tasks=(
-        "statistics", "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-head", "local-training",
+        "statistics", "gaussian-moments", "class-moments", "prototypes", "class-mixtures", "local-training",
         "gradient", "grams", "feature-means", "power-moments", "evaluation", "barycenter-step", "two-way-step",
         "aligned-moments", "within-moments",
     ),

@@ -18,11 +18,11 @@ from veilsum_aggregation.feature_moments import REFERENCE_MEAN, moment_terms, mo
 from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, task_rows
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration
 from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, MomentUse, Part, PartParameters

@@ -18,9 +18,9 @@ from veilsum.plan import plan_study
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.results.result import result_files
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 
 pytestmark = pytest.mark.usefixtures("few_rehearsals")

@@ -20,10 +20,10 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_node.config import read_toml, validate
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.computation.contribution import task_rows
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.designs import LARGEST_ENTRY
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStep

@@ -23,8 +23,8 @@ from veilsum_privacy.computation.rehearsal import (
     made_up_records,
     rehearse,
 )
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.schema import NumberColumn
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records, RowTask
 
 Bools = NDArray[np.bool_]

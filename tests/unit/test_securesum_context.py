@@ -20,7 +20,6 @@ from support.federation import DATASET, schema_of
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Identity, Role
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import (
     Assignment,
     broadcast_digest,
@@ -32,6 +31,7 @@ from veilsum_privacy.securesum.context import (
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
 from veilsum_privacy.securesum.roster import Enrolment, Member, Roster
 from veilsum_privacy.study.study import PrivacyDemand, Study, TaskDeclaration
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask, RoundPlan
 
 MEANS = {"clip": 1.0, "missing": "centre", "count_weight": 0.5, "sum_weight": 1.0}
 NAMES = ("east", "north", "south", "west")

@@ -16,8 +16,8 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 MODEL: dict[str, Any] = {"model": {"name": "mlp", "options": {"hidden": 5}}, "seed": 3}
 TRAINED: dict[str, dict[str, Any]] = {

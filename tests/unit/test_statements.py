@@ -20,8 +20,8 @@ from veilsum_node.canonical import canonical
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
 from veilsum_participant.config import DatasetConfig, ParticipantConfig, Policy
 from veilsum_participant.policy import study_faults
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import STATEMENTS, Statement, Study, parse_study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text(encoding="utf-8"))
 SAID: dict[str, str] = {

@@ -34,10 +34,10 @@ from veilsum_participant.data.sources import opened
 from veilsum_participant.data.stream import comes_in_batches, stream_records
 from veilsum_participant.query import Images, Source, SourceQuery, pixel_names
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study, Unit
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records, join_batches
 
 ADDED = [setting for setting in SETTINGS if setting.additive]

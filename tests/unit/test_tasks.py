@@ -50,7 +50,7 @@ def total(task: Task, records: Records) -> Floats:
 
 
 def test_registry() -> None:
-    derived = {"barycenter-step", "two-way-step", "aligned-moments", "within-moments"}
+    derived = {"barycenter-step", "two-way-step", "aligned-moments", "within-moments", "ridge-head"}
     assert set(TASKS) == set(NEIGHBOURS) | derived | {"local-training"}
     with pytest.raises(HostileInput, match="Did you mean 'tables'"):
         build_task("table", {}, schema(2))

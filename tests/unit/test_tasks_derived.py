@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import sqrtm
+from sklearn.linear_model import Ridge
 
 from support.neighbours import schema
 from veilsum_aggregation.alignment import class_statistics, local_map, reference_arrays, site_gaussian, stack
@@ -58,7 +59,7 @@ def split(task: DerivedTask, *arguments: Any) -> dict[str, Floats]:
 
 def test_every_derived_task_names_its_sources_and_dimension() -> None:
     derived = {name for name, task in TASKS.items() if issubclass(task, DerivedTask)}
-    assert derived == {"barycenter-step", "two-way-step", "aligned-moments", "within-moments"}
+    assert derived == {"barycenter-step", "two-way-step", "aligned-moments", "within-moments", "ridge-head"}
     for name in derived:
         assert set(TASKS[name].sources) <= {"gaussian-moments", "class-moments", "power-moments"}  # type: ignore[attr-defined]
 
@@ -229,3 +230,81 @@ def test_products_may_be_absent() -> None:
     task = build_task("aligned-moments", {"reach": 5, "alignment": {"kind": "two-way", "tau": 0.4}}, schema(1))
     assert [block.name for block in task.layout().blocks] == ["counts", "sums", "squares", "gain"]
     np.testing.assert_array_equal(symmetric(np.ones(1), np.zeros(0)), [[1]])
+
+
+# Heads of a site's own moments.
+
+RIDGE = {"width": M, "ridge": 0.05, "bias": 0.4, "prior": 0.3, "reach": 50.0}
+
+
+def ridges(x: Floats, y: np.ndarray, ridge: float = 0.05, bias: float = 0.4) -> tuple[Floats, Floats]:
+    """Weights (K, M) and biases (K,) by scikit-learn's ridge regression on indicators of classes, of records."""
+    wide = np.column_stack([x, np.full(len(x), bias)])
+    fit = Ridge(alpha=ridge * len(x), fit_intercept=False, solver="svd").fit(wide, K * np.eye(K)[y] - 1.0)
+    return fit.coef_[:, :M], 0.3 * (K * np.bincount(y, minlength=K) / len(y) - 1) - fit.coef_[:, :M] @ x.mean(axis=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_head_of_moments_is_scikit_learns_of_the_records(seed: int) -> None:
+    x, y = site_records(seed)
+    if seed == 1:
+        y = np.where(y == 2, 0, y)  # a site that lacks a class
+    if seed == 2:
+        x[:, 2] = x[:, 1]  # and features that say the same twice
+    found = split(make("ridge-head", RIDGE), moments(x, y), {}, {})
+    weights, bias = ridges(x, y)
+    np.testing.assert_allclose(found["weights"], weights, atol=1e-9)
+    np.testing.assert_allclose(found["bias"], bias, atol=1e-9)
+    assert found["noise"][0] == 0.0
+
+
+def test_a_head_after_the_sites_own_map_is_that_of_mapped_records() -> None:
+    kept = [moments(*site_records(seed)) for seed in range(SITES)]
+    statistics = [item for item in (class_statistics(blocks, {}) for blocks in kept) if item is not None]
+    reference = reference_arrays(fit_two_way(stack(statistics), rounds=10))
+    asked = {**RIDGE, "alignment": {"kind": "two-way", "tau": 0.4}}
+    for seed, blocks in enumerate(kept):
+        x, y = site_records(seed)
+        own = local_map("two-way", blocks, {}, reference, tau=0.4)
+        weights, bias = ridges(x @ own.matrix.T + own.offset, y)
+        found = split(make("ridge-head", asked), blocks, {}, reference)
+        np.testing.assert_allclose(found["weights"], weights, atol=1e-7)
+        np.testing.assert_allclose(found["bias"], bias, atol=1e-7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(-6, 6), st.floats(-4, 4))
+def test_no_moments_make_a_head_longer_than_is_clamped(seed: int, size: float, noise: float) -> None:
+    """Of records of all sizes, and of what noise alone gives, which need not be moments of anything."""
+    rng = np.random.default_rng(seed)
+    x, y = site_records(seed, int(rng.integers(1, 60)))
+    task = make("ridge-head", {**RIDGE, "ridge": 10.0 ** rng.uniform(-6, 3), "bias": 10.0 ** rng.uniform(-3, 3)})
+    blocks, std = moments(x * 10.0**size, y), {}
+    clear = split(task, blocks, {}, {})
+    assert np.linalg.norm(clear["weights"], axis=1).max() <= task.clip() * (1 + 1e-9)
+    if seed % 2:
+        std = dict.fromkeys(blocks, 10.0**noise)
+        blocks = {name: array + std[name] * rng.normal(size=array.shape) for name, array in blocks.items()}
+    assert np.isfinite(task.vector(blocks, std, {})).all()
+
+
+@pytest.mark.parametrize("second", [0.0, 20.0])
+def test_the_stated_noise_of_a_head_is_what_noise_in_moments_makes(second: float) -> None:
+    x, y = site_records(0, 4000)
+    blocks, std = moments(x, y), {"counts": 3.0, "sums": 5.0, "squares": second, "products": second / 2**0.5}
+    task, rng = make("ridge-head", RIDGE), np.random.default_rng(1)
+    clear, drawn = split(task, blocks, std, {}), []
+    for _ in range(400):
+        changed = {name: array + std.get(name, 0.0) * rng.normal(size=array.shape) for name, array in blocks.items()}
+        drawn.append(float(((split(task, changed, std, {})["weights"] - clear["weights"]) ** 2).sum()))
+    # to first order, and of 400 draws of some 9 degrees of freedom
+    assert np.mean(drawn) == pytest.approx(clear["noise"][0], rel=0.25)
+
+
+def test_a_site_within_its_noise_gives_no_head_and_odd_alignments_are_refused() -> None:
+    blocks = moments(*site_records(0))
+    assert not make("ridge-head", RIDGE).vector(blocks, {"counts": 200.0}, {}).any()
+    with pytest.raises(HostileInput, match="makes its own map"):
+        make("ridge-head", {**RIDGE, "alignment": {"kind": "broadcast", "tau": 1.0}})
+    with pytest.raises(HostileInput, match="label"):
+        build_task("ridge-head", RIDGE, schema(M, label=False))

@@ -17,8 +17,8 @@ from veilsum_node.errors import Misuse
 from veilsum_privacy.computation import contribution
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
 from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together, unit_edges
-from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.study.study import Unit
+from veilsum_privacy.tasks.agreed import RoundPlan
 from veilsum_privacy.tasks.base import Records, SiteTask
 
 RAISED = (ArithmeticError, IndexError, MemoryError, RecursionError, Misuse)

@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from support.randomness import SeededRandom
-from support.studies import SITES, compiled, shifted_sites
+from support.studies import compiled, complete, shifted_sites
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.audit.references import references
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
+from veilsum_privacy.computation.rehearsal import made_up_broadcast
 from veilsum_privacy.mechanism import noise
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, ROUNDING_VARIANCE, gaussian_around
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 
 ALPHA = 1e-6  # per test; seeds are fixed
@@ -340,18 +342,19 @@ def test_releases_are_the_real_sum_and_the_noise(batched: bool) -> None:
 
 
 def test_noise_of_its_own_block_stays_there() -> None:
-    study = compiled("o-fedavg", {"disclosure": "per-site"}, epsilon=5.0)
-    (declared,) = study.tasks
+    (reference,) = (each for each in references() if each.task == "gradient")
+    tried, arrays = made_up_broadcast(reference.study(unit="record", noise="local", disclosure="per-site").tasks[0])
+    declared = tried.declaration
     assert declared.unrounded
     assert declared.own_noise
-    task = AgreedStudy(study).task(declared.label)
-    plan = task.plan(4, 4)
-    part = compute_sum(plan, shifted_sites(60)["b"], {}, SitePlace(1))
-    assert task.released_variance(4) == declared.variance + 16
+    plan, rng = tried.plan(3, 3), np.random.default_rng(0)
+    own = complete(rng.uniform(-1.0, 1.0, (60, tried.study.data.width)), rng.integers(0, 3, 60))
+    part = compute_sum(plan, own, arrays, SitePlace(1))
+    assert part.total.any()
+    assert tried.released_variance(3) == declared.variance + 16
     source = SeededRandom(b"its own block")
-    noised = np.array([plan.noised(part.total, 1, source).reshape(4, -1) for _ in range(1000)])
+    noised = np.array([plan.noised(part.total, 1, source).reshape(3, -1) for _ in range(1000)])
     assert not np.delete(noised, 1, axis=1).any()
-    off = (noised[:, 1] - part.total.reshape(4, -1)[1] / ONE).ravel() / math.sqrt(plan.spread)
+    off = (noised[:, 1] - part.total.reshape(3, -1)[1] / ONE).ravel() / math.sqrt(plan.spread)
     assert stats.kstest(off, "norm").pvalue > ALPHA
     assert abs((off**2).mean() - 1) < 4 * math.sqrt(2 / off.size) < 0.05
-    assert SITES[1] == "b"

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation import moments
-from veilsum_aggregation.alignment import mapped_moments
+from veilsum_aggregation.alignment import mapped_moments, mapped_noise
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.heads import LinearHead, NoiseInWeights, lda_head, noise_in_weights
@@ -61,9 +61,9 @@ from veilsum_coordinator.parts.references import site_blocks
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.features import CENTRE
 from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.kinds.means import Means
@@ -404,6 +404,5 @@ def mapped_at_sites(kept: Release, aligned: Release) -> Release:
     """
     values = {name: array for name, array in aligned.values.items() if name != "gain"}
     gain = float(aligned.values["gain"][0]) / len(aligned.cohort)
-    factors = {"counts": 1.0, "sums": max(gain, 0.0) ** 0.5}
-    noise = {name: std * factors.get(name, gain) for name, std in kept.noise_std.items() if name in values}
+    noise = {name: std for name, std in mapped_noise(kept.noise_std, gain).items() if name in values}
     return replace(aligned, values=values, noise_std=noise)

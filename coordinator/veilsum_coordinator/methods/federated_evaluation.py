@@ -33,8 +33,8 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.mechanism.persons import Reduction
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.model_tables import (
     CLASS,
     LOSS,

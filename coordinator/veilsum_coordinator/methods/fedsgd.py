@@ -56,8 +56,8 @@ from veilsum_coordinator.parts.training_defaults import (
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.gradient import GradientParameters
 from veilsum_privacy.tasks.outcomes import Outcome

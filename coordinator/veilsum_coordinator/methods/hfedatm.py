@@ -39,8 +39,8 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.grams import DIAGONAL, PRODUCTS, GramsParameters, checked_sizes
 from veilsum_privacy.training.arrays import to_broadcast
 from veilsum_privacy.training.models import ModelSpec, build_architecture

@@ -1,38 +1,55 @@
-"""The method "o-fedavg": every site fits a softmax head to its own records, and the heads are averaged once.
+"""The method "o-fedavg": every site makes a head of its own noised class moments, and the heads are averaged once.
 
 One-shot federated averaging, with an alignment or generation in front. All heads count alike, and have a score for every
 class: that a class did not occur at a site is a vote as well. On digits of four domains weighing heads by counts, or leaving
-those votes out, did worse, and equal votes need no private count.
+those votes out, did worse, and equal votes need no count.
+
+No head is fitted to records: a site releases class moments and keeps its own, with all the noise that its records need, and
+computes its head from these at no cost, after an alignment as well. What one record changes is bounded in the moments, where
+the kernel clips it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
+from veilsum_aggregation.alignment import mapped_moments, mapped_noise
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.heads import LinearHead, average_heads
+from veilsum_aggregation.heads import LinearHead, average_heads, ridge_head
 from veilsum_coordinator.parts.alignment import (
     Aligned,
     AlignmentParameters,
     align,
+    alignment_plans,
     plans_in_front,
     resolve_alignment,
     task_alignment,
 )
 from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.generation import (
     FeatureUse,
     GenerationParameters,
     generation_plans,
     run_generation,
 )
-from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, resolved_clip, task_parameters, typical_norm
+from veilsum_coordinator.parts.moment_plans import (
+    FeatureRules,
+    Split,
+    class_moments,
+    need_label,
+    resolved_clip,
+    task_parameters,
+    typical_norm,
+)
+from veilsum_coordinator.parts.references import site_blocks
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
@@ -42,53 +59,49 @@ from veilsum_privacy.study.study import Disclosure
 HEADS = "heads"
 """Label of the release."""
 
-RIDGE = 0.01
-"""Default ridge for each record of a site, in units of the features' squared norm."""
+MOMENTS = "moments"
+"""Label of the release that heads are made of where nothing is aligned."""
 
-NOISED_RIDGE, LEAST_RIDGE, MOST_RIDGE = 12.0, 2.0, 16.0
-"""Default ridge of a site under noise, in the same units: 12 / epsilon of the study, from 2 to 16.
-
-Noise on a head is in inverse proportion to the ridge, so the best ridge falls as epsilon rises: by the sweep in
-docs/results.md, on three data sets with about 100, 150 and 1,500 records a site.
-"""
+RIDGE, NOISED_RIDGE = 0.01, 0.001
+"""Default ridge for each record, in units of the features' squared norm; under noise :func:`ridge_head` adds to it what the
+noise in second moments asks for. By the sweep in docs/results.md."""
 
 BIAS = 0.2
-"""Default value of the constant feature, as a share of the features' norm; all of it costs noise.
+"""Default value of the constant in a site's regression, as a share of the features' norm."""
 
-A larger one lets biases learn how frequent classes are at a site: 0.3 took up to 2 points of what aligning gains on digits.
-"""
+ROOM = 4.0
+"""How much longer than a clipped record a site's mean may be, after its map and with noise, before biases are clamped."""
 
-CLEAR = 4.0
-"""Difference of two scores at which a head is sure: odds of more than 50 to 1. Larger ones tell no more."""
+SPLIT = Split(counts=0.05, sums=0.75, second=0.2)
+"""Of the release among counts, sums and second moments: from the same sweep."""
 
 
 class OFedAvgParameters(FeatureRules):
     """Parameters, all public.
 
     Attributes:
-        ridge: Lambda of each site's objective sum CE + Lambda / 2 |V|^2, of each record or each site as ``ridge_per`` says.
-            By default 0.01 for each record, or under noise 12 / epsilon for each site, from 2 to 16; times the squared root
-            mean square norm that features are expected to have.
-        ridge_per: ``record`` multiplies the ridge by a site's number of records, as against their mean loss; it is the default
-            without noise, and cannot be had with noise. ``site`` is one public ridge for all: heads of sites with few records
-            are then smaller and weigh less in the mean.
-        bias: value of the constant feature that the bias belongs to; by default 0.2 of that norm.
-        disclosure: ``joint`` releases the sum of the heads, ``per-site`` each of them.
-        alignment: of the sites' features, before heads are fitted; it takes ``alignment.share`` of the budget.
+        ridge: of each record in a site's own regression; by default 0.01, or under noise 0.001, times the squared root mean
+            square norm that features are expected to have.
+        bias: value of the constant in a site's regression; by default 0.2 of that norm. It takes up how frequent classes are.
+        prior: how far a class's frequency at a site is a vote for it; 0 for not at all, 1 for what Newton's step would have.
+        split: of the release's cost among counts, sums and second moments; by default 5, 75 and 20 of 100.
+        disclosure: ``joint`` releases the sum of the heads, ``per-site`` each of them; of moments the sum alone.
+        alignment: of the sites' features; its release is then the only one.
         generation: of features from released class geometries; one head is then trained on them here, since every site would
             train on the same ones.
     """
 
     ridge: Real | None = Field(default=None, gt=0, le=1e9)
-    ridge_per: Literal["record", "site"] | None = None
     bias: Real | None = Field(default=None, gt=0, le=1e6)
+    prior: Real = Field(default=0.3, ge=0, le=1)
+    split: Split | None = None
     disclosure: Disclosure = "joint"
     alignment: AlignmentParameters | None = None
     generation: GenerationParameters | None = None
 
 
 class OFedAvg(Method[OFedAvgParameters]):
-    """An alignment if any, one round of "local-head", and the mean of the heads."""
+    """One release of class moments that each site keeps, an alignment if any, and the mean of the sites' own heads."""
 
     name = "o-fedavg"
     Parameters: ClassVar[type[Frozen]] = OFedAvgParameters
@@ -97,23 +110,15 @@ class OFedAvg(Method[OFedAvgParameters]):
     def resolve(self, parameters: OFedAvgParameters, inputs: Inputs) -> OFedAvgParameters:
         clip = resolved_clip(parameters.clip, inputs)
         norm = min(clip, typical_norm(inputs, clip))
-        per = parameters.ridge_per or ("site" if inputs.private else "record")
-        if per == "record" and inputs.private:
-            raise ConfigurationError(
-                'ridge_per = "record" is for studies without noise: one record would change the ridge of all others.',
-                "Leave it out; a study with noise takes one public ridge for all sites.",
-            )
-        ridge = RIDGE if per == "record" else RIDGE * inputs.records
-        if inputs.private:
-            ridge = min(max(NOISED_RIDGE / (inputs.epsilon or 1.0), LEAST_RIDGE), MOST_RIDGE)
         alignment = parameters.alignment
+        by_class = parameters.generation is None
         return parameters.model_copy(
             update={
                 "clip": clip,
-                "ridge": parameters.ridge or ridge * norm**2,
-                "ridge_per": per,
+                "ridge": parameters.ridge or (NOISED_RIDGE if inputs.private else RIDGE) * norm**2,
                 "bias": parameters.bias or BIAS * norm,
-                "alignment": None if alignment is None else resolve_alignment(alignment, inputs),
+                "split": parameters.split or SPLIT,
+                "alignment": None if alignment is None else resolve_alignment(alignment, inputs, classes=by_class),
             }
         )
 
@@ -122,29 +127,34 @@ class OFedAvg(Method[OFedAvgParameters]):
             raise ConfigurationError("The method o-fedavg needs the defaults of its parameters resolved.")
         need_label(inputs, "the method o-fedavg")
         clip, missing, alignment = parameters.clip, parameters.missing, parameters.alignment
-        before, left = plans_in_front(alignment, inputs, clip, missing)
         if parameters.generation is not None:
             if parameters.disclosure == "per-site":
                 raise ConfigurationError(
                     'With [parameters.generation] no site sends a head, so there is none to disclose "per-site".',
                     "Leave disclosure out.",
                 )
+            before, left = plans_in_front(alignment, inputs, clip, missing)
             use = FeatureUse.of(inputs, clip, missing, alignment)
             return *before, *generation_plans(parameters.generation, use, share=left)
+        if alignment is None:
+            kept = class_moments(inputs, clip, missing, split=parameters.split)
+            plans: tuple[TaskPlan, ...] = (TaskPlan(MOMENTS, "class-moments", kept, keep=True),)
+        else:
+            plans = alignment_plans(alignment, inputs, clip, missing, classes=True, split=parameters.split)
+            if alignment.mode == "one-shot":  # everyone sees each site's moments, and can make its head
+                return plans
         own, source = task_alignment(alignment)
         width = None if inputs.encoder is None and own is None else inputs.width
         task = task_parameters(
-            "local-head",
+            "ridge-head",
             width=width,
             alignment=own,
-            clip=clip,
-            missing=missing,
             ridge=parameters.ridge,
             bias=parameters.bias,
-            per_record=parameters.ridge_per == "record",
+            prior=parameters.prior,
+            reach=ROOM * clip,
         )
-        plan = TaskPlan(HEADS, "local-head", task, disclosure=parameters.disclosure, source=source, share=left)
-        return *before, plan
+        return *plans, TaskPlan(HEADS, "ridge-head", task, disclosure=parameters.disclosure, source=source or MOMENTS)
 
     def compute(self, federation: Federation) -> Result:
         parameters = OFedAvgParameters.model_validate(federation.study.parameters)
@@ -155,22 +165,34 @@ class OFedAvg(Method[OFedAvgParameters]):
             return Result(self.name, summary)
         if parameters.generation is not None:
             return self._generated(federation, parameters, parameters.generation, aligned, summary)
-        release = federation.sum(HEADS, {} if aligned is None else aligned.broadcast)
-        head, each = _heads(release, federation.study.data.classes, parameters.disclosure)
-        std = _noise(release, parameters.disclosure)
-        summary = {"cohort": len(release.cohort), "ridge": parameters.ridge, **summary}
-        size, noise = float(np.linalg.norm(head.weights)), std * math.sqrt(head.weights.size)
+        heads = self._heads(federation, parameters, aligned)
+        summary = {"cohort": heads.cohort, "ridge": parameters.ridge, **summary}
+        head, each = heads.mean, heads.each if parameters.disclosure == "per-site" else {}
+        size, noise = float(np.linalg.norm(head.weights)), heads.noise
         summary["weights"] = {"norm": size, "norm_of_noise": noise}
         summary["classes"] = [{"class": name, "in_head": True} for name in head.classes]
         # The squared norm of noise alone varies by sqrt(2 / number of weights) of its mean.
         if size**2 <= noise**2 * (1.0 + 3.0 * math.sqrt(2.0 / head.weights.size)):
             summary["not_estimable"] = (
-                "the averaged head cannot be told from its noise; ask for less noise, more ridge or fewer features"
-                if noise
+                "the averaged head cannot be told from its noise; ask for less noise or fewer features, or for more records"
+                if federation.study.privacy.noise != "none"
                 else "no site has a usable record"
             )
             return Result(self.name, summary)
         return linear_result(federation, summary, parameters.missing, head, aligned, each)
+
+    def _heads(self, federation: Federation, parameters: OFedAvgParameters, aligned: Aligned | None) -> _Heads:
+        classes = federation.study.data.classes
+        if parameters.alignment is not None and parameters.alignment.mode == "one-shot" and aligned is not None:
+            return _of_moments(aligned, parameters, classes)
+        if aligned is None:
+            federation.sum(MOMENTS)
+        release = federation.sum(HEADS, {} if aligned is None else aligned.broadcast)
+        weights, bias, number = release.values["weights"], release.values["bias"], len(release.cohort)
+        noise = math.sqrt(max(float(release.values["noise"].sum()), 0.0)) / number
+        if parameters.disclosure == "joint":
+            return _Heads(LinearHead(weights / number, bias / number, classes), noise, number)
+        return _averaged(weights, bias, noise, classes)
 
     def _generated(
         self,
@@ -194,17 +216,38 @@ class OFedAvg(Method[OFedAvgParameters]):
         return linear_result(federation, summary, parameters.missing, head, aligned)
 
 
-def _heads(release: Release, classes: tuple[str, ...], disclosure: Disclosure) -> tuple[LinearHead, dict[str, Floats]]:
-    """The mean head, and where each is disclosed the arrays of them all, in the cohort's order."""
-    weights, bias = release.values["weights"], release.values["bias"]
-    if disclosure == "joint":
-        number = len(release.cohort)
-        return LinearHead(weights / number, bias / number, classes), {}
+@dataclass(frozen=True)
+class _Heads:
+    """The sites' heads.
+
+    Attributes:
+        mean: of them all.
+        noise: the norm that noise is expected to have in its weights.
+        cohort: how many they are.
+        each: the arrays of them all, in the cohort's order, where they are seen.
+    """
+
+    mean: LinearHead
+    noise: float
+    cohort: int
+    each: Mapping[str, Floats] = field(default_factory=dict)
+
+
+def _averaged(weights: Floats, bias: Floats, noise: float, classes: tuple[str, ...]) -> _Heads:
     heads = [LinearHead(own, shift, classes) for own, shift in zip(weights, bias, strict=True)]
-    return average_heads(heads), {"heads.weights": weights, "heads.bias": bias}
+    return _Heads(average_heads(heads), noise, len(heads), {"heads.weights": weights, "heads.bias": bias})
 
 
-def _noise(release: Release, disclosure: Disclosure) -> float:
-    """Standard deviation of the noise of a weight of the mean head."""
-    number = len(release.cohort)
-    return release.noise_std["weights"] / (number if disclosure == "joint" else math.sqrt(number))
+def _of_moments(aligned: Aligned, parameters: OFedAvgParameters, classes: tuple[str, ...]) -> _Heads:
+    """The heads of moments that each site released by itself, after its map."""
+    weights, bias, squares = [], [], 0.0
+    ridge, constant = parameters.ridge or RIDGE, parameters.bias or BIAS
+    for blocks, mapped in zip(site_blocks(aligned.release), aligned.maps, strict=True):
+        moved = mapped_moments(blocks, mapped)
+        noise = mapped_noise(aligned.release.noise_std, float(moved["gain"][0]))
+        head = ridge_head(moved, noise, ridge=ridge, bias=constant, prior=float(parameters.prior))
+        k, d = moved["sums"].shape
+        weights.append(np.zeros((k, d)) if head is None else head.weights)
+        bias.append(np.zeros(k) if head is None else head.bias)
+        squares += 0.0 if head is None else head.noise
+    return _averaged(np.array(weights), np.array(bias), math.sqrt(squares) / len(weights), classes)

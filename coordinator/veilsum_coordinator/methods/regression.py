@@ -53,10 +53,10 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.persons import Reduction
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import ColumnName
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.hazard_step import HazardStep, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import NewtonStep, NewtonStepParameters
 from veilsum_privacy.tasks.queries.coefficients import (

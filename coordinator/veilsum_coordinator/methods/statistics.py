@@ -26,8 +26,8 @@ from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen
 from veilsum_privacy.mechanism.persons import Reduction
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.queries.base import QueryKind, ReleasedPart
 from veilsum_privacy.tasks.queries.language import Columns, DerivedColumn
 from veilsum_privacy.tasks.tables import questions_of

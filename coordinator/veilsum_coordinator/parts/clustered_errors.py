@@ -16,8 +16,8 @@ from veilsum_coordinator.parts.base import TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.proportional_hazards import broadcast_of
 from veilsum_node.errors import ConfigurationError, Misuse
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.hazard_step import HAZARDS, HazardStepParameters
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN, NewtonStepParameters
 from veilsum_privacy.tasks.queries.language import DerivedColumn, Query

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.long_arrays import cut
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.layout import Block, Layout
 
 

@@ -24,7 +24,7 @@ from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.generation import Generation
 from veilsum_privacy.tasks.local_training import (
     SEEDS,

@@ -34,9 +34,9 @@ from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, N
 from veilsum_coordinator.parts.query_scales import weigh
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.model_tables import SCORE, ModelTables, ModelTablesParameters, scored_schema
 from veilsum_privacy.tasks.outcomes import Outcome
 from veilsum_privacy.tasks.queries.base import ReleasedPart

@@ -25,8 +25,8 @@ from veilsum_aggregation.regression import UntoldFit
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest
 from veilsum_node.errors import ConfigurationError
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.hazard_step import (
     CENTRE,
     HAZARDS,

@@ -26,13 +26,13 @@ from veilsum_coordinator.storage.records import KeptRelease, KeptStudy, KeptSum,
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest
 from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
 from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_proto import federation_pb2 as pb
 
 TRANSIENT = {RefusalCode.CONTEXT, RefusalCode.ROUND}

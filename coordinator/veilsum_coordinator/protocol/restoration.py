@@ -14,8 +14,8 @@ from veilsum_coordinator.protocol.members import MemberState
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.storage.records import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_node.errors import StateError
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.context import Pieces
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 
 
 class ReplayError(StateError):

@@ -17,11 +17,11 @@ from veilsum_coordinator.storage.records import KeptProof
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
-from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.securesum.context import Assignment, Pieces, context_digest
 from veilsum_privacy.securesum.contribution import Slots
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, parse_statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.tasks.agreed import RoundPlan
 from veilsum_proto import federation_pb2 as pb
 
 DECRYPTORS = 2

@@ -43,10 +43,10 @@ from veilsum_coordinator.storage.long_values import LONG
 from veilsum_node.errors import Damage, HostileInput, Unavailable, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
-from veilsum_privacy.securesum.agreed import RoundPlan
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
 from veilsum_privacy.securesum.contribution import open_pieces
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import RoundPlan
 
 LOG = logging.getLogger("veilsum.coordinator")
 

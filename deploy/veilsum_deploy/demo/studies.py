@@ -34,8 +34,8 @@ from veilsum_node.errors import Misuse, VeilsumError
 from veilsum_participant.applying.model import Model
 from veilsum_participant.data import load_records
 from veilsum_participant.store.kept import kept_vector
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import Records
 
 KILL_AT, RETURN_AT = 0.3, 0.6

@@ -37,10 +37,10 @@ from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.results.result import Result
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import decode_broadcast, encode_broadcast
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.tasks.base import Records, TrainingTask
 
 EXPECTED = "expected_records"

@@ -34,8 +34,8 @@ from veilsum_node.identity import load_credentials
 from veilsum_participant.data.quality import count_cells
 from veilsum_participant.store.kept import kept_vector
 from veilsum_privacy.results.result import Result, load_result, save_result, study_fields
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 Watch = Callable[[str], None]
 Runner = Callable[[int, Callable[[Study], Watch]], tuple[Study, Result, Kept, float]]

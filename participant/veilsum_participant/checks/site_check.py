@@ -49,9 +49,9 @@ from veilsum_privacy.backup.restored import read_mark
 from veilsum_privacy.dossier.figures import cost
 from veilsum_privacy.ledger import Budget, Headroom, LedgerReader, Mechanism
 from veilsum_privacy.ledger.totals import Follower, Sum
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.training import device
 
 CLOCK_WARNING, CLOCK_LIMIT = 60, 300

@@ -224,7 +224,7 @@ def kept_statistic(settings: ParticipantConfig, study: bytes, label: str) -> tup
     from veilsum_node.database import open_readonly
     from veilsum_participant.store.kept import kept_vector
     from veilsum_participant.store.studies import find_study
-    from veilsum_privacy.securesum.agreed import AgreedStudy
+    from veilsum_privacy.tasks.agreed import AgreedStudy
 
     with open_readonly(settings.state) as database, database.reading() as connection:
         row = find_study(connection, study)

@@ -22,7 +22,7 @@ from veilsum_participant.new_files import new_file, require_new
 from veilsum_privacy.audit.report import AuditReport, AuditRow
 from veilsum_privacy.audit.signed import sign_report
 from veilsum_privacy.dossier.figures import cost, remaining
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 if TYPE_CHECKING:
     from veilsum_participant.cli.additions import Additions
@@ -125,7 +125,7 @@ def _shown(row: AuditRow) -> dict[str, Any]:
         sees += f",\nshifts above {found.sees_shift:.2f}"
     return {
         **told,
-        "coins": f"{found.canaries:,} x {found.releases:,}",
+        "coins": f"{found.canaries:,} x {found.releases:,}" + f",\nhalf beside {found.company}" * (found.company > 0),
         "epsilon booked": cost(found.booked_epsilon),
         "at least": remaining(found.lower_epsilon),
         "noise": f"{found.noise:.3f}",

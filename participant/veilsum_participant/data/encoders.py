@@ -30,6 +30,7 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.phrases import unreadable
 from veilsum_participant.data.programs import read_program
 from veilsum_participant.dataset_config import EncoderConfig
+from veilsum_privacy.mechanism.rows.purity import impurity
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import device
 
@@ -120,8 +121,19 @@ class ProgramEncoder:
             raise ConfigurationError(
                 f"It makes {found[0].size} features; the study's encoder.width is {width}.", "Correct the study."
             )
-        if self._program.changed or found[0].tobytes() != found[2].tobytes():
+        if self._program.changed or found[0].tobytes() != found[2].tobytes() or not self._pure():
             raise ConfigurationError("It keeps values between records.", "Use a network in evaluation mode, without state.")
+
+    def _pure(self) -> bool:
+        """Whether made-up records have the same features alone, in company and in any order (:func:`.purity.impurity`)."""
+
+        def compute(rows: Floats) -> Floats:
+            result = np.full((len(rows), self._declared.width), np.nan)
+            for row, place in zip(rows.astype(np.float32), result, strict=True):
+                self._encode(row, place)
+            return result
+
+        return impurity(compute, self._declared.size) is None
 
 
 def load_encoder(path: Path, declared: Program) -> ProgramEncoder:

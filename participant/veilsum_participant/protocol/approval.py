@@ -47,8 +47,8 @@ from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.ledger.entries import Entry, RequestedStudy, declared_mechanisms
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study, parse_study, study_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy
 
 DAY = 86_400
 

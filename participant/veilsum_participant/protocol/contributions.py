@@ -46,7 +46,6 @@ from veilsum_privacy.computation.contribution import SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Mechanism, Reservation
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
-from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import (
     Assignment,
     broadcast_digest,
@@ -65,6 +64,7 @@ from veilsum_privacy.securesum.contribution import (
 )
 from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.tasks.base import RowTask
 
 

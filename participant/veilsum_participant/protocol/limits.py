@@ -19,8 +19,8 @@ from veilsum_participant.protocol.budgets import releases_used
 from veilsum_participant.store.attempts import PAID, AttemptState, tally
 from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
-from veilsum_privacy.securesum.agreed import AgreedTask
 from veilsum_privacy.securesum.context import Assignment
+from veilsum_privacy.tasks.agreed import AgreedTask
 from veilsum_privacy.tasks.base import SiteTask, TrainingTask
 
 FACTORS = "participation.factors"

@@ -48,7 +48,7 @@ class KeptVector:
     Attributes:
         own: the site's block, in grid units.
         whole: all that the site adds to the task's round.
-        origin: :meth:`~veilsum_privacy.securesum.agreed.AgreedTask.kept_origin` of what it was computed from; None if an
+        origin: :meth:`~veilsum_privacy.tasks.agreed.AgreedTask.kept_origin` of what it was computed from; None if an
             older version kept it, which did not say.
     """
 

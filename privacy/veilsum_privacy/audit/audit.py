@@ -12,6 +12,10 @@ a Gaussian mechanism is measured by: the sensitivity over the noise's standard d
 meet independent noise, so each of them is a trial of its own, as many in one release as there are canaries.
 
 Every bound holds with the stated confidence by the exact distribution of its statistic. An audit never proves privacy.
+
+All of it is done on two bases: alone, where nobody else is, and in company of made-up units. What one unit changes is measured
+beside others too, by putting it in and by taking it out, and must be the same whoever is there: else one unit acts through the
+rows of the others, which no clip of its own row bounds.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +32,7 @@ from scipy import optimize, special, stats
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.audit.canaries import choose, join
+from veilsum_privacy.audit.canaries import MOST, choose, join
 from veilsum_privacy.audit.routes import ReleaseRoute
 from veilsum_privacy.tasks.base import Records
 
@@ -47,6 +52,7 @@ MOST_VALUES = 2**24
 """Noised values of one audit; 2^24 take some ten seconds."""
 
 _SURE = 0.99
+_SLACK = 1e-6  # of the sensitivity: what floating-point sums leave of additivity
 
 
 class NoCanary(Misuse):
@@ -58,10 +64,15 @@ class Finding:
     """What an audit found. Every mu is of one release: the sensitivity over the noise's standard deviation.
 
     Attributes:
-        canaries, releases, trials: canaries of a release; how many releases; coins that were tossed, the product.
+        canaries, releases, trials: canaries of a release; how many releases, half of them in company; coins that were tossed,
+            the product.
         values: of a release.
         booked: mu that the ledger books for the release; ``booked_epsilon`` at ``delta``.
-        longest: the largest change that one canary makes to the sum before noise, as a share of the booked sensitivity.
+        company: made-up units beside which canaries were tried too.
+        longest: the largest change that one unit makes to the sum before noise, put in or taken out, alone or in company, as a
+            share of the booked sensitivity.
+        interaction: by how much, at most, a value of the sum before noise is another one than what each unit adds alone makes
+            up, as a share of the booked sensitivity; None where the task's vector is no sum over units.
         noise: standard deviation of the noise that was found, as a share of the booked one.
         lower, lower_epsilon: bounds from below with 95% confidence.
         general_epsilon: the same by a bound that asks nothing of the mechanism.
@@ -79,7 +90,9 @@ class Finding:
     booked: float
     booked_epsilon: float
     delta: float
+    company: int
     longest: float
+    interaction: float | None
     noise: float
     lower: float
     lower_epsilon: float
@@ -99,7 +112,7 @@ class Finding:
 def audit(
     route: ReleaseRoute,
     units: Sequence[Records],
-    base: Records,
+    company: Records,
     random: RandomSource,
     *,
     delta: float,
@@ -110,8 +123,9 @@ def audit(
 
     Args:
         route: what is audited.
-        units: candidates for canaries, one unit of privacy each.
-        base: records that are always there.
+        units: candidates for canaries, one unit of privacy each, whose subjects come after those of ``company``.
+        company: records of made-up units, told apart by their subjects whatever the unit of privacy is; half of the coins are
+            tossed beside them. None of them, and the audit is of units alone.
         random: where coins come from.
         delta: at which mu is shown as epsilon.
         level: probability, at most, that a release that is as private as booked is found at fault.
@@ -122,62 +136,161 @@ def audit(
         NoCanary: no unit moves the release.
         Misuse: the site's code fails on them.
     """
-    start = route.before(base)
-    chosen, vectors = choose(units, lambda unit: route.before(join([base, unit])) - start)
-    if not chosen:
+    tried = _Changes(route, units, company)
+    stages = tried.stages(max(1, (route.most_records - len(company)) // max(1, *map(len, units))))
+    if not stages:
         raise NoCanary("No made-up record moves this release, so it cannot be audited.")
-    if len(chosen) > 1 and not _additive(route, base, start, chosen, vectors):
-        chosen, vectors = chosen[:1], vectors[:1]
-    lengths = np.linalg.norm(vectors, axis=1)
-    ways, longest = vectors / lengths[:, None], float(lengths.max()) / route.sensitivity
-    rate, booked = route.plan.declaration.sampling_rate, route.sensitivity / route.std
+    rate, booked, longest = route.plan.declaration.sampling_rate, route.sensitivity / route.std, tried.longest
     wanted = max(trials, min(MOST_TRIALS, math.ceil((15.0 / (booked * longest * rate)) ** 2)))
-    releases = max(1, min(-(-wanted // len(chosen)), MOST_VALUES // len(start), MOST_RELEASES))
-    scores, coins = np.empty((releases, len(chosen))), _coins(random, releases, len(chosen))
-    squares = 0.0
-    for number, tossed in enumerate(coins):
-        opened = route.release(join([base, *(unit for unit, put in zip(chosen, tossed, strict=True) if put)]))
-        scores[number] = ways @ (opened.values - start) / route.std
-        squares += float((((opened.values - opened.known) / route.std) ** 2).sum())
-    inside, outside = scores[coins], scores[~coins]
-    threshold = best_threshold(booked, rate, len(inside), len(outside), level / 2)
+    canaries, size, bases = len(stages[0].units), len(stages[0].start), len(stages)
+    releases = max(1, min(-(-wanted // (canaries * bases)), MOST_VALUES // (size * bases), MOST_RELEASES // bases))
+    scores = np.empty((bases, releases, canaries))
+    coins = _coins(random, bases * releases, canaries).reshape(scores.shape)
+    squares, count = 0.0, bases * releases * size
+    for place, stage in enumerate(stages):
+        for number, tossed in enumerate(coins[place]):
+            opened = route.release(join([stage.base, *(unit for unit, put in zip(stage.units, tossed, strict=True) if put)]))
+            scores[place, number] = stage.ways @ (opened.values - stage.start) / route.std
+            squares += float((((opened.values - opened.known) / route.std) ** 2).sum())
+    told = [(scores[place][coins[place]], scores[place][~coins[place]]) for place in range(bases)]
+    each = level / (2 * bases)
+    thresholds = [best_threshold(booked, rate, len(inside), len(outside), each) for inside, outside in told]
 
     def bound(at: float) -> float:
-        sampled = rate < 1
-        told = sampled_bound(inside, outside, rate, threshold, at / 2) if sampled else release_bound(inside, outside, at / 2)
-        return max(told, booked * noise_bound(squares, scores.shape[0] * len(start), at / 2))
+        shares, found = at / (2 * bases), booked * noise_bound(squares, count, at / 2)
+        for (inside, outside), threshold in zip(told, thresholds, strict=True):
+            if rate < 1:
+                found = max(found, sampled_bound(inside, outside, rate, threshold, shares))
+            else:
+                found = max(found, release_bound(inside, outside, shares))
+        return found
 
-    count, lower, limit = releases * len(start), bound(1 - CONFIDENCE), bound(level)
+    lower, limit = bound(1 - CONFIDENCE), bound(level)
     faults = []
     if longest > 1 + 1e-9:
         faults.append(f"one unit changes the sum by {longest:.4g} times the sensitivity that is booked")
+    if tried.interacts:
+        faults.append(
+            "the sum is not additive: what one unit changes depends on who else is there, by "
+            f"{tried.interaction:.4g} times the sensitivity in one value"
+        )
     if limit > booked:
         faults.append(f"the release tells mu {limit:.4g} at least, and {booked:.4g} is booked")
     return Finding(
-        canaries=len(chosen),
-        releases=releases,
+        canaries=canaries,
+        releases=bases * releases,
         trials=scores.size,
-        values=len(start),
+        values=size,
         booked=booked,
         booked_epsilon=gaussian_epsilon(booked, rate, delta),
         delta=delta,
+        company=len(tried.members),
         longest=longest,
+        interaction=tried.interaction,
         noise=math.sqrt(squares / count),
         lower=lower,
         lower_epsilon=gaussian_epsilon(lower, rate, delta),
-        general_epsilon=_general(scores.ravel(), coins.ravel(), float(lengths.mean()) / route.std, delta),
+        general_epsilon=_general(scores[0].ravel(), coins[0].ravel(), stages[0].length / route.std, delta),
         limit=limit,
         level=level,
         sees_noise=math.sqrt(float(stats.chi2.ppf(level / 2, count) / stats.chi2.ppf(_SURE, count))),
-        sees_shift=None if rate < 1 else _seen_shift(booked, longest, len(inside), len(outside), level / 2),
+        sees_shift=None
+        if rate < 1
+        else max(
+            (shift for inside, outside in told if (shift := _seen_shift(booked, longest, len(inside), len(outside), each))),
+            default=None,
+        ),
         faults=tuple(faults),
     )
 
 
-def _additive(route: ReleaseRoute, base: Records, start: Floats, chosen: Sequence[Records], vectors: Floats) -> bool:
-    """Whether canaries together change the sum by what each of them does alone."""
-    together = route.before(join([base, *chosen])) - start
-    return float(np.abs(together - vectors.sum(axis=0)).max()) <= 1e-6 * route.sensitivity
+@dataclass(frozen=True)
+class _Stage:
+    """A base with its canaries.
+
+    Attributes:
+        base, start: records that are always there, and the sum before noise of them.
+        units: the canaries.
+        ways: (k, size) the direction in which each of them changes the sum.
+        length: by how much, on average.
+    """
+
+    base: Records
+    start: Floats
+    units: Sequence[Records]
+    ways: Floats
+    length: float
+
+
+class _Changes:
+    """What units change in a sum before noise: put in and taken out, alone and in company.
+
+    Attributes:
+        members: the units of the company.
+        longest: the largest change of one unit, as a share of the sensitivity.
+        interaction: see :class:`Finding`.
+    """
+
+    def __init__(self, route: ReleaseRoute, units: Sequence[Records], company: Records) -> None:
+        self._route, self._units = route, units
+        self._bases = [company.take(np.zeros(0, dtype=np.intp)), company][: 1 + (len(company) > 0)]
+        self._starts = [route.before(base) for base in self._bases]
+        whose = np.zeros(0, dtype=np.int64) if company.subjects is None else company.subjects
+        self.members = [whose == subject for subject in np.unique(whose)]
+        self.interaction: float | None = 0.0 if route.additive else None
+        self._beyond = False
+        self._norms = np.zeros((len(self._bases), len(units)))
+        for number, unit in enumerate(units):
+            found = [self._added(place, unit) for place in range(len(self._bases))]
+            self._norms[:, number] = [np.linalg.norm(vector) for vector in found]
+            self._compare(found[-1], found[0], 2)
+        longest = float(self._norms.max(initial=0.0))
+        for member in self.members:
+            left = self._starts[1] - route.before(company.take(~member))
+            longest = max(longest, float(np.linalg.norm(left)))
+            self._compare(left, self._added(0, company.take(member)), 2)
+        self.longest = longest / route.sensitivity
+
+    @property
+    def interacts(self) -> bool:
+        """Whether the release should be a sum over units and is none, beyond all rounding."""
+        return self._beyond
+
+    def stages(self, most: int) -> list[_Stage]:
+        """Each base on which some unit moves the sum, with as many canaries on each."""
+        route, places = self._route, [place for place, norms in enumerate(self._norms) if norms.max(initial=0.0) > 0]
+        made = []
+        for place in places:
+            limit = min(most, MOST) if not self._apart else 1
+            chosen, vectors = choose(self._units, self._norms[place], partial(self._added, place), limit)
+            made.append((place, chosen, vectors))
+        for place, chosen, vectors in made:
+            if len(chosen) > 1:
+                together = route.before(join([self._bases[place], *chosen])) - self._starts[place]
+                self._compare(together, vectors.sum(axis=0), len(chosen) + 1)
+        fewest = 1 if self._apart else min((len(chosen) for _, chosen, _ in made), default=1)
+        found = []
+        for place, chosen, whole in made:
+            lengths = np.linalg.norm(whole[:fewest], axis=1)
+            ways = whole[:fewest] / lengths[:, None]
+            found.append(_Stage(self._bases[place], self._starts[place], chosen[:fewest], ways, float(lengths.mean())))
+        return found
+
+    @property
+    def _apart(self) -> bool:
+        """Whether canaries cannot stand together in one release, as their changes do not add up."""
+        return not self._route.additive or self._beyond
+
+    def _added(self, place: int, unit: Records) -> Floats:
+        return self._route.before(join([self._bases[place], unit])) - self._starts[place]
+
+    def _compare(self, found: Floats, alone: Floats, sums: int) -> None:
+        """Note how far a change is from what it should be; each of so many sums that it is made of may be rounded."""
+        if self.interaction is None:
+            return
+        most = float(np.abs(found - alone).max(initial=0.0))
+        self.interaction = max(self.interaction, most / self._route.sensitivity)
+        self._beyond = self._beyond or most > _SLACK * self._route.sensitivity + self._route.rounding * 2 * sums
 
 
 def _coins(random: RandomSource, releases: int, canaries: int) -> NDArray[np.bool_]:

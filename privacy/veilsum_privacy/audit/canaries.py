@@ -22,6 +22,9 @@ from veilsum_privacy.tasks.base import Records
 MOST = 1000
 """Canaries of one release."""
 
+COMPANY = 40
+"""Units beside which canaries are tried."""
+
 _CANDIDATES = 400  # or one of each class, or of each combination of categories
 _COMBINATIONS = 1024
 _MEMORY = 2**24  # values of all canaries' vectors together
@@ -52,6 +55,18 @@ def as_unit(record: Records, unit: Unit, number: int) -> Records:
     return replace(record.take(np.zeros(times, dtype=np.intp)), subjects=np.full(times, _FIRST + number, dtype=np.int64))
 
 
+def made_up_company(units: Sequence[Records], schema: DatasetSchema, unit: Unit, rng: np.random.Generator) -> Records:
+    """Units to try canaries beside: at most forty, of records drawn from these; a subject has several, of different kinds.
+
+    Their subjects ascend, below those of canaries, and are given whatever the unit of privacy is. Together they are no more
+    than half of the records that the schema allows a site; none where it allows too few.
+    """
+    times = _OF_A_SUBJECT if unit == "subject" else 1
+    number, records = min(COMPANY, schema.max_records // (2 * times)), join(units)
+    drawn = records.take(rng.integers(len(records), size=number * times))
+    return replace(drawn, subjects=np.repeat(np.arange(number, dtype=np.int64), times))
+
+
 def join(parts: Sequence[Records]) -> Records:
     """Records one after the other; their subjects must ascend."""
     first = parts[0]
@@ -61,13 +76,20 @@ def join(parts: Sequence[Records]) -> Records:
     return Records(features, present, labels, subjects)
 
 
-def choose(units: Sequence[Records], vector: Callable[[Records], Floats], most: int = MOST) -> tuple[list[Records], Floats]:
+def choose(
+    units: Sequence[Records], norms: Floats, vector: Callable[[Records], Floats], most: int = MOST
+) -> tuple[list[Records], Floats]:
     """Of these units those with the longest vectors, each at right angles to all chosen before.
+
+    Args:
+        units: to choose from.
+        norms: (n,) of their vectors.
+        vector: what a unit changes, (size,).
+        most: how many to choose at most.
 
     Returns:
         the units, and their vectors (k, size) in the vectors' own unit; none where no unit moves the release.
     """
-    norms = np.array([float(np.linalg.norm(vector(unit))) for unit in units])
     order = [int(index) for index in np.argsort(-norms, kind="stable") if norms[index] > _LEAST * norms.max() and norms[index]]
     chosen: list[Records] = []
     vectors = np.zeros((0, 0))

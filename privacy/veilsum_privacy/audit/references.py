@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Disclosure, NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import RowTask, SiteTask, TrainingTask
 
 MU = 2.0
@@ -138,7 +138,6 @@ def _references() -> Iterator[ReferenceTask]:
     yield ReferenceTask("class-mixtures", _schema(2, classes=_SOME), {**moments, "clip": 1.0, "components": 2})
     powers = {"clip": 1.0, "missing": "centre", "order": 4, "count_weight": 1.0, "power_weight": 1.0}
     yield ReferenceTask("power-moments", _schema(3), powers)
-    yield ReferenceTask("local-head", _schema(2, classes=2), {"clip": 1.0, "missing": "centre", "ridge": 0.3, "bias": 1e-4})
     gradient = {"clip": 2.0, "missing": "centre", "gradient_clip": 0.5, "model": linear}
     yield ReferenceTask("gradient", _schema(4, classes=3), gradient, rates=(1.0, 0.5))
     trees = {"clip": 1e6, "trees": 8, "depth": 2, "largest_model": 16, "loss": "logistic", "missing": "centre"}

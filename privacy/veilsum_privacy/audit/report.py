@@ -12,15 +12,15 @@ import numpy as np
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.audit.audit import CONFIDENCE, LEVEL, TRIALS, Finding, NoCanary, audit
-from veilsum_privacy.audit.canaries import as_unit, candidates
+from veilsum_privacy.audit.canaries import as_unit, candidates, made_up_company
 from veilsum_privacy.audit.references import ReferenceTask
 from veilsum_privacy.audit.routes import ReleaseRoute, StepRoute, SumRoute
 from veilsum_privacy.audit.signed import FORMAT
-from veilsum_privacy.computation.contribution import SitePlace, no_records
+from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.computation.rehearsal import made_up_broadcast, made_up_statistics
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Encoder
 from veilsum_privacy.study.study import Disclosure, NoiseKind, Unit
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.feature_maps import Encode
 
 SEALED = 2
@@ -207,9 +207,10 @@ def _row(
     )
     try:
         route, study = _route(subject, random, encoder)
-        drawn = candidates(study.data, np.random.default_rng(_SEED))
-        made_up = [as_unit(record, privacy.unit, number) for number, record in enumerate(drawn)]
-        found = audit(route, made_up, no_records(study), random, delta=privacy.delta, level=level, trials=trials)
+        rng = np.random.default_rng(_SEED)
+        made_up = [as_unit(record, privacy.unit, number) for number, record in enumerate(candidates(study.data, rng))]
+        company = made_up_company(made_up, study.data, privacy.unit, rng)
+        found = audit(route, made_up, company, random, delta=privacy.delta, level=level, trials=trials)
     except (HostileInput, Misuse) as error:
         return replace(row, encrypted=0, why=str(error), failed=not isinstance(error, NoCanary))
     return replace(row, encrypted=min(row.encrypted, found.releases), finding=found)

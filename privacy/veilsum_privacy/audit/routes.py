@@ -21,7 +21,6 @@ from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
 from veilsum_privacy.mechanism.steps import Steps
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.contribution import (
     SECRET_BYTES,
@@ -33,7 +32,8 @@ from veilsum_privacy.securesum.contribution import (
 )
 from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.securesum.tags import TagKey
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
+from veilsum_privacy.tasks.base import Records, SiteTask
 
 Way = Literal["own share", "shared noise", "steps"]
 
@@ -66,6 +66,22 @@ class ReleaseRoute(ABC):
         tasks = tuple(whole if task.label == whole.label else task for task in study.tasks)
         agreed = AgreedStudy(study.model_copy(update={"tasks": tasks})).task(whole.label)
         self._whole = replace(plan, task=agreed)
+
+    @property
+    def additive(self) -> bool:
+        """Whether the sum before noise is one over units, so that what a unit adds does not depend on the others."""
+        task = self.plan.task.task
+        return task.additive if isinstance(task, SiteTask) else True
+
+    @property
+    def rounding(self) -> float:
+        """By how many grid units each value of a sum before noise was rounded, at most, after it was added up."""
+        return 0.5 if isinstance(self.plan.task.task, SiteTask) and not self.plan.declaration.unrounded else 0.0
+
+    @property
+    def most_records(self) -> int:
+        """How many records a sum takes before it may be cut off."""
+        return self.plan.task.study.data.max_records
 
     @property
     @abstractmethod

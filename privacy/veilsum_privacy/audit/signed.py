@@ -12,7 +12,7 @@ from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, SigningKey, key_fingerprint, verify
 from veilsum_node.identity.certificate import load_certificate, p256_key
 
-FORMAT = "veilsum-audit/1"
+FORMAT = "veilsum-audit/2"
 MOST_BYTES = 1 << 22
 
 

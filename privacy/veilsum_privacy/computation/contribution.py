@@ -25,10 +25,10 @@ from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together
 from veilsum_privacy.mechanism.weights import cohort_factors
-from veilsum_privacy.securesum.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask, SiteTask, TrainingTask, join_batches
 from veilsum_privacy.tasks.feature_maps import Encode, FeatureMap, encoded, map_records
 

@@ -25,11 +25,12 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records
+from veilsum_privacy.mechanism.rows.purity import impurity
 from veilsum_privacy.mechanism.steps import Steps
-from veilsum_privacy.securesum.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study, TaskDeclaration
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records, RowTask, Task, TrainingTask
 from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET, ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.tasks.model_tables import ModelTables
@@ -94,6 +95,8 @@ def rehearse(
     few = none if again is None or _values(arrays) > SMALL else again
     given, copies = ([none, _made_up(study, task)], (0, COPIES)) if again is None else ([few], (COPIES,))
     try:
+        if again is None and isinstance(task, RowTask):
+            _try_purity(task, arrays)
         if isinstance(task, RowTask) and not task.maps(arrays) and not task.computes_from():
             given = [none]  # it is traced, and nothing that a record holds makes a graph fail
         for number in copies if tried.source else copies[:1]:
@@ -107,6 +110,16 @@ def rehearse(
         LOG.warning("task %r fails on made-up records", label, exc_info=True)
         raise HostileInput(f"Task {label!r} fails on made-up records: {type(error).__name__}.") from error
     return arrays
+
+
+def _try_purity(task: RowTask[Any], arrays: Mapping[str, Floats]) -> None:
+    """Insist that what is no graph treats each record alike in any company, as far as made-up records show it."""
+    for name, compute in task.maps(arrays).items():
+        if (how := impurity(compute, task.dimension)) is not None:
+            raise HostileInput(
+                f"its {name} gives a record other values {how}, so that one record could change what others count for.",
+                "Take a model that treats every record by itself.",
+            )
 
 
 def _values(arrays: Mapping[str, Floats]) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from veilsum_node.errors import HostileInput
 from veilsum_node.phrases import counted, listed
-from veilsum_privacy.securesum.agreed import AgreedStudy
 from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.queries.language import Query
 from veilsum_privacy.tasks.tables import questions_of
 

@@ -1,7 +1,7 @@
 """The append-only record of what each release cost: each participant's own, and the coordinator's mirror of its studies.
 
 :class:`Ledger` and :class:`Mirror` write, :class:`LedgerReader` reads either without a key, :func:`verify_ledger` proves one
-from its entries alone.
+from its entries alone. Names are looked up when they are asked for, so that who writes entries does not load who exports them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
     from veilsum_privacy.ledger.verification import LedgerSource, Verification, verify_ledger
 
-_PLACES = {
+_WHERE = {
     "Budget": "entries",
     "Entry": "entries",
     "Exported": "export",
@@ -45,6 +45,7 @@ _PLACES = {
     "write_csv": "export",
     "write_jsonl": "export",
 }
+"""The module of each name."""
 
 __all__ = [
     "Budget",
@@ -74,7 +75,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for: a database's library is not loaded for what entries and receipts mean."""
-    if name not in _PLACES:
+    if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -28,13 +28,13 @@ from veilsum_privacy.ledger.receipts import (
     verify_receipt,
 )
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, release_digest, round_file
-from veilsum_privacy.securesum.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
 from veilsum_privacy.securesum.contribution import masked_sum
 from veilsum_privacy.securesum.decryption import SignedStatement, Statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster, verify_roster
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import check_former
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 
 LEAST_DECRYPTORS = 2
 """Members that decrypt every sum, and sign for it."""

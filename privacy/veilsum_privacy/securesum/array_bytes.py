@@ -43,3 +43,9 @@ def array_pieces(arrays: Mapping[str, NDArray[Any]]) -> list[bytes | memoryview]
     text += b" " * (-len(text) % _ALIGNMENT)
     views = (whole[name].reshape(-1).view(np.uint8) for name in names)
     return [len(text).to_bytes(8, "little") + text, *(view.data for view in views if len(view))]
+
+
+def single(array: NDArray[Any]) -> NDArray[np.float32]:
+    """An array in single precision, contiguous; what is beyond its range is infinite, which every site refuses."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float32)

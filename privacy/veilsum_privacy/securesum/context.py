@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from veilsum_node.canonical import begin_digest, canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST
-from veilsum_privacy.securesum.agreed import RoundPlan, single
-from veilsum_privacy.securesum.array_bytes import array_pieces
+from veilsum_privacy.securesum.agreed import SumPlan
+from veilsum_privacy.securesum.array_bytes import array_pieces, single
 from veilsum_privacy.securesum.roster import Roster
 
 NONCE_BYTES = 16
@@ -99,7 +99,7 @@ def parse_assignment(data: bytes) -> Assignment:
     return assignment
 
 
-def context_digest(plan: RoundPlan, roster: Roster, keys_digest: bytes, assignment: Assignment) -> bytes:
+def context_digest(plan: SumPlan, roster: Roster, keys_digest: bytes, assignment: Assignment) -> bytes:
     """Digest c of one attempt (32 bytes), as the design's list has it."""
     study, declaration = plan.task.study, plan.declaration
     return digest(

@@ -15,12 +15,11 @@ from veilsum_privacy.tasks.calibration_step import CalibrationStep
 from veilsum_privacy.tasks.class_mixtures import ClassMixtures
 from veilsum_privacy.tasks.class_moments import ClassMoments
 from veilsum_privacy.tasks.feature_means import FeatureMeans
-from veilsum_privacy.tasks.formulas import AlignedMoments, BarycenterStep, TwoWayStep, WithinMoments
+from veilsum_privacy.tasks.formulas import AlignedMoments, BarycenterStep, SiteRidgeHead, TwoWayStep, WithinMoments
 from veilsum_privacy.tasks.gaussian_moments import GaussianMoments
 from veilsum_privacy.tasks.gradient import Gradient
 from veilsum_privacy.tasks.grams import Grams
 from veilsum_privacy.tasks.hazard_step import HazardStep
-from veilsum_privacy.tasks.local_head import LocalHead
 from veilsum_privacy.tasks.local_training import LocalTraining
 from veilsum_privacy.tasks.model_tables import ModelTables
 from veilsum_privacy.tasks.newton_step import NewtonStep
@@ -42,7 +41,6 @@ _ALL: tuple[type[Task[Any]], ...] = (
     ClassMoments,
     Prototypes,
     ClassMixtures,
-    LocalHead,
     LocalTraining,
     Gradient,
     TreeGradients,
@@ -50,6 +48,7 @@ _ALL: tuple[type[Task[Any]], ...] = (
     BarycenterStep,
     TwoWayStep,
     AlignedMoments,
+    SiteRidgeHead,
     PowerMoments,
     WithinMoments,
     CalibrationStep,
@@ -69,6 +68,7 @@ class Former(NamedTuple):
 
 FORMER: Mapping[str, Former] = {
     "evaluation": Former("0.2", "model-tables"),
+    "local-head": Former("0.2", "ridge-head"),
     "statistics": Former("0.2", "tables"),
 }
 """By name. Ledgers and policies that name them are read as ever; what was signed for them is verified by that version."""

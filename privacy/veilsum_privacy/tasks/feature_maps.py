@@ -17,6 +17,7 @@ from veilsum_aggregation import moment_alignment
 from veilsum_aggregation.alignment import local_map
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.gaussian import AffineMap
+from veilsum_aggregation.moment_maps import MomentMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.exact import exact_affine as exact_affine
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
@@ -145,7 +146,7 @@ class FeatureMap:
         order[columns] = self.study.data.width + np.arange(len(columns))
         return record._replace(features=where(record.present, joined(features, moved)[order], 0.0))
 
-    def _moment_map(self, features: int) -> moment_alignment.MomentMap:
+    def _moment_map(self, features: int) -> MomentMap:
         """The site's map of so many features by their moments."""
         alignment = self.parameters.alignment
         use = None if alignment is None else alignment.moments

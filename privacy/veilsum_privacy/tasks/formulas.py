@@ -6,6 +6,7 @@ shared stands in :class:`SiteFormula`; a formula says its blocks.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,11 +23,14 @@ from veilsum_aggregation.alignment import (
     example_reference,
     local_step,
     mapped_moments,
+    mapped_noise,
+    pooled_moments,
     site_gaussian,
 )
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums
 from veilsum_aggregation.gaussian import barycenter_term
+from veilsum_aggregation.heads import ridge_head
 from veilsum_aggregation.polar import factor
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
@@ -279,6 +283,74 @@ class AlignedMoments(SiteFormula[AlignedMomentsParameters]):
         self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]
     ) -> Mapping[str, Floats]:
         return mapped_moments(kept, own_map(self.parameters.alignment, kept, noise_std, broadcast, self.dimension))
+
+
+class RidgeHeadParameters(WidthParameters):
+    """Parameters of :class:`SiteRidgeHead`.
+
+    Attributes:
+        width: m, features of the source; None for as many as the schema has.
+        alignment: ``barycenter``, ``two-way`` or ``slopes``, and its strength; None where features are left as they are.
+        ridge: for each record, in the features' unit squared.
+        bias: value b of the constant in the regression.
+        prior: how far a class's frequency at the site is a vote for it.
+        reach: R, largest norm of a site's mean that its biases are not clamped for.
+    """
+
+    alignment: Alignment | None = None
+    ridge: Real = Field(gt=0, le=1e9)
+    bias: Real = Field(gt=0, le=1e6)
+    prior: Real = Field(ge=0, le=1)
+    reach: Real = Field(gt=0, le=1e6)
+
+
+class SiteRidgeHead(SiteFormula[RidgeHeadParameters]):
+    """A site's own head, by :func:`veilsum_aggregation.heads.ridge_head` of the class moments that it kept; to be averaged.
+
+    Blocks: ``weights`` (K, m), ``bias`` (K,), and ``noise`` (1,), the squared norm that noise is expected to have in the
+    weights. Where features are aligned, the moments are those after the site's own map, and noise is turned by it. A site
+    whose count is within its noise gives zeros.
+
+    Without noise no row of weights is longer than K / (2 sqrt(ridge)): with lambda = n ridge, a row is
+    K y^T X~ (X~^T X~ + lambda)^-1, whose norm is at most K |y| / (2 sqrt(lambda)), and |y|^2 <= n. Weights are clamped
+    there, and biases at R times that.
+    """
+
+    name = "ridge-head"
+    sources = ("class-moments",)
+    by_class = True
+    Parameters: ClassVar[type[Frozen]] = RidgeHeadParameters
+
+    def __init__(self, parameters: RidgeHeadParameters, schema: DatasetSchema) -> None:
+        if parameters.alignment is not None and parameters.alignment.kind in ("broadcast", "moments"):
+            raise Misuse("The task ridge-head makes its own map.", "Use the alignment slopes, two-way or barycenter.")
+        super().__init__(parameters, schema)
+        if self._classes < 2:
+            raise Misuse("The task ridge-head needs a label with two classes or more.", "Add a [label] table with classes.")
+
+    def layout(self) -> Layout:
+        m, k, largest = self.dimension, self._classes, self.clip()
+        blocks = Block("weights", (k, m)), Block("bias", (k,), 1.0 / self.parameters.reach)
+        return Layout((*blocks, Block("noise", (1,), 1.0 / (largest * k * m))))
+
+    def clip(self) -> float:
+        return 0.5 * self._classes / math.sqrt(self.parameters.ridge)
+
+    def example_broadcast(self, sites: int) -> dict[str, Floats]:
+        alignment = self.parameters.alignment
+        return {} if alignment is None else example_reference(alignment.kind, self.dimension, self._classes)
+
+    def blocks(
+        self, kept: Mapping[str, Floats], noise_std: Mapping[str, float], broadcast: Mapping[str, Floats]
+    ) -> Mapping[str, Floats] | None:
+        p, moments, noise = self.parameters, pooled_moments(kept), dict(noise_std)
+        if p.alignment is not None:
+            moments = mapped_moments(kept, own_map(p.alignment, kept, noise_std, broadcast, self.dimension))
+            noise = mapped_noise(noise_std, float(moments["gain"][0]))
+        head = ridge_head(moments, noise, ridge=p.ridge, bias=p.bias, prior=p.prior)
+        if head is None:
+            return None
+        return {"weights": head.weights, "bias": head.bias, "noise": np.array([head.noise])}
 
 
 class WithinMomentsParameters(WidthParameters):

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.moment_alignment import Cubics, MomentMap
+from veilsum_aggregation.moment_maps import Cubics, MomentMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
 from veilsum_privacy.mechanism.exact import LARGEST, exact_affine
@@ -535,7 +535,7 @@ class HashIsLow(Primitive):
 
 
 class Moments(Primitive):
-    """:class:`~veilsum_aggregation.moment_alignment.MomentMap` of values (n,), each by itself.
+    """:class:`~veilsum_aggregation.moment_maps.MomentMap` of values (n,), each by itself.
 
     Public arrays: centre, deviation, target and spread (m,), the orders (m,), of each of its two cubics b, c, d and whether
     it rises (m,), and tau (1,).
@@ -558,6 +558,11 @@ class Moments(Primitive):
         return lambda: np.copyto(out, mapped(one))
 
 
+OPAQUE_MAPS = frozenset({"network"})
+"""Names of the maps that are no graph: scores of networks in torch. Beside programs that encode records they are all that is
+believed of what computes rows; another one is a decision."""
+
+
 class Opaque(Primitive):
     """So many values that a named map makes of values (m,), a record by itself: networks, which are no graph of primitives.
 
@@ -569,7 +574,8 @@ class Opaque(Primitive):
     def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
         size = options.get("size")
         _want(len(given) == 1 and given[0].kind == "real" and len(given[0].shape) == 1, "no row is mapped")
-        _want(isinstance(options.get("name"), str) and isinstance(size, int) and size > 0, "a map has no name or size")
+        _want(isinstance(size, int) and size > 0, "a map has no size")
+        _want(options.get("name") in OPAQUE_MAPS, "a map has no name that is known")
         return Spec((cast(int, size),), "real")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.moment_alignment import MomentMap
+from veilsum_aggregation.moment_maps import MomentMap
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.rows.graph import Node, RowGraph, node
 from veilsum_privacy.mechanism.rows.primitives import DTYPES, PRIMITIVES, Elementwise, Kind

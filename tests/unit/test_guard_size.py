@@ -1,0 +1,45 @@
+"""What has to be believed for a guarantee is counted: the modules that a part brings with it, and their lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.imports import closure, import_graph, lines
+
+SAYS_ROWS = "veilsum_privacy.mechanism.rows.symbols"
+"""By which tasks say rows, before there is a record; what evaluates graphs does not import it."""
+
+GATE = ("veilsum_privacy.accounting.accountant", "veilsum_privacy.ledger.ledger")
+
+
+def kernel() -> frozenset[str]:
+    """The mechanism with its evaluator of graphs, the gate of the accounting, and the ledger that is written."""
+    mechanism = [module for module in import_graph().modules if module.startswith("veilsum_privacy.mechanism")]
+    return closure([*(module for module in mechanism if module != SAYS_ROWS), *GATE])
+
+
+def total(modules: frozenset[str], *parts: str) -> int:
+    """Lines of those modules that lie in one of these packages."""
+    return sum(lines(module) for module in modules if any(f"{module}.".startswith(f"{part}.") for part in parts))
+
+
+def test_the_kernel_stays_small_and_says_no_row() -> None:
+    """Its own lines, the study's declarations, and what every process is, counted apart; docs/guard.md states them."""
+    found = kernel()
+    assert SAYS_ROWS not in found
+    own = total(
+        found, "veilsum_privacy.mechanism", "veilsum_privacy.accounting", "veilsum_privacy.ledger", "veilsum_aggregation"
+    )
+    assert 5000 < own <= 8300
+    assert total(found, "veilsum_privacy.study") <= 1100
+    assert total(found, "veilsum_node") <= 2600
+    assert total(found, "veilsum_privacy", "veilsum_aggregation", "veilsum_node") == sum(map(lines, found))
+
+
+@pytest.mark.parametrize(
+    ("root", "most"), [("veilsum_privacy.securesum.agreed", 2500), ("veilsum_privacy.securesum.context", 4700)]
+)
+def test_what_masks_rest_on_knows_no_task(root: str, most: int) -> None:
+    found = closure([root])
+    assert not [module for module in found if module.startswith(("veilsum_privacy.tasks", "veilsum_privacy.training"))]
+    assert 1000 < sum(map(lines, found)) <= most

@@ -1,0 +1,102 @@
+"""Opaque maps: which there are, and that one which joins records is refused before there is a record."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from support.neighbours import SETTINGS
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.computation.rehearsal import made_up_broadcast, rehearse
+from veilsum_privacy.mechanism.rows.primitives import OPAQUE_MAPS
+from veilsum_privacy.mechanism.rows.purity import impurity
+from veilsum_privacy.mechanism.rows.symbols import opaque, record_of
+from veilsum_privacy.tasks import TASKS
+from veilsum_privacy.tasks.agreed import AgreedStudy
+from veilsum_privacy.tasks.base import RowTask
+from veilsum_privacy.tasks.calibration_step import CalibrationStep
+from veilsum_privacy.tasks.model_tables import ModelTables
+from veilsum_privacy.training.traced import NETWORK
+
+ROOT = Path(__file__).parents[2]
+Map = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+def callers(name: str) -> set[str]:
+    """Modules below ``privacy`` which call something by this name."""
+    found = set()
+    for path in (ROOT / "privacy").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and name in (getattr(node.func, "id", None), getattr(node.func, "attr", None)):
+                found.add(path.stem)
+    return found
+
+
+def test_there_are_no_more_opaque_maps_than_are_listed() -> None:
+    """A new one is believed, not enforced: it needs a decision, and a line in docs/guard.md."""
+    assert {NETWORK} == OPAQUE_MAPS
+    assert callers("opaque") == {"traced"}, "what says an opaque map"
+    assert {kind for kind in TASKS.values() if issubclass(kind, RowTask) and kind.maps is not RowTask.maps} == {
+        CalibrationStep,
+        ModelTables,
+    }
+    assert callers("encoded") == {"contribution", "feature_maps"}, "where programs that encode meet records"
+
+
+def test_a_graph_takes_no_map_of_another_name() -> None:
+    with pytest.raises((ValueError, HostileInput), match="name that is known"):
+        opaque("elsewhere", record_of(3, labelled=False).features, 2)
+
+
+def pure(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.column_stack([np.sin(rows[:, 0]), rows[:, 1] * rows[:, 0]])
+
+
+def shuffled(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return pure(rows) + 1e-9 * rows[:, :1].mean()
+
+
+def padded(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return pure(rows) + (0.0 if len(rows) > 1 else 2.0**-40)
+
+
+def placed(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return pure(rows) + 1e-12 * np.arange(len(rows))[:, None]
+
+
+def neighbouring(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return pure(np.maximum(rows, np.roll(rows, 1, axis=0)))
+
+
+def keeping() -> Map:
+    seen: list[float] = []
+
+    def compute(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        found = pure(rows) + 1e-9 * len(seen)
+        seen.append(1.0)
+        return found
+
+    return compute
+
+
+@pytest.mark.parametrize("width", [2, 7])
+def test_a_map_that_joins_records_is_found(width: int) -> None:
+    assert impurity(pure, width) is None
+    for joining in (shuffled, padded, placed, neighbouring, keeping(), lambda rows: pure(rows)[:1]):
+        assert impurity(joining, width) is not None
+
+
+def test_a_task_whose_map_joins_records_is_refused_at_enrolment(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = next(each for each in SETTINGS if each.task == "calibration-step")
+    agreed = AgreedStudy(setting.study("record", grid=2**20, variance=0, noise="none")).tasks[0]
+    rehearse(agreed)
+    arrays = made_up_broadcast(agreed)[1]
+    assert arrays
+    monkeypatch.setattr(CalibrationStep, "maps", lambda self, broadcast: {"network": shuffled})
+    with pytest.raises(HostileInput, match="gives a record other values"):
+        rehearse(agreed)
