@@ -205,8 +205,9 @@ class _Rehearsed(Federation):
         chosen = np.sort(np.random.default_rng((4, place)).choice(len(counts), some, p=counts / counts.sum()))
         records = replace(self._mapped(agreed, chosen, arrays, place), subjects=None)
         if isinstance(task, FactorTask):
-            return task_sum(task, records, arrays) * (counts.sum() / some)
-        vector: Floats = task.vector(records, arrays)
+            vector: Floats = task_sum(task, records, arrays) * (counts.sum() / some)
+        else:
+            vector = task.vector(records, arrays)
         return vector
 
     def _sums(

@@ -92,7 +92,7 @@ def test_engines_agree_with_torch_func(key: str, mode: Mode) -> None:
     clip = 1.001 * float(np.median(np.linalg.norm(rows, axis=1)))
     made = engine_of(architecture, mode, 4)
     found = engine_sum(made, entropy(made), x, labels, clip)
-    np.testing.assert_allclose(found.total, clipped(rows, clip).sum(axis=0), rtol=0, atol=1e-5 * clip)
+    np.testing.assert_allclose(found.total, clipped(rows, clip).sum(axis=0), rtol=0, atol=3e-6 * clip)
     assert (found.clipped, found.invalid) == (5, 0)
 
 
@@ -364,7 +364,7 @@ def test_other_layers_agree_with_torch_func(middle: nn.Module, mode: Mode) -> No
     rows = by_func(module, nn.functional.cross_entropy, x, labels)
     made = PerRecordGradients(module, mode, 4)
     found = engine_sum(made, entropy(made), x, labels, 0.7)
-    np.testing.assert_allclose(found.total, clipped(rows, 0.7).sum(axis=0), rtol=0, atol=1e-7)
+    np.testing.assert_allclose(found.total, clipped(rows, 0.7).sum(axis=0), rtol=0, atol=3e-6)
     made.close()
     with pytest.raises(Misuse, match="closed"):
         engine_sum(made, entropy(made), x, labels, 0.7)

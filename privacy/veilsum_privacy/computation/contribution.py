@@ -22,7 +22,8 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.mechanism.clipping import MAX_GRID, MAX_VALUES
 from veilsum_privacy.mechanism.factors import FactorSums, FineUnits
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
-from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation
+from veilsum_privacy.mechanism.requests import Counts, answered
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together
@@ -35,10 +36,8 @@ from veilsum_privacy.tasks.base import (
     DerivedTask,
     FactorTask,
     Records,
-    Request,
     RowTask,
     SiteTask,
-    Trained,
     TrainingTask,
     join_batches,
 )
@@ -252,56 +251,25 @@ def _train(
     faults: Faults | None,
 ) -> SitePart:
     """A round of training: its requests are answered by noised sums; the first is made before the first record is read."""
+    declared, study, counts = plan.declaration, plan.task.study, Counts()
+
+    def load() -> Records:
+        return _known(plan.task, batches, broadcast, place, faults)
+
     if plan.noise.kind == "training":
-        trained, clipped, invalid = _noised(plan, task, batches, broadcast, place, faults)
+        bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
+        steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, task.step_clip(), bound, place.random)
+        training, most = task.train(broadcast, place.state, steps.course), math.ceil(rate * study.data.max_records)
+        trained, counts = answered(training, steps, load, most, by_subject=study.privacy.unit == "subject")
+        _note(counts.fault, faults)
     else:
-        known = replace(_known(plan.task, batches, broadcast, place, faults), subjects=None)
-        trained, clipped, invalid = task.train_plainly(known, broadcast, place.state), 0, 0
+        trained = task.train_plainly(replace(load(), subjects=None), broadcast, place.state)
     if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
         raise Misuse("A task gave a vector that is not finite or has the wrong length.")
     if any(not in_range(array) for array in trained.state.values()):
         raise Misuse("A task trained something that is not finite, or out of range.")
     scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * plan.declaration.resolution
-    return SitePart(np.rint(scaled).astype(np.int64), clipped, invalid, state=trained.state)
-
-
-def _noised(
-    plan: RoundPlan,
-    task: TrainingTask[Any],
-    batches: Iterable[Records],
-    broadcast: Mapping[str, Floats],
-    place: SitePlace,
-    faults: Faults | None,
-) -> tuple[Trained, int, int]:
-    """What training under noise makes of the sums that it asks for; how many records were clipped, and not finite."""
-    declared, study = plan.declaration, plan.task.study
-    bound = declared.grid * study.data.max_records
-    steps = place.steps(
-        declared.local_steps, declared.sampling_rate, plan.noise, declared.grid, task.step_clip(), bound, place.random
-    )
-    most = 1 << math.ceil(math.log2(max(_FEWEST, declared.sampling_rate * study.data.max_records)))
-    training, clipped, invalid = task.train(broadcast, place.state, steps.course), 0, 0
-
-    def ready(request: Request) -> FactorSums:
-        evaluation = Evaluation(request.graph, request.maps, min(TALL, most))
-        return FactorSums(evaluation, request.products, steps.units(request.products.size))
-
-    sums = ready(next(training))
-    records = _known(plan.task, batches, broadcast, place, faults)
-    subjects = _unit_subjects(study, records)
-    while True:
-        taken = steps.sample(len(records), subjects)
-        sums.add(records.take(taken), None if subjects is None else subjects[taken])
-        _note(sums.fault, faults)
-        clipped, invalid = clipped + sums.clipped, invalid + sums.invalid
-        try:
-            sums = ready(training.send(steps.noised(sums.total())))
-        except StopIteration as done:
-            return done.value, clipped, invalid
-
-
-_FEWEST = 64
-"""Records of a block of steps that sample fewer."""
+    return SitePart(np.rint(scaled).astype(np.int64), counts.clipped, counts.invalid, state=trained.state)
 
 
 def _known(

@@ -37,10 +37,10 @@ Mask = NDArray[np.bool_]
 FINE_BITS = 43
 """Of the bound in fine units; more only where a sum is rounded to finer places than that leaves."""
 
-FACTOR_BITS = 21
+FACTOR_BITS = 26
 """Of the norm of what a layer was given: the derivatives by its outputs get the others, and :data:`FINER_BITS` more."""
 
-FINER_BITS = 21
+FINER_BITS = 18
 """Binary places of derivatives in integers of their own, so that gradients far shorter than C lose nothing."""
 
 LARGEST = 2.0**500
@@ -371,8 +371,9 @@ def _whole(products: Products, values: Floats, units: FineUnits) -> tuple[_Whole
             squares += own.norms**2
     norms = np.sqrt(squares)
     valid = np.isfinite(norms) & np.isfinite(longest)
-    clipped = valid & (norms > products.clip)
-    factors = np.where(clipped, products.clip / np.where(clipped, norms, 1.0), 1.0)
+    clip = min(products.clip, units.bound * (1.0 - 2.0 * MARGIN) / units.scale)
+    clipped = valid & (norms > clip)
+    factors = np.where(clipped, clip / np.where(clipped, norms, 1.0), 1.0)
     parts: list[tuple[Floats, ...]] = []
     squares = np.zeros(count)
     for term, own in zip(products.terms, drawn, strict=True):
@@ -458,9 +459,10 @@ class _DrawnOuter(_Drawn):
 
     def pull(self, part: tuple[Floats, ...], odd: NDArray[np.intp], pull: Floats) -> None:
         whole, right, rest = part
-        whole[odd] += rest[odd] * 2.0**-FINER_BITS
-        rest[odd] = 0.0
-        _pull(whole, odd, pull)
+        real = whole[odd] + rest[odd] * 2.0**-FINER_BITS
+        real = np.where(pull[:, None] > 0.0, real, 0.0) * pull[:, None]
+        whole[odd] = np.trunc(real)
+        rest[odd] = np.trunc((real - whole[odd]) * 2.0**FINER_BITS)
         right[odd[pull == 0.0]] = 0.0
 
 

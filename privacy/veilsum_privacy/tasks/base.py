@@ -25,6 +25,7 @@ from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
 from veilsum_privacy.mechanism.persons import Persons
 from veilsum_privacy.mechanism.records import Records as Records
 from veilsum_privacy.mechanism.records import join_batches as join_batches
+from veilsum_privacy.mechanism.requests import Request as Request
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, only, record_of, traced
@@ -397,20 +398,6 @@ class Trained(NamedTuple):
 
     vector: Floats
     state: Mapping[str, Floats] = MappingProxyType({})
-
-
-class Request(NamedTuple):
-    """A noised sum over a fresh sample that training asks for.
-
-    Attributes:
-        graph: of a record's factors, of the records as the task sees them.
-        products: what is made of them.
-        maps: the graph's opaque maps, by name.
-    """
-
-    graph: RowGraph
-    products: Products
-    maps: Mapping[str, OpaqueMap] = MappingProxyType({})
 
 
 Training = Generator[Request, Floats, Trained]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +30,9 @@ def _targets(values: Floats, outcome: Outcome | None) -> Targets:
 
 def train_plainly(task: LocalTraining, records: Records, received: Received) -> Trained:
     """One round on all of a site's records; the start where none counts."""
-    p, (used, x, target) = task.parameters, task.record
+    p, (x, target, used) = task.parameters, task.record
     told = [batch.copy() for batch in Evaluation(traced(joined(used, x, real(target)))).rows(records)]
-    values = np.concatenate(told) if told else np.zeros((0, 1 + x.shape[0] + max(1, *target.shape, 1)))
+    values = np.concatenate(told) if told else np.zeros((0, 1 + x.shape[0] + math.prod(target.shape)))
     values = values[values[:, 0] > 0.0]
     features, labels = np.ascontiguousarray(values[:, 1 : 1 + x.shape[0]]), _targets(values[:, 1 + x.shape[0] :], p.outcome)
     share = len(features) / task.schema.max_records if p.weighting == "records" else 1.0
