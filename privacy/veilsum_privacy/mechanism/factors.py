@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
-from veilsum_privacy.mechanism.clipping import FEW, MAX_GRID, UnitSums, row_extremes
+from veilsum_privacy.mechanism.clipping import MAX_GRID, UnitSums
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.evaluation import CACHED, Evaluation, spread_out
 
@@ -441,14 +441,14 @@ class _DrawnOuter(_Drawn):
     """What a layer was given becomes integers of its own units first; the derivatives by outputs take all other factors."""
 
     def __init__(self, left: Floats, right: Floats) -> None:
-        exponents = _exponents(right)
-        bits = FACTOR_BITS - math.ceil(math.log2(max(right.shape[1], 1)) / 2)
-        self._right = np.rint(right * np.ldexp(1.0, bits - exponents)[:, None])
+        exponents, _ = _exponents(right)
+        self._right = right * np.ldexp(1.0, FACTOR_BITS - exponents)[:, None]
+        np.rint(self._right, out=self._right)
         self._squares = _squares(self._right)
-        left_exponents = _exponents(left)
+        left_exponents, relative = _exponents(left)
         self._left = left * np.ldexp(1.0, -left_exponents)[:, None]
-        self._unit = np.ldexp(1.0, left_exponents + exponents - bits)
-        self.norms = np.sqrt(_squares(self._left)) * np.sqrt(self._squares) * self._unit
+        self._unit = np.ldexp(1.0, left_exponents + exponents - FACTOR_BITS)
+        self.norms = np.sqrt(relative) * np.sqrt(self._squares) * self._unit
 
     def rounded(self, factors: Floats) -> tuple[tuple[Floats, ...], Floats]:
         real = np.multiply(self._left, (factors * self._unit)[:, None], out=self._left)
@@ -468,10 +468,10 @@ class _DrawnOuter(_Drawn):
 
 class _DrawnGram(_Drawn):
     def __init__(self, values: Floats, weight: float) -> None:
-        exponents = _exponents(values)
+        exponents, relative = _exponents(values)
         self._values = values * np.ldexp(1.0, -exponents)[:, None]
         self._unit, self._weight = np.ldexp(1.0, exponents), weight
-        self.norms = _squares(self._values) * self._unit**2 * weight
+        self.norms = relative * self._unit**2 * weight
 
     def rounded(self, factors: Floats) -> tuple[tuple[Floats, ...], Floats]:
         whole = self._values * (np.sqrt(factors * self._weight) * self._unit)[:, None]
@@ -494,14 +494,20 @@ def _squares(rows: Floats) -> Floats:
     return found
 
 
-def _exponents(rows: Floats) -> NDArray[np.int64]:
-    """Of each row the power of two that brings its largest value below 1; of what is beyond :data:`LARGEST` one that tells.
+def _exponents(rows: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Of each row an e such that it is shorter than 2^e; and the squared norm of the row times 2^-e.
 
-    A row that is not finite, or too large, is given an exponent by which norms of its products are not finite.
+    A row that is not finite, or has values beyond :data:`LARGEST`, is given an e by which no norm is finite.
     """
-    if 0 < rows.shape[1] <= FEW:
-        peak = row_extremes(np.maximum, np.abs(rows))
-    else:
-        peak = np.maximum(rows.max(axis=1, initial=0.0), -rows.min(axis=1, initial=0.0))
-    exponents = np.clip(np.frexp(peak)[1], -600, 600).astype(np.int64)
-    return np.where(peak <= LARGEST, exponents, 2000)
+    squares = _squares(rows)
+    exponents = np.frexp(squares)[1].astype(np.int64) + 1 >> 1
+    found = squares * np.ldexp(1.0, -2 * exponents)
+    odd = np.flatnonzero(~((squares >= 2.0**-900) & (squares <= 2.0**900) | (squares == 0.0)))
+    if len(odd):
+        peak = np.abs(rows[odd]).max(axis=1, initial=0.0)
+        first = np.where(peak <= LARGEST, np.frexp(peak)[1].astype(np.int64), 2000)
+        squares = _squares(rows[odd] * np.ldexp(1.0, -first)[:, None])
+        second = np.frexp(squares)[1].astype(np.int64) + 1 >> 1
+        exponents[odd] = first + second
+        found[odd] = np.where(first < 2000, squares * np.ldexp(1.0, -2 * second), np.nan)
+    return exponents, found
