@@ -230,7 +230,8 @@ class FactorSums:
         if evaluation.size != products.given or evaluation.kind != "real":
             raise Misuse(f"A record has {evaluation.size} factors; its products take {products.given}.")
         self._evaluation, self._products, self._units = evaluation, products, units
-        self._subject = min(units.bound, math.floor(min(products.norm * units.scale, units.bound)))
+        # What the norm of a subject's sum may be; no single record of a norm of C is pulled in by it.
+        self._subject = math.floor(min(products.norm * units.scale * (1.0 + 4.0 * MARGIN), units.bound))
         self._importance, place = np.ones(products.size), 0
         for term in products.terms:
             if isinstance(term, Gram):
