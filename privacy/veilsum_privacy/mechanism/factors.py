@@ -328,8 +328,8 @@ class _Whole:
         for term, part in zip(self._terms, self._parts, strict=True):
             if isinstance(term, Outer):
                 left, right, rest = part
-                for into, product in ((found, left.T @ right), (finer, rest.T @ right)):
-                    into += [product[:, :-1].ravel(), product[:, -1]] if term.bias else [product.ravel()]
+                found += _laid_out(term, left.T @ right)
+                finer += _laid_out(term, rest.T @ right)
                 continue
             if isinstance(term, Gram):
                 product = part[0].T @ part[0]
@@ -354,6 +354,11 @@ class _Whole:
             else:
                 found.append(part[0])
         return np.concatenate(found, axis=1)
+
+
+def _laid_out(term: Outer, product: Floats) -> list[Floats]:
+    """A product (k, m) as the sum has it: a bias's values after all weights."""
+    return [product[:, :-1].ravel(), product[:, -1]] if term.bias else [product.ravel()]
 
 
 def _whole(products: Products, values: Floats, units: FineUnits) -> tuple[_Whole, int, int]:

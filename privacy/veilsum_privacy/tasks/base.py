@@ -4,9 +4,9 @@ A task names the vector that a site adds to the sum, in blocks, with a bound on 
 says what the row of a record is, and the kernel computes, clips and adds it: its code meets no record. A :class:`FactorTask`
 says factors of it, where it is long and is made of products. A :class:`TrainingTask` asks for noised sums of factors and may
 keep what it has trained for the next round; it meets no record in a study with noise. A :class:`SiteTask` gives one vector for
-all of a site's records, and its proof of ``clip()`` is believed. A :class:`DerivedTask` reads no record: it computes from the noised vector that the site kept of an earlier task, so it costs
-nothing. The coordinator runs :meth:`Task.layout` and reads the blocks of the released sum. The grid, noise, masks and
-encryption come after.
+all of a site's records, and its proof of ``clip()`` is believed. A :class:`DerivedTask` reads no record: it computes from the
+noised vector that the site kept of an earlier task, so it costs nothing. The coordinator runs :meth:`Task.layout` and reads
+the blocks of the released sum. The grid, noise, masks and encryption come after.
 """
 
 from __future__ import annotations
