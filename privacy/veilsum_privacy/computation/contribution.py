@@ -7,7 +7,6 @@ participant calls it by way of :func:`contribute`, which gives a vector whatever
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -22,8 +21,8 @@ from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.mechanism.clipping import MAX_GRID, MAX_VALUES
 from veilsum_privacy.mechanism.factors import FactorSums, FineUnits
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
-from veilsum_privacy.mechanism.requests import Counts, answered
-from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.requests import Counts, answered, block_of
+from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together
@@ -52,18 +51,20 @@ class Evaluations:
     def __init__(self) -> None:
         self._kept: tuple[RowTask[Any], str, Evaluation] | None = None
 
-    def of(self, task: RowTask[Any], broadcast: Mapping[str, Floats], mapping: FeatureMap | None) -> Evaluation:
-        """The graph with a broadcast as public arrays, of records as a site has them."""
+    def of(
+        self, task: RowTask[Any], broadcast: Mapping[str, Floats], mapping: FeatureMap | None, most: int = TALL
+    ) -> Evaluation:
+        """The graph with a broadcast as public arrays, of records as a site has them, in blocks of so many at most."""
         said = blake2b()
         kept = {} if mapping is None or mapping.kept is None else mapping.kept
         for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
             said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
             said.update(np.ascontiguousarray(array).tobytes())
         about = (None, 0) if mapping is None else (mapping.whole, mapping.index)
-        key = f"{about} {said.hexdigest()}"
+        key = f"{about} {most} {said.hexdigest()}"
         if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
             graph = task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
-            self._kept = task, key, Evaluation(graph, task.maps(broadcast))
+            self._kept = task, key, Evaluation(graph, task.maps(broadcast), most)
         return self._kept[2]
 
 
@@ -259,7 +260,7 @@ def _train(
     if plan.noise.kind == "training":
         bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
         steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, task.step_clip(), bound, place.random)
-        training, most = task.train(broadcast, place.state, steps.course), math.ceil(rate * study.data.max_records)
+        training, most = task.train(broadcast, place.state, steps.course), rate * study.data.max_records
         trained, counts = answered(training, steps, load, most, by_subject=study.privacy.unit == "subject")
         _note(counts.fault, faults)
     else:
@@ -338,7 +339,9 @@ def _add_rows(
 ) -> SitePart:
     """The rows of all records by the task's graph, which is traced before the first of them is read."""
     mapping = _mapping(plan.task, broadcast, place)
-    evaluation = (place.evaluations or Evaluations()).of(task, broadcast, mapping)
+    expected = plan.declaration.sampling_rate * plan.task.study.data.max_records
+    most = block_of(expected) if isinstance(task, FactorTask) else TALL
+    evaluation = (place.evaluations or Evaluations()).of(task, broadcast, mapping, most)
     clip, grid, persons = task.clip(), plan.declaration.grid, task.persons
     if persons is not None and mapping is not None:
         persons = replace(persons, valued=False)

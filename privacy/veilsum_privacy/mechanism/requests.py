@@ -54,8 +54,13 @@ class Counts:
     fault: Exception | None = None
 
 
+def block_of(most: float) -> int:
+    """Records of a block where no more than ``most``, by what is public, are expected: a power of two."""
+    return min(TALL, 1 << math.ceil(math.log2(max(FEWEST, most))))
+
+
 def answered(
-    training: Generator[Request, Floats, T], steps: Steps, load: Callable[[], Records], most: int, *, by_subject: bool
+    training: Generator[Request, Floats, T], steps: Steps, load: Callable[[], Records], most: float, *, by_subject: bool
 ) -> tuple[T, Counts]:
     """Answer what training asks for until it is done.
 
@@ -66,8 +71,7 @@ def answered(
         most: records that a sample is expected to have at most, public.
         by_subject: whether the unit of privacy is the subject.
     """
-    block = min(TALL, 1 << math.ceil(math.log2(max(FEWEST, most))))
-    counts = Counts()
+    block, counts = block_of(most), Counts()
 
     def ready(request: Request) -> FactorSums:
         evaluation = Evaluation(request.graph, request.maps, block)
