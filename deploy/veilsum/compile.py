@@ -39,7 +39,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import MAX_STUDY_BYTES, STATEMENTS, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.base import DerivedTask, SiteTask, TrainingTask
+from veilsum_privacy.tasks.base import DerivedTask, FactorTask, SiteTask, TrainingTask
 
 __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
 
@@ -154,8 +154,9 @@ class StudyDraft:
                 )
                 continue
             shares = 1 if plan.keep or plan.own_noise else honest
-            unrounded = isinstance(built, SiteTask) and own is not None
-            values = built.layout().size if isinstance(built, SiteTask) else 0
+            rounded = isinstance(built, SiteTask | FactorTask)
+            unrounded = rounded and own is not None
+            values = built.layout().size if rounded else 0
             grid = plan_grid(
                 max_records=schema.max_records, participants=members, multiplier=own, honest=shares, values=values,
                 norm=built.integer_norm(), unrounded=unrounded,

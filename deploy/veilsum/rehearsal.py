@@ -22,7 +22,7 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_coordinator.parts.base import Method
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_node.errors import Misuse
-from veilsum_privacy.computation.contribution import task_rows
+from veilsum_privacy.computation.contribution import task_rows, task_sum
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.symbols import record_of, symbol, traced
@@ -30,7 +30,7 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
-from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask, SiteTask
+from veilsum_privacy.tasks.base import DerivedTask, FactorTask, Records, RowTask, SiteTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.model_tables import ModelTables, classified_schema, scored_schema
 from veilsum_privacy.tasks.tables import Tables, TablesParameters
@@ -170,7 +170,8 @@ class _Rehearsed(Federation):
         places = [place for place, name in enumerate(names) if members is None or name in members]
         arrays, task, keep = agreed.as_broadcast(broadcast or {}), agreed.task, agreed.declaration.keep
         apart = agreed.per_site or keep
-        if isinstance(task, RowTask) and task.alignment is None and not task.site_arrays():
+        rows = isinstance(task, RowTask) and not isinstance(task, FactorTask)
+        if isinstance(task, RowTask) and rows and task.alignment is None and not task.site_arrays():
             counts = self._counts[places]
             parts = self._sums(agreed, task, arrays, counts if apart else counts.sum(axis=0, keepdims=True), places[0])
         else:
@@ -195,15 +196,19 @@ class _Rehearsed(Federation):
         if isinstance(task, DerivedTask):
             return np.clip(task.vector(*self._source(agreed, place), arrays), -task.clip(), task.clip())
         counts = self._counts[place]
-        if isinstance(task, RowTask):
+        if isinstance(task, RowTask) and not isinstance(task, FactorTask):
             total: Floats = self._sums(agreed, task, arrays, counts[None], place)[0]
             return total
-        if not isinstance(task, SiteTask):
+        if not isinstance(task, SiteTask | FactorTask):
             raise Misuse(f"The task {task.name} trains at the sites, which is not rehearsed.")
         some = min(round(counts.sum()), MOST_OF_SITE)
         chosen = np.sort(np.random.default_rng((4, place)).choice(len(counts), some, p=counts / counts.sum()))
-        found = task.vector(replace(self._mapped(agreed, chosen, arrays, place), subjects=None), arrays)
-        return found * (counts.sum() / some) if task.additive else found
+        records = replace(self._mapped(agreed, chosen, arrays, place), subjects=None)
+        if isinstance(task, FactorTask):
+            vector: Floats = task_sum(task, records, arrays) * (counts.sum() / some)
+        else:
+            vector = task.vector(records, arrays)
+        return vector
 
     def _sums(
         self, agreed: AgreedTask, task: RowTask[Any], arrays: Mapping[str, Floats], counts: Floats, place: int

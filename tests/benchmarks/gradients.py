@@ -53,9 +53,10 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 def _measure(name: str, inputs: tuple[int, ...] | None, options: dict[str, Any], width: int, classes: int) -> dict[str, Any]:
     import torch
 
+    from support.gradient_sums import clipped_gradient_sum, engine_sum
     from veilsum_privacy.training.arrays import load
     from veilsum_privacy.training.batches import compute_module, precision
-    from veilsum_privacy.training.gradients import clipped_gradient_sum, cross_entropy, engine
+    from veilsum_privacy.training.gradients import cross_entropy, engine
     from veilsum_privacy.training.models import ModelSpec, build_architecture
     from veilsum_privacy.training.per_record import PerRecordGradients
 
@@ -75,7 +76,7 @@ def _measure(name: str, inputs: tuple[int, ...] | None, options: dict[str, Any],
         own = compute_module(architecture)
         load(own, arrays)
         made = PerRecordGradients(own, mode)
-        found = _timed(lambda: made.clipped_sum(lambda a, b: cross_entropy(own, a, b), x, labels, 1.0))
+        found = _timed(lambda: engine_sum(made, lambda a, b: cross_entropy(own, a, b), x, labels, 1.0))
         made.close()
         return found
 

@@ -359,8 +359,8 @@ HARMLESS: dict[str, str] = {
     f"{_MECHANISM}/noise.py::exp_bracket: math.floor(x) -> math.ceil(x)": "x is the sum of the two parts that it is cut into",
     f"{_MECHANISM}/steps.py::Steps: False -> True": _SHOWN,
     f"{_MECHANISM}/steps.py::Steps: field(repr=False) -> field()": _SHOWN,
-    f"{_MECHANISM}/steps.py::Steps.noised: np.clip(scaled, -self.bound, self.bound) "
-    "-> np.clip(-self.bound, scaled, self.bound)": _MIDDLE,
+    f"{_MECHANISM}/steps.py::Steps.noised: np.clip(total, -self.bound, self.bound) "
+    "-> np.clip(-self.bound, total, self.bound)": _MIDDLE,
     f"{_MECHANISM}/steps.py::poisson_sample: 1.0 -> 2.0 (2)": "at rate 1 every draw is below 2^62: not drawing is faster",
     f"{_SECURESUM}/agreed.py::AgreedTask.kept_part: 1 -> 2": _LENGTH,
     (

@@ -56,7 +56,8 @@ JUDGES: dict[str, tuple[str, ...]] = {
         for module, parts in _LEDGER.items()
     },
     **{f"participant/veilsum_participant/protocol/{part}.py": _ROUNDS for part in ("contributions", "openings")},
-    "privacy/veilsum_privacy/training/clipped_sums.py": ("tests/unit/test_gradients.py", "tests/unit/test_local_training.py"),
+    "privacy/veilsum_privacy/mechanism/factors.py": ("tests/unit/test_factors.py", "tests/unit/test_gradients.py"),
+    "privacy/veilsum_privacy/mechanism/requests.py": ("tests/unit/test_local_training.py",),
     "privacy/veilsum_privacy/training/losses.py": ("tests/unit/test_outcomes.py",),
     "privacy/veilsum_privacy/tasks/outcomes.py": ("tests/unit/test_outcomes.py",),
     "privacy/veilsum_privacy/tasks/site_scores.py": (

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
-from veilsum_privacy.mechanism.clipping import SiteSum, UnitSums, truncate_to_grid
+from veilsum_privacy.mechanism.clipping import SiteSum, UnitSums, pulled_to, truncate_to_grid
 
 
 def site_sum(
     batches: Iterator[Floats | Integers], size: int, clip: float, grid: int, bound: int, subjects: Integers | None = None
 ) -> SiteSum:
     """The sum of batches of rows (b, size) on the grid, clamped to ``bound``; by subject where ``subjects`` (n,) are given."""
-    groups = None if subjects is None else UnitSums(subjects, size, grid)
+    groups = None if subjects is None else UnitSums(subjects, size, partial(pulled_to, grid=grid))
     total = np.zeros(size, dtype=np.int64)
     clipped = invalid = 0
     for batch in batches:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.gradient_sums import clipped_gradient_sum
 from support.studies import SCHEMA, Watched, compiled, shifted_sites
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
@@ -14,6 +15,7 @@ from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.parts.training_defaults import RARITY, rarity_weights, stated_weights
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.tasks.features import CLASS_WEIGHTS, class_weights
+from veilsum_privacy.training.models import ModelSpec, build_architecture
 
 
 def counted(counts: list[float], noise: float) -> Release:
@@ -81,9 +83,17 @@ def test_what_is_refused(method: str, parameters: dict[str, Any], message: str) 
 def test_a_broadcast_of_other_weights_is_refused(weights: np.ndarray | None) -> None:
     broadcast = {} if weights is None else {CLASS_WEIGHTS: weights}
     with pytest.raises(HostileInput, match="from 0 to 1"):
-        class_weights(broadcast, np.array([0, 1, 2]), 3)
+        class_weights(broadcast, 3)
 
 
 def test_a_record_without_a_class_weighs_nothing() -> None:
-    found = class_weights({CLASS_WEIGHTS: np.array([0.2, 1.0])}, np.array([1, -1, 0, 2]), 2)
-    assert found.tolist() == [1.0, 0.0, 0.2, 0.0]
+    """And each of the others its class's weight, after its gradient is clipped."""
+    architecture = build_architecture(ModelSpec(name="linear", options={"scale": 1.0, "bias": 1.0}), 2, 2)
+    arrays, rng = architecture.initial(0), np.random.default_rng(0)
+    x, labels, weights = 9.0 * rng.normal(size=(4, 2)), np.array([1, -1, 0, 2]), np.array([0.2, 1.0])
+    found = clipped_gradient_sum(architecture, arrays, x, labels, 0.5, weights=weights).total
+    one = [clipped_gradient_sum(architecture, arrays, x[k : k + 1], labels[k : k + 1], 0.5).total for k in range(4)]
+    assert np.linalg.norm(one[0]) > 0.49
+    np.testing.assert_allclose(found, one[0] + 0.2 * one[2], rtol=0, atol=1e-7)
+    assert not one[1].any()
+    assert not one[3].any()

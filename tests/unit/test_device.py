@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from torch import nn
 from typer.testing import CliRunner
 
+from support.gradient_sums import clipped_gradient_sum, engine_sum
 from veilsum_deploy.cli import simulate as command
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_participant.checks import CheckOutcome, SiteCheck
@@ -28,13 +29,11 @@ from veilsum_participant.session.client import open_site
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import batches, device
 from veilsum_privacy.training.arrays import flatten, load
-from veilsum_privacy.training.clipped_sums import Part, Rows
-from veilsum_privacy.training.descent import mean_gradient
-from veilsum_privacy.training.gradients import clipped_gradient_sum
+from veilsum_privacy.training.epochs import mean_gradient
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture
 from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, build_objective, resolve_objective
 from veilsum_privacy.training.objectives.base import Received
-from veilsum_privacy.training.per_record import PerRecordGradients
+from veilsum_privacy.training.per_record import Part, PerRecordGradients, Rows
 from veilsum_privacy.training.places import records_at_once
 from veilsum_privacy.training.predict import scores
 
@@ -140,9 +139,9 @@ def test_what_a_device_gives_is_clipped_on_the_cpu(monkeypatch: pytest.MonkeyPat
     def off(*given: Any) -> list[Part]:
         return [part._replace(**_longer(part)) for part in found(*given)]
 
-    engine._checked = True
+    engine.terms(lambda a, b: nn.functional.cross_entropy(engine.module(a), b, reduction="none"), x.shape[1:])
     monkeypatch.setattr(engine, "_parts", off)
-    told = engine.clipped_sum(lambda a, b: nn.functional.cross_entropy(engine.module(a), b, reduction="none"), x, labels, 0.01)
+    told = engine_sum(engine, lambda a, b: nn.functional.cross_entropy(engine.module(a), b, reduction="none"), x, labels, 0.01)
     assert told.clipped == len(x)
     assert np.linalg.norm(told.total) <= 0.01 * len(x)
 

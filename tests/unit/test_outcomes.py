@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LinearRegression, PoissonRegressor
 
+from support.gradient_sums import task_vector
 from support.rows import cells_of
 from support.studies import SITES, STAYS, Watched, compiled, complete, split_records
 from veilsum_aggregation.arrays import Floats
@@ -264,7 +265,7 @@ def test_the_task_adds_up_clipped_gradients_by_autograd(outcome: dict[str, Any],
         scores.backward(torch.tensor(loss.gradient(scores.detach().numpy(), y[None])))
         own = np.concatenate([parameter.grad.numpy().ravel() for parameter in network.parameters()])
         total += own * min(1.0, 0.4 / max(np.linalg.norm(own), 1e-300))
-    found = task.vector(records, to_broadcast(arrays))  # type: ignore[attr-defined]
+    found = task_vector(task, records, to_broadcast(arrays))
     np.testing.assert_allclose(found, total, rtol=1e-6, atol=1e-6)
 
 

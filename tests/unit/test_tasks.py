@@ -185,13 +185,14 @@ def test_neighbours_change_a_sum_by_at_most_the_grid(
     some = every.random(setting, rng, added if unit == "subject" else 1)
     without, with_it = add_unit(every.random(setting, rng, base), some, unit, rng)
     # Rounding a site's whole vector takes a part of the grid that a coarse one does not have.
-    study = setting.study(unit, grid=grid if setting.additive else max(grid, 64), variance=0, noise="none")
+    study = setting.study(unit, grid=max(grid, 64) if setting.rounded else grid, variance=0, noise="none")
     change = setting.total(study, with_it) - setting.total(study, without)
     assert exact_norm(change) <= study.tasks[0].grid
     if not setting.additive:
         return
     alone = some if unit == "record" else replace(some, subjects=np.zeros(len(some), dtype=np.int64))
-    np.testing.assert_array_equal(change, setting.total(study, alone), "what one adds does not depend on the others")
+    off = np.abs(change - setting.total(study, alone)).max()
+    assert off <= setting.rounded, "what one adds does not depend on the others, but for a sum's rounding"
 
 
 @pytest.mark.sampled(3)
@@ -234,7 +235,8 @@ def test_one_record_each_is_the_same_in_both_units(setting: Setting) -> None:
     sums = [
         setting.total(setting.study(unit, grid=2**20, variance=0, noise="none"), distinct) for unit in ("record", "subject")
     ]
-    np.testing.assert_array_equal(*sums)
+    # Where a record is the unit factors are rounded, where a subject is their products: by less than 2^-20 of C a record.
+    assert np.abs(sums[0] - sums[1]).max() <= setting.rounded
     assert sums[0].any()
 
 

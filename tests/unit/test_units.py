@@ -131,24 +131,6 @@ def test_faults_do_not_raise_what_a_unit_changes(
     assert math.isqrt(int((step * step).sum())) <= plan.declaration.grid
 
 
-@pytest.mark.parametrize(
-    "setting", [s for s in SETTINGS if s.task in ("gradient", "grams")], ids=lambda s: f"{s.task}-{s.name}"
-)
-@BOTH_UNITS
-def test_what_fails_in_company_only_is_added_up(setting: Setting, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum up to rounding: at most one grid unit a value from the whole."""
-    rng = np.random.default_rng(3)
-    records = with_subjects(random_records(rng, 50, setting.schema), rng)
-    study = setting.study(unit, grid=2**16, variance=10**9)
-    plan, broadcast = setting.plan(study), broadcast_of(setting, study.sites)
-    want = compute_sum(plan, records, broadcast).total
-    assert np.abs(want).max() > 100
-    plant(monkeypatch, plan, lambda given: len(np.unique(given.subjects)) >= 4, "mapping", MemoryError)
-    found = contribute(plan, lambda: records, broadcast, SitePlace())
-    assert np.abs(found.total - want).max() <= 1
-    assert isinstance(found.fault, MemoryError)
-
-
 def test_a_persons_records_stay_together() -> None:
     """The first of each person's records counts, whatever other records hold; one by one each would be its person's first."""
     setting = next(s for s in SETTINGS if s.task == "tables")

@@ -19,6 +19,7 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute
+from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
@@ -214,11 +215,11 @@ class _WatchedSteps(Steps):
 
     seen: list[AuditedRelease] = field(default_factory=list, repr=False)
 
-    def noised(self, total: Floats) -> Floats:
+    def noised(self, total: Integers) -> Floats:
         found = super().noised(total)
         if not self.seen:
-            unit = self.clip / (self.grid - math.sqrt(total.size))
-            self.seen.append(AuditedRelease(found.ravel() / unit, total.ravel() / unit))
+            unit = self.clip / left_of(self.grid, total.size)
+            self.seen.append(AuditedRelease(found / unit, total.astype(np.float64)))
         return found
 
 

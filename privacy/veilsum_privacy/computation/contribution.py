@@ -18,9 +18,11 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.mechanism.clipping import MAX_VALUES
+from veilsum_privacy.mechanism.clipping import MAX_GRID, MAX_VALUES
+from veilsum_privacy.mechanism.factors import FactorSums, FineUnits
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
-from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.requests import Counts, answered, block_of
+from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together
@@ -29,7 +31,15 @@ from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
-from veilsum_privacy.tasks.base import DerivedTask, Records, RowTask, SiteTask, TrainingTask, join_batches
+from veilsum_privacy.tasks.base import (
+    DerivedTask,
+    FactorTask,
+    Records,
+    RowTask,
+    SiteTask,
+    TrainingTask,
+    join_batches,
+)
 from veilsum_privacy.tasks.feature_maps import Encode, FeatureMap, encoded, map_records
 
 LOG = logging.getLogger("veilsum.participant")
@@ -41,18 +51,20 @@ class Evaluations:
     def __init__(self) -> None:
         self._kept: tuple[RowTask[Any], str, Evaluation] | None = None
 
-    def of(self, task: RowTask[Any], broadcast: Mapping[str, Floats], mapping: FeatureMap | None) -> Evaluation:
-        """The graph with a broadcast as public arrays, of records as a site has them."""
+    def of(
+        self, task: RowTask[Any], broadcast: Mapping[str, Floats], mapping: FeatureMap | None, most: int = TALL
+    ) -> Evaluation:
+        """The graph with a broadcast as public arrays, of records as a site has them, in blocks of so many at most."""
         said = blake2b()
         kept = {} if mapping is None or mapping.kept is None else mapping.kept
         for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
             said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
             said.update(np.ascontiguousarray(array).tobytes())
         about = (None, 0) if mapping is None else (mapping.whole, mapping.index)
-        key = f"{about} {said.hexdigest()}"
+        key = f"{about} {most} {said.hexdigest()}"
         if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
             graph = task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
-            self._kept = task, key, Evaluation(graph, task.maps(broadcast))
+            self._kept = task, key, Evaluation(graph, task.maps(broadcast), most)
         return self._kept[2]
 
 
@@ -178,7 +190,7 @@ def compute_sum(
     if isinstance(task, DerivedTask):
         found = _derive(agreed, task, broadcast, place)
     elif isinstance(task, TrainingTask):
-        found = _train(plan, task, join_batches(batches), broadcast, place, factor, faults)
+        found = _train(plan, task, batches, broadcast, place, factor, faults)
     elif isinstance(task, RowTask):
         found = _add_rows(plan, task, _sampled(agreed, batches, place.random), broadcast, place, faults)
     elif isinstance(task, SiteTask):
@@ -233,31 +245,59 @@ def _sampled(agreed: AgreedTask, batches: Iterable[Records], random: RandomSourc
 def _train(
     plan: RoundPlan,
     task: TrainingTask[Any],
-    records: Records,
+    batches: Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace,
     factor: float,
     faults: Faults | None,
 ) -> SitePart:
-    declared, study = plan.declaration, plan.task.study
-    bound = declared.grid * study.data.max_records
-    steps = place.steps(
-        declared.local_steps, declared.sampling_rate, plan.noise, declared.grid, task.step_clip(), bound, place.random
-    )
-    steps.faults = faults
-    subjects = _unit_subjects(study, records)
+    """A round of training: its requests are answered by noised sums; the first is made before the first record is read."""
+    declared, study, counts = plan.declaration, plan.task.study, Counts()
 
-    def mapped(rows: Rows) -> Records:
-        return _mapped(plan.task, records.take(rows), broadcast, place)
+    def load() -> Records:
+        return _known(plan.task, batches, broadcast, place, faults)
 
-    known = together(mapped, len(records), subjects, faults, lambda one, other: join_batches([one, other]))
-    trained = task.train(known if subjects is not None else replace(known, subjects=None), broadcast, place.state, steps)
+    if plan.noise.kind == "training":
+        bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
+        steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, task.step_clip(), bound, place.random)
+        training, most = task.train(broadcast, place.state, steps.course), rate * study.data.max_records
+        trained, counts = answered(training, steps, load, most, by_subject=study.privacy.unit == "subject")
+        _note(counts.fault, faults)
+    else:
+        trained = task.train_plainly(replace(load(), subjects=None), broadcast, place.state)
     if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
         raise Misuse("A task gave a vector that is not finite or has the wrong length.")
     if any(not in_range(array) for array in trained.state.values()):
         raise Misuse("A task trained something that is not finite, or out of range.")
-    scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * declared.resolution
-    return SitePart(np.rint(scaled).astype(np.int64), state=trained.state)
+    scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * plan.declaration.resolution
+    return SitePart(np.rint(scaled).astype(np.int64), counts.clipped, counts.invalid, state=trained.state)
+
+
+def _known(
+    agreed: AgreedTask,
+    batches: Iterable[Records],
+    broadcast: Mapping[str, Floats],
+    place: SitePlace,
+    faults: Faults | None,
+) -> Records:
+    """All records as the task sees them, without units that a program fails on."""
+    records = join_batches(batches)
+    subjects = _unit_subjects(agreed.study, records)
+
+    def mapped(rows: slice) -> Records:
+        return _mapped(agreed, records.take(rows), broadcast, place)
+
+    parts = [found for _, found in in_parts(mapped, len(records), subjects, faults)]
+    return join_batches(parts or [mapped(slice(0, 0))])
+
+
+def _note(fault: Exception | None, faults: Faults | None) -> None:
+    """Take note of what an opaque map raised, or raise it where nobody does."""
+    if fault is None:
+        return
+    if faults is None:
+        raise fault
+    faults.add(fault, 0)
 
 
 def _site_vector(
@@ -299,11 +339,17 @@ def _add_rows(
 ) -> SitePart:
     """The rows of all records by the task's graph, which is traced before the first of them is read."""
     mapping = _mapping(plan.task, broadcast, place)
-    evaluation = (place.evaluations or Evaluations()).of(task, broadcast, mapping)
+    expected = plan.declaration.sampling_rate * plan.task.study.data.max_records
+    most = block_of(expected) if isinstance(task, FactorTask) else TALL
+    evaluation = (place.evaluations or Evaluations()).of(task, broadcast, mapping, most)
     clip, grid, persons = task.clip(), plan.declaration.grid, task.persons
     if persons is not None and mapping is not None:
         persons = replace(persons, valued=False)
-    whole = np.zeros(task.layout().size, dtype=np.int64)
+    whole, sums = np.zeros(task.layout().size, dtype=np.int64), None
+    if isinstance(task, FactorTask):
+        places, largest = (CENTRE_BITS, task.largest(plan.declaration)) if plan.declaration.unrounded else (0, 0)
+        fine = FineUnits.of(clip, grid, len(whole), places=places, largest=largest)
+        sums = FactorSums(evaluation, task.products(), fine)
     count = clipped = invalid = 0
     for records in batches:
         count += len(records)
@@ -311,15 +357,17 @@ def _add_rows(
             raise Misuse("A site's sum takes at most 2^36 records.")
         for given in _in_encoded_parts(plan.task, records, place, faults):
             units = _unit_subjects(plan.task.study, given)
+            if sums is not None:
+                sums.add(given, units)
+                continue
             found = rows_sum(evaluation, given, clip, grid, persons=persons, units=units)
             whole += found.total
             clipped, invalid = clipped + found.clipped, invalid + found.invalid
         del records  # before the next ones are read
-    if (fault := evaluation.fault) is not None:
-        evaluation.fault = None
-        if faults is None:
-            raise fault
-        faults.add(fault, 0)
+    if sums is not None:
+        whole, clipped, invalid = sums.total(), sums.clipped, sums.invalid
+    fault, evaluation.fault = evaluation.fault, None
+    _note(fault, faults)
     invalid += 0 if faults is None else faults.records
     total, cut = _bounded(plan, whole, place.most_records)
     return SitePart(total, clipped, invalid, cut)
@@ -357,12 +405,24 @@ def _in_encoded_parts(agreed: AgreedTask, records: Records, place: SitePlace, fa
 
 
 def task_rows(task: RowTask[Any], records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats | Integers]:
-    """Rows (b, size) of records as a task's graph has them, before they are clipped; for looking at, not for a release."""
+    """Rows (b, size) of records as a task's graph has them, before they are clipped; for looking at, not for a release.
+
+    Of a :class:`FactorTask` these are factors.
+    """
     persons, counted = task.persons, None
     evaluation = Evaluation(task.traced(broadcast), task.maps(broadcast))
     if persons is not None:
         records, counted = persons.counted(records)
     yield from evaluation.rows(records, counted)
+
+
+def task_sum(task: FactorTask[Any], records: Records, broadcast: Mapping[str, Floats]) -> Floats:
+    """The weighted vector (size,) of records that are units of their own; for looking at, not for a release."""
+    fine = FineUnits.of(task.clip(), MAX_GRID, task.layout().size)
+    sums = FactorSums(Evaluation(task.traced(broadcast), task.maps(broadcast)), task.products(), fine)
+    sums.add(records)
+    total: Floats = sums.total().astype(np.float64) * (2.0**fine.shift / fine.scale)
+    return total
 
 
 def _bounded(plan: RoundPlan, whole: Integers, most_records: int) -> tuple[Integers, int]:
@@ -372,7 +432,7 @@ def _bounded(plan: RoundPlan, whole: Integers, most_records: int) -> tuple[Integ
     one record. What the site's operator stated of the dataset's size is no record, so :func:`shrunk` may follow it. Without
     noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean.
     """
-    study, bound = plan.task.study, plan.encoding.bound
+    study, bound = plan.task.study, plan.encoding.bound << (CENTRE_BITS if plan.declaration.unrounded else 0)
     if study.privacy.noise == "none":
         largest = int(np.abs(whole).max(initial=0))
         return (whole, 0) if largest <= bound else (np.rint(whole * (bound / largest)).astype(np.int64), len(whole))

@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.alignment import example_reference
-from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records
+from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.rows.purity import impurity
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.encoder import Projection, projection_digest
@@ -129,9 +130,10 @@ def _values(arrays: Mapping[str, Floats]) -> int:
 class _Quiet(Steps):
     """Steps whose sums get no noise, which costs the most of them and depends on no value."""
 
-    def noised(self, total: Floats) -> Floats:
+    def noised(self, total: Integers) -> Floats:
         self.taken += 1
-        return np.where(np.isfinite(total).all(), total, 0.0)
+        quiet: Floats = total.astype(np.float64) * (self.clip / left_of(self.grid, total.size))
+        return quiet
 
 
 def made_up_statistics(agreed: AgreedTask, copies: int = COPIES) -> dict[str, NDArray[np.int64]]:

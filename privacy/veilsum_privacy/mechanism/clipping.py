@@ -10,6 +10,7 @@ noise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -87,13 +88,19 @@ def clipped_about(rows: Floats, centre: Floats, clip: float) -> Floats:
 
 
 class UnitSums:
-    """Sums rows by subject, batch after batch; the subject that a batch ends in is carried over to the next."""
+    """Sums rows by subject, batch after batch; the subject that a batch ends in is carried over to the next.
 
-    def __init__(self, subjects: Integers, size: int, grid: int) -> None:
+    Args:
+        subjects: (n,) whose record each one is, never descending.
+        size: values of a row.
+        pull: pulls in those of rows (b, size) that are longer than a subject's may be, in place, and says which.
+    """
+
+    def __init__(self, subjects: Integers, size: int, pull: Callable[[Integers], NDArray[np.bool_]]) -> None:
         if subjects.ndim != 1 or (subjects[1:] < subjects[:-1]).any():
             raise Misuse("The records of one subject must stand together, in ascending order of subjects.")
         self._subjects = subjects
-        self._grid = grid
+        self._pull = pull
         self._open = np.zeros((1, size), dtype=np.int64)
         self._done = 0
         self.clipped = 0
@@ -122,11 +129,15 @@ class UnitSums:
         return self._bound(self._open)
 
     def _bound(self, sums: Integers) -> Integers:
-        """Clip the rows that are longer than the grid; a row that is not stays as it is."""
-        long = _longer(sums, self._grid)
-        self.clipped += int(long.sum())
-        sums[long] = truncate_to_grid(sums[long].astype(np.float64), float(self._grid), self._grid)[0]
+        self.clipped += int(self._pull(sums).sum())
         return sums
+
+
+def pulled_to(rows: Integers, grid: int) -> NDArray[np.bool_]:
+    """Clip the rows that are longer than the grid, in place, and say which; a row that is not stays as it is."""
+    long = _longer(rows, grid)
+    rows[long] = truncate_to_grid(rows[long].astype(np.float64), float(grid), grid)[0]
+    return long
 
 
 def _longer(rows: Integers, bound: int) -> NDArray[np.bool_]:

@@ -8,43 +8,72 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
+from veilsum_privacy.mechanism.clipping import row_extremes
 
-_MANTISSA = 53
+_MANTISSA, _CACHED = 53, 2**14
 LARGEST = 2.0**1000
 """Beyond it values do not fit the slices, so that products would no longer be exact."""
 
 
-def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
+class ExactAffine:
     """``x @ matrix.T + offset`` where a row depends on its own row of ``x`` alone, whatever rows stand beside it.
 
     A matrix product may add up in another order when there are more rows. Here both factors are cut into two integers of b
     bits each, with 2 b + log2(p) <= 53, so that every product of slices is exact in any order; slices of slices are left out.
     Relative to the largest |x_i| and the largest entry of the matrix, a result is off by less than p 2^(2 - 2b).
+    """
 
-    Args:
-        x: (n, p), finite.
-        matrix: (m, p).
-        offset: (m,).
+    def __init__(self, matrix: Floats, offset: Floats) -> None:
+        """See the class.
 
-    Returns:
-        (n, m); NaN in a row of ``x`` with values above 2^1000, which no power of two could bring below 1.
+        Args:
+            matrix: (m, p).
+            offset: (m,).
+
+        Raises:
+            HostileInput: the map has values that are not finite or above 2^1000.
+        """
+        if not (np.abs(matrix).max(initial=0.0) <= LARGEST and np.abs(offset).max(initial=0.0) <= LARGEST):
+            raise HostileInput("An affine map holds a value that is not finite, or too large.")
+        self._bits = (_MANTISSA - math.ceil(math.log2(max(matrix.shape[1], 2)))) // 2
+        scale = float(_power(np.array([np.abs(matrix).max(initial=0.0)]))[0])
+        self._high, self._low = (part.T for part in _slices(matrix / scale, self._bits))
+        self._step, self._offset = 2.0**-self._bits, offset
+        self._unit = self._step * self._step * scale
+
+    def __call__(self, x: Floats) -> Floats:
+        """The map of rows (n, p), finite: (n, m); NaN of a row with values above 2^1000, which no power of two could bring
+        below 1."""
+        found: Floats = np.empty((len(x), len(self._offset)))
+        together = max(64, _CACHED // max(x.shape[1], len(self._offset)))
+        for start in range(0, len(x), together):
+            self._rows(x[start : start + together], found[start : start + together])
+        return found
+
+    def _rows(self, x: Floats, out: Floats) -> None:
+        peak = row_extremes(np.maximum, np.abs(x)) if x.shape[1] else np.zeros(len(x))
+        known = peak <= LARGEST
+        if not known.all():
+            x, peak = np.where(known[:, None], x, np.nan), np.where(known, peak, 1.0)
+        rows = _power(peak)[:, None]
+        high, low = _slices(x / rows, self._bits)
+        np.matmul(high, self._high, out=out)
+        rest = high @ self._low
+        rest += low @ self._high
+        rest *= self._step
+        out += rest
+        out *= self._unit
+        out *= rows
+        out += self._offset
+
+
+def exact_affine(x: Floats, matrix: Floats, offset: Floats) -> Floats:
+    """:class:`ExactAffine` of rows (n, p) by a matrix (m, p) and an offset (m,).
 
     Raises:
         HostileInput: the map has values that are not finite or above 2^1000.
     """
-    p = matrix.shape[1]
-    if not (np.abs(matrix).max(initial=0.0) <= LARGEST and np.abs(offset).max(initial=0.0) <= LARGEST):
-        raise HostileInput("An affine map holds a value that is not finite, or too large.")
-    x = np.where(np.abs(x).max(axis=1, initial=0.0)[:, None] <= LARGEST, x, np.nan)
-    bits = (_MANTISSA - math.ceil(math.log2(max(p, 2)))) // 2
-    rows = _power(np.abs(x).max(axis=1, initial=0.0))[:, None]
-    scale = float(_power(np.array([np.abs(matrix).max(initial=0.0)]))[0])
-    x_high, x_low = _slices(x / rows, bits)
-    m_high, m_low = _slices(matrix / scale, bits)
-    step = 2.0**-bits
-    product = (x_high @ m_high.T) + ((x_high @ m_low.T) + (x_low @ m_high.T)) * step
-    result: Floats = product * (step * step * scale) * rows + offset
-    return result
+    return ExactAffine(matrix, offset)(x)
 
 
 def _power(values: Floats) -> Floats:
@@ -55,6 +84,8 @@ def _power(values: Floats) -> Floats:
 
 def _slices(values: Floats, bits: int) -> tuple[Floats, Floats]:
     """Integers (high, low) of at most ``bits`` bits with values = (high + low / 2^bits) / 2^bits, cut off below."""
-    scaled = np.ldexp(values, bits)
+    scaled = values * 2.0**bits
     high = np.trunc(scaled)
-    return high, np.trunc(np.ldexp(scaled - high, bits))
+    scaled -= high
+    scaled *= 2.0**bits
+    return high, np.trunc(scaled, out=scaled)

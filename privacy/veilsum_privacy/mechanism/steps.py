@@ -1,13 +1,12 @@
 """The noised steps of a task that trains at a site: a Poisson sample and integer noise for each, so many and no more.
 
-A task adds up clipped gradients of the records that :meth:`Steps.sample` picks and hands the sum to :meth:`Steps.noised`. What
-comes back is all that training may use of the records.
+A task asks for a sum (:mod:`.factors`) over the records that :meth:`Steps.sample` picks and is given what :meth:`Steps.noised`
+makes of it. Neither samples nor sums before noise come to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +15,8 @@ from numpy.typing import NDArray
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import RandomSource
+from veilsum_privacy.mechanism.factors import FineUnits, left_of
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
-from veilsum_privacy.mechanism.units import Faults, Rows, together
 
 Mask = NDArray[np.bool_]
 
@@ -48,9 +47,32 @@ def poisson_sample(rate: float, count: int, source: RandomSource, subjects: Inte
     return taken[unit]
 
 
+@dataclass(frozen=True)
+class Course:
+    """What is public of a release's noised steps: all that a task that trains is told of them.
+
+    Attributes:
+        number: noised steps of this release.
+        rate: public sampling rate of a step.
+        clip: the bound C on what a unit changes in a step's sum, in the sum's own units.
+        grid: the same bound in grid units.
+        share_std: standard deviation of a step's noise, in grid units.
+    """
+
+    number: int
+    rate: float
+    clip: float
+    grid: int
+    share_std: float
+
+    def std_of(self, values: int) -> float:
+        """Standard deviation of the noise of a step's sum of P values, in its own units: C S / (c - sqrt(P))."""
+        return self.clip * self.share_std / (self.grid - math.sqrt(values))
+
+
 @dataclass
 class Steps:
-    """What the framework hands to a task that trains.
+    """Samples and noise of the steps of one release.
 
     Attributes:
         number: noised steps of this release; 0 in a study without noise.
@@ -61,7 +83,6 @@ class Steps:
         bound: clamp of each value of a sum, in grid units.
         source: of samples and noise.
         taken: how many noised steps were taken.
-        faults: takes note of what fails on units; None to raise it.
     """
 
     number: int
@@ -72,48 +93,34 @@ class Steps:
     bound: int
     source: RandomSource = field(repr=False)
     taken: int = 0
-    faults: Faults | None = field(default=None, repr=False)
 
     @property
-    def private(self) -> bool:
-        """Whether steps have noise; without it a task trains as it likes."""
-        return self.plan.kind == "training"
+    def course(self) -> Course:
+        """What is public of them."""
+        return Course(self.number, self.rate, self.clip, self.grid, self.plan.share_std)
 
     def sample(self, count: int, subjects: Integers | None = None) -> Mask:
         """A fresh Poisson sample of ``count`` records, by subject where ``subjects`` is given; see :func:`poisson_sample`."""
         return poisson_sample(self.rate, count, self.source, subjects)
 
-    def summed(self, compute: Callable[[Rows], Floats], count: int, subjects: Integers | None = None) -> Floats:
-        """A sum over units, made of all but those that it fails on: :func:`veilsum_privacy.mechanism.units.together`."""
-        return together(compute, count, subjects, self.faults, np.add)
+    def units(self, size: int) -> FineUnits:
+        """In which a step's sum of so many values is exact before it is rounded to the grid.
 
-    def noised(self, total: Floats) -> Floats:
-        """A step's sum (P,) on the grid, clamped, with discrete Gaussian noise of the site alone.
+        Raises:
+            Misuse: the grid is too coarse for so many values.
+        """
+        return FineUnits.of(self.clip, self.grid, size)
 
-        The sum is rounded, which moves each value by half a unit u at most: sums that differ by C come to differ by at most
-        C / u + sqrt(P) units, the whole grid c for u = C / (c - sqrt(P)). A sum that is not finite counts as zeros.
+    def noised(self, total: Integers) -> Floats:
+        """A step's sum (P,) in grid units, rounded, clamped, with discrete Gaussian noise of the site alone; in its own units.
 
         Raises:
             Misuse: more steps than declared, or a grid too coarse for so many values.
         """
-        if self.taken >= self.number or not self.private:
+        if self.taken >= self.number or self.plan.kind != "training":
             raise Misuse("The task takes more noised steps than the study declares.")
         self.taken += 1
-        left = self.grid - math.sqrt(total.size)
-        if left < self.grid / 2:
-            raise Misuse(f"The grid is too coarse for a sum of {total.size} values.")
-        unit = self.clip / left
-        scaled = (total if np.isfinite(total).all() else np.zeros_like(total)) / unit
-        integers = np.rint(np.clip(scaled, -self.bound, self.bound)).astype(np.int64)
-        integers += discrete_gaussian(self.plan.share_variance, total.size, self.source).reshape(total.shape)
-        noised: Floats = integers.astype(np.float64) * unit
+        integers = np.clip(total, -self.bound, self.bound)
+        integers += discrete_gaussian(self.plan.share_variance, total.size, self.source)
+        noised: Floats = integers.astype(np.float64) * (self.clip / left_of(self.grid, total.size))
         return noised
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the noise of a step's sum of few values, in its own units; see :meth:`std_of`."""
-        return self.std_of(0)
-
-    def std_of(self, values: int) -> float:
-        """Standard deviation of the noise of a step's sum of P values, in its own units: C S / (c - sqrt(P))."""
-        return self.clip * self.plan.share_std / (self.grid - math.sqrt(values)) if self.private else 0.0

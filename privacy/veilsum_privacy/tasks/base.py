@@ -1,33 +1,35 @@
 """What a task is: declared once, for both sides.
 
-A task names the vector that a site adds to the sum, in blocks, with a proven bound on what one record changes. There are
-four kinds. A :class:`RowTask` says what the row of a record is, and the kernel computes, clips and adds it: its code meets no
-record. A :class:`SiteTask` gives one vector for all of a site's records, and its proof of ``clip()`` is believed, as is that
-of a :class:`TrainingTask`, which takes noised steps at the site and may keep what it has trained for the next round. A
-:class:`DerivedTask` reads no record: it computes from the noised vector that the site kept of an earlier task, so it costs
-nothing. The coordinator runs :meth:`Task.layout` and reads the blocks of the released sum. The grid, noise, masks and
-encryption come after.
+A task names the vector that a site adds to the sum, in blocks, with a bound on what one record changes. A :class:`RowTask`
+says what the row of a record is, and the kernel computes, clips and adds it: its code meets no record. A :class:`FactorTask`
+says factors of it, where it is long and is made of products. A :class:`TrainingTask` asks for noised sums of factors and may
+keep what it has trained for the next round; it meets no record in a study with noise. A :class:`SiteTask` gives one vector for
+all of a site's records, and its proof of ``clip()`` is believed. A :class:`DerivedTask` reads no record: it computes from the
+noised vector that the site kept of an earlier task, so it costs nothing. The coordinator runs :meth:`Task.layout` and reads
+the blocks of the released sum. The grid, noise, masks and encryption come after.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import LARGEST, SMALLEST, Frozen
+from veilsum_privacy.mechanism.factors import Products, left_of
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
 from veilsum_privacy.mechanism.persons import Persons
 from veilsum_privacy.mechanism.records import Records as Records
 from veilsum_privacy.mechanism.records import join_batches as join_batches
+from veilsum_privacy.mechanism.requests import Request as Request
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, only, record_of, traced
-from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.mechanism.steps import Course
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks.layout import Layout
@@ -77,6 +79,12 @@ class Task(ABC, Generic[P]):
         return self.parameters if isinstance(self.parameters, FeatureParameters) else None
 
     @property
+    def width(self) -> int:
+        """Features of a record as the task sees it."""
+        made = None if self.features is None else self.features.width
+        return self.schema.width if made is None else made
+
+    @property
     def alignment(self) -> Alignment | None:
         """How the features are aligned that the task computes on."""
         return None if self.features is None else self.features.alignment
@@ -104,7 +112,7 @@ class Task(ABC, Generic[P]):
         self._check_kind(what, declared, noisy=noisy)
         if declared.single_precision and not self.single_arrays():
             raise HostileInput(f"{what} broadcasts no model that could be in single precision.")
-        if declared.unrounded and not (noisy and isinstance(self, SiteTask)):
+        if declared.unrounded and not (noisy and isinstance(self, SiteTask | FactorTask)):
             raise HostileInput(f"{what} is no vector of a site with noise, which alone may stay unrounded.")
         if self.weighted() and declared.disclosure != "joint":
             raise HostileInput(f"{what} cannot be weighted: it is no joint sum of one vector a site.")
@@ -262,14 +270,49 @@ class RowTask(Task[P]):
         """
         labelled = self.schema.label is not None
         if mapped is None:
-            own = self.schema.width if self.features is None else self.dimension
-            graph = traced(self.row(record_of(own, labelled=labelled), broadcast))
+            graph = traced(self.row(record_of(self.width, labelled=labelled), broadcast))
         else:
             record, taken = mapped(record_of(width, labelled=labelled))
             graph = traced(only(self.row(record, broadcast), taken))
-        if graph.root.spec.size != self.layout().size:
-            raise HostileInput(f"The task {self.name} gives {graph.root.spec.size} values; it declares {self.layout().size}.")
+        if graph.root.spec.size != self.row_size():
+            raise HostileInput(f"The task {self.name} gives {graph.root.spec.size} values; it declares {self.row_size()}.")
         return graph
+
+    def row_size(self) -> int:
+        """Values of a row."""
+        return self.layout().size
+
+
+class FactorTask(RowTask[P]):
+    """Factors of a record's vector, which the kernel multiplies, clips and adds (:mod:`veilsum_privacy.mechanism.factors`).
+
+    ``clip()`` is what the norm of a record's vector becomes a grid for; where it is longer it is pulled in. :meth:`row` gives
+    the factors, whose products are the layout's values.
+    """
+
+    @abstractmethod
+    def products(self) -> Products:
+        """What is made of a record's factors."""
+
+    def row_size(self) -> int:
+        products = self.products()
+        if products.size != self.layout().size:
+            raise HostileInput(f"The task {self.name} makes {products.size} values; it declares {self.layout().size}.")
+        return products.given
+
+    def unit(self, declared: TaskDeclaration) -> float:
+        """A site's sum is rounded once: C is what that leaves of the grid (:func:`.left_of`)."""
+        places, largest = (CENTRE_BITS, self.largest(declared)) if declared.unrounded else (0, 0)
+        try:
+            return self.clip() / left_of(declared.grid, self.layout().size, places, largest)
+        except Misuse as error:
+            raise HostileInput(f"Task {declared.label!r}: {error.message}", error.advice) from error
+
+    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
+        super()._check_kind(what, declared, noisy=noisy)
+        if declared.keep:
+            raise HostileInput(f"{what} cannot be kept: its sum is rounded.")
+        _check_centre(what, self.largest(declared), unrounded=noisy and declared.unrounded)
 
 
 class SiteTask(Task[P]):
@@ -304,8 +347,12 @@ class SiteTask(Task[P]):
         super()._check_kind(what, declared, noisy=noisy)
         if declared.keep:
             raise HostileInput(f"{what} cannot be kept: it is no sum over records.")
-        if noisy and declared.unrounded and self.largest(declared) > LARGEST_CENTRE:
-            raise HostileInput(f"{what} reaches beyond 2^30 grid units, which an unrounded vector may not.")
+        _check_centre(what, self.largest(declared), unrounded=noisy and declared.unrounded)
+
+
+def _check_centre(what: str, largest: int, *, unrounded: bool) -> None:
+    if unrounded and largest > LARGEST_CENTRE:
+        raise HostileInput(f"{what} reaches beyond 2^30 grid units, which an unrounded vector may not.")
 
 
 class DerivedTask(Task[P]):
@@ -353,10 +400,15 @@ class Trained(NamedTuple):
     state: Mapping[str, Floats] = MappingProxyType({})
 
 
+Training = Generator[Request, Floats, Trained]
+"""Training under noise: it asks for sums, is sent each with its noise (size,), in its own units, and gives what it trained."""
+
+
 class TrainingTask(Task[P]):
     """Trains on the site's records for the steps of one round; ``clip()`` bounds the absolute value of each weighted value.
 
-    With noise, vector and state must be made of noised sums, broadcasts and earlier state alone: nothing is added to them.
+    With noise it meets no record: vector and state are made of noised sums, broadcasts and earlier state, as there is nothing
+    else. Nothing is added to them.
     """
 
     def unit(self, declared: TaskDeclaration) -> float:
@@ -383,7 +435,7 @@ class TrainingTask(Task[P]):
 
     @abstractmethod
     def step_clip(self) -> float:
-        """C, which bounds in L2 what one unit of privacy changes in the sum of a step; proven in the subclass's docstring."""
+        """C, which becomes a grid in the sum of a step; a record's vector that is longer is pulled in."""
 
     @abstractmethod
     def noised_sums(self) -> int:
@@ -391,15 +443,18 @@ class TrainingTask(Task[P]):
 
     @abstractmethod
     def step_size(self) -> int:
-        """Number of values of a step's sum."""
+        """Most values of a step's sum."""
 
     @abstractmethod
-    def train(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], steps: Steps) -> Trained:
-        """One round of training.
+    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: Course) -> Training:
+        """One round of training with noise.
 
         Args:
-            records: all of the site's; ``records.subjects`` is given where the unit of privacy is the subject.
             broadcast: arrays that everyone received.
             state: of the site's last paid round of this task; empty at first, and after a site was restored.
-            steps: samples and noise; not to be noised more than ``steps.number`` times.
+            course: of its noised sums, of which it takes ``course.number``.
         """
+
+    @abstractmethod
+    def train_plainly(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]) -> Trained:
+        """One round of training in a study without noise, on all of the site's records, which come without subjects."""

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.mechanism.clipping import row_norms
-from veilsum_privacy.mechanism.rows.symbols import lookup
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.parameters import FeatureParameters
@@ -39,8 +38,8 @@ CLASS_WEIGHTS = "class.weights"
 """Broadcast array (K,): what a record's clipped gradient is multiplied by, by its class; from 0 to 1."""
 
 
-def class_weights(broadcast: Mapping[str, Floats], labels: NDArray[np.int64], classes: int) -> Floats:
-    """Each record's weight (n,); 0 for one without a class.
+def class_weights(broadcast: Mapping[str, Floats], classes: int) -> Floats:
+    """The weight (K,) of each class.
 
     Raises:
         HostileInput: the broadcast does not hold weights from 0 to 1.
@@ -48,8 +47,7 @@ def class_weights(broadcast: Mapping[str, Floats], labels: NDArray[np.int64], cl
     weights = broadcast.get(CLASS_WEIGHTS)
     if weights is None or weights.shape != (classes,) or not ((weights >= 0.0) & (weights <= 1.0)).all():
         raise HostileInput(f"The broadcast must hold {CLASS_WEIGHTS} of shape {(classes,)}, from 0 to 1.")
-    found: Floats = lookup(weights, labels)
-    return found
+    return weights
 
 
 CENTRE = "features.centre"

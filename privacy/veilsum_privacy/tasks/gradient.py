@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.mechanism.factors import Plain, Products
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, every, finite, joined, lookup, only, symbol, where
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, SiteTask
-from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS, centre_of, class_weights, clipped, usable
+from veilsum_privacy.tasks.base import FactorTask
+from veilsum_privacy.tasks.feature_rows import clipped, usable
+from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS, centre_of, class_weights
 from veilsum_privacy.tasks.layout import Block, Layout
+from veilsum_privacy.tasks.outcome_rows import parted, targets
 from veilsum_privacy.tasks.outcomes import Outcome, outcome_model
 from veilsum_privacy.tasks.parameters import PartParameters
 from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
-from veilsum_privacy.training.gradients import clipped_gradient_sum, clipped_outcome_sum, summation_slack
+from veilsum_privacy.training.gradients import ModelGradient
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
-from veilsum_privacy.training.models.perceptrons import Perceptron
 
 COUNT_WEIGHT = 2.0**-7
 """Weight of the count against C: small, so that it hardly lengthens a record's vector."""
 
-LARGEST_SITE = 2**24
-"""Records of a site up to which rounding is bounded."""
+SLACK = 2.0 * 2**24 * (unit := (3 + 1024 + 256 + 2**16 + 1) * 2.0**-53) / (1.0 - unit)
+"""A share of C that ``clip()`` is above it: what rounding could add to sums of 2^24 records in floating point. Sums are exact
+now; it stays in the unit of a sum, by which results of studies signed before are verified."""
 
 
 class GradientParameters(PartParameters):
@@ -53,7 +57,50 @@ class GradientParameters(PartParameters):
     class_weights: bool = Field(default=False, exclude_if=lambda asked: not asked)  # studies signed before do not state it
 
 
-class Gradient(SiteTask[GradientParameters]):
+class TrainedRecord(NamedTuple):
+    """A record as a model is trained on it.
+
+    Attributes:
+        x: the features that the model is given, finite.
+        target: its class (), or its outcome (t,).
+        used: whether it counts.
+    """
+
+    x: Symbol
+    target: Symbol
+    used: Symbol
+
+
+def trained_record(
+    parameters: PartParameters,
+    outcome: Outcome | None,
+    schema: DatasetSchema,
+    classes: int,
+    record: Record,
+    centre: Floats | None = None,
+) -> TrainedRecord:
+    """A record's features, clipped, less ``centre``, and what a model is to tell of them.
+
+    Raises:
+        Misuse: the record has no label.
+    """
+    known = symbol(np.True_)
+    if outcome is not None:
+        told = targets(outcome, record, schema)
+        record, _, known = parted(outcome, record, schema)
+    elif record.label is not None:
+        told = record.label
+    else:
+        raise Misuse("A model of classes needs labelled records.")
+    used = known & usable(parameters, record, classes if outcome is None else None)
+    x = clipped(parameters, record, used)
+    if centre is not None:
+        x = x - centre
+    used = used & every(finite(x))
+    return TrainedRecord(where(used, x, 0.0), only(told, used), used)
+
+
+class Gradient(FactorTask[GradientParameters]):
     """Sum over the sampled records of the gradient of the cross-entropy, or an outcome's loss, each clipped to a norm of C.
 
     Blocks: the model's arrays, ``model.<name>``, all of weight 1, and ``count`` (1,) if asked for.
@@ -63,15 +110,11 @@ class Gradient(SiteTask[GradientParameters]):
     does not count, by its label, a missing feature or a gradient that is not finite, adds zero. With class weights, which the
     broadcast holds as :data:`.features.CLASS_WEIGHTS`, a record's clipped gradient is multiplied by its class's.
 
-    Sensitivity: C (1 + s). A record's gradient and weight depend on the record and the broadcast alone, its gradient is no
-    longer than C and its weight at most 1; s,
-    about 2e-4, is what floating point may add when up to 2^24 of them are summed
-    (:class:`veilsum_privacy.training.clipped_sums.ClippedGradients`). A subject's gradients are added and clipped to C again.
-    A record whose gradient has a norm of C reaches the bound but for s.
+    A subject's gradients are added and pulled in again, as far as ``clip()`` says: that is C but for some 2e-4, the slack of
+    sums in floating point of studies signed before, whose units stay what they were.
     """
 
     name = "gradient"
-    additive = True
     Parameters: ClassVar[type[Frozen]] = GradientParameters
 
     def __init__(self, parameters: GradientParameters, schema: DatasetSchema) -> None:
@@ -90,6 +133,7 @@ class Gradient(SiteTask[GradientParameters]):
             self._architecture = build_architecture(parameters.model, self.dimension, self._classes)
         except HostileInput as error:
             raise Misuse(error.message, error.advice) from error
+        self._gradient = ModelGradient(self._architecture, outcome=self._loss)
 
     def layout(self) -> Layout:
         blocks = [Block(MODEL + name, shape) for name, shape in self._architecture.shapes().items()]
@@ -102,7 +146,12 @@ class Gradient(SiteTask[GradientParameters]):
 
     def clip(self) -> float:
         longer = math.hypot(1.0, COUNT_WEIGHT) if self.parameters.count else 1.0
-        return self.parameters.gradient_clip * longer * (1.0 + summation_slack(self._architecture, LARGEST_SITE))
+        return self.parameters.gradient_clip * longer * (1.0 + SLACK)
+
+    def products(self) -> Products:
+        p = self.parameters
+        counted = (Plain(1, apart=COUNT_WEIGHT * p.gradient_clip),) if p.count else ()
+        return Products((*self._gradient.terms, *counted), p.gradient_clip, p.class_weights)
 
     def single_arrays(self) -> frozenset[str]:
         return frozenset(to_broadcast(self._architecture.shapes()))
@@ -112,44 +161,19 @@ class Gradient(SiteTask[GradientParameters]):
         weights = {CLASS_WEIGHTS: np.ones(self._classes)} if self.parameters.class_weights else {}
         return {**to_broadcast(self._architecture.initial(0)), **centre, **weights}
 
-    def inputs(self, records: Records, broadcast: Mapping[str, Floats]) -> tuple[Floats, NDArray[np.bool_]]:
-        """What the model is given (n, d), and which records count (n,); each record's by itself."""
-        every = slice(0, len(records))
-        used = usable(self.parameters, records, every, self._classes if self._loss is None else None)
-        x = clipped(self.parameters, records, every, used)
-        if self.parameters.centre:
-            x = np.where(used[:, None], x - centre_of(broadcast, x.shape[1]), 0.0)
-        return x, used
+    def row(self, record: Record, broadcast: Mapping[str, Floats]) -> Symbol:
+        p = self.parameters
+        centre = centre_of(broadcast, self.dimension) if p.centre else None
+        x, target, used = trained_record(p, p.outcome, self.schema, self._classes, record, centre)
+        parts = [self._gradient.row(self._arrays(broadcast), x, target)]
+        if p.class_weights:
+            parts.insert(0, lookup(class_weights(broadcast, self._classes), target))
+        if p.count:
+            parts.append(symbol(COUNT_WEIGHT * p.gradient_clip))
+        return only(joined(*parts) if len(parts) > 1 else parts[0], used)
 
-    def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
-        parameters = self.parameters
-        arrays = from_broadcast(broadcast, self._architecture.shapes())
-        if self._loss is not None and parameters.outcome is not None and isinstance(self._architecture, Perceptron):
-            own, outcomes, known = parameters.outcome.split(records, self.schema)
-            x, used = self.inputs(own, broadcast)
-            found = clipped_outcome_sum(
-                self._architecture,
-                arrays,
-                x,
-                outcomes,
-                used & known,
-                self._loss,
-                parameters.gradient_clip,
-                groups=records.subjects,
-            )
-            return self._counted(found.total, used & known)
-        if records.labels is None:
-            raise Misuse("The task gradient needs labelled records.")
-        x, used = self.inputs(records, broadcast)
-        labels = np.where(used, records.labels, -1)
-        weights = class_weights(broadcast, labels, self._classes) if parameters.class_weights else None
-        found = clipped_gradient_sum(
-            self._architecture, arrays, x, labels, parameters.gradient_clip, groups=records.subjects, weights=weights
-        )
-        return self._counted(found.total, used)
+    def maps(self, broadcast: Mapping[str, Floats]) -> Mapping[str, OpaqueMap]:
+        return self._gradient.maps(self._arrays(broadcast))
 
-    def _counted(self, total: Floats, used: NDArray[np.bool_]) -> Floats:
-        """The sum, and the number of records if it is asked for."""
-        if not self.parameters.count:
-            return total
-        return np.append(total, COUNT_WEIGHT * self.parameters.gradient_clip * float(used.sum()))
+    def _arrays(self, broadcast: Mapping[str, Floats]) -> dict[str, Floats]:
+        return from_broadcast(broadcast, self._architecture.shapes())

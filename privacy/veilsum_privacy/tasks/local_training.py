@@ -1,15 +1,15 @@
 """The task "local-training": a site trains the broadcast model on its own records for one round and reports what changed.
 
-Without noise it trains in epochs. With noise it takes the declared number of DP-SGD steps; each sum of clipped gradients gets
-the site's own noise before anything else sees it, so the trained model, what the objective exchanges, and what the site keeps
-for its next round are made of noised sums and public values alone.
+Without noise it trains in epochs. With noise it takes the declared number of DP-SGD steps: it asks for sums of clipped
+gradients and is sent each with the site's own noise in it. It holds no record, so the trained model, what the objective
+exchanges, and what the site keeps for its next round are made of noised sums and public values alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,26 +18,28 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.mechanism import units
-from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.mechanism.factors import Plain, Products
+from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, only, opaque, real, record_of, traced
+from veilsum_privacy.mechanism.steps import Course
 from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, Trained, TrainingTask
-from veilsum_privacy.tasks.features import clipped, usable
-from veilsum_privacy.tasks.generation import DIRECTIONS, MOST_GENERATED, PROTOTYPES, USE, Generation, finite_array, generate
-from veilsum_privacy.tasks.gradient import LARGEST_SITE
+from veilsum_privacy.tasks.base import Records, Request, Trained, Training, TrainingTask
+from veilsum_privacy.tasks.generation import DIRECTIONS, MOST_GENERATED, PROTOTYPES, USE, Generation, finite_array
+from veilsum_privacy.tasks.gradient import SLACK, TrainedRecord, trained_record
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.outcomes import Outcome, outcome_model
 from veilsum_privacy.tasks.parameters import PartParameters
-from veilsum_privacy.training import closed_form
-from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, to_broadcast
-from veilsum_privacy.training.clipped_sums import ClippedGradients, Rows, relative_slack
-from veilsum_privacy.training.descent import Descended, Sample, Targets, descend, descend_noised, mean_gradient
+from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, to_broadcast, unflatten
+from veilsum_privacy.training.descent import Descended, descend_noised
+from veilsum_privacy.training.gradients import ModelGradient
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.mlp import Descent
 from veilsum_privacy.training.models import ModelSpec, build_architecture, check_resolved
 from veilsum_privacy.training.objectives import ObjectiveSpec, build_objective
-from veilsum_privacy.training.objectives.base import Done, LocalOutcome, Received, UnitSum, scaled_to
+from veilsum_privacy.training.objectives.base import Done, LocalObjective, Received, RecordRows, scaled_to
+
+if TYPE_CHECKING:
+    from veilsum_privacy.training.epochs import Targets
 
 SEEDS = "training.seeds"
 """Broadcast array (sites, 2): each site's seed of the order of records, and its seed of generation; whole numbers."""
@@ -105,12 +107,10 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
     ``weight`` (1,). The broadcast holds the model in arrays of these names. The sum of updates over the sum of weights is the
     mean update. A site that has nothing to train on, or whose training ends in something that is not finite, changes nothing.
 
-    Sensitivity, with noise. A step's sum is one of gradients (:func:`.training.gradients.clipped_gradient_sum`) or, once a
-    round for objectives that need it, one of rows of norm 1, times C. Whether a record counts, and whether a step samples it,
-    depends on it alone (or on its subject, with all of its records), and what it adds is clipped to C and multiplied by its
-    class's weight of at most 1; so one record changes a
-    step's sum by C at most, and by C (1 + slack) with rounding. Everything else (momentum, decay, pull, the bound on the
-    update, the division by the expected number of records) is computed from noised sums, broadcasts and earlier state.
+    With noise it asks for sums of gradients, or, once a round for objectives that need it, of rows of norm 1, times C. The
+    kernel samples, clips to C, multiplies by a class's weight of at most 1, adds and noises. Everything else (momentum, decay,
+    pull, the bound on the update, the division by the expected number of records) is computed from noised sums, broadcasts
+    and earlier state.
 
     The order of records and what is generated come from public seeds. They protect nothing.
     """
@@ -120,26 +120,26 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
 
     def __init__(self, parameters: LocalTrainingParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
-        self._loss: OutcomeLoss | None = None
+        self.loss: OutcomeLoss | None = None
         if parameters.outcome is not None:
-            self._loss, self.dimension = outcome_model(parameters, parameters.outcome, parameters.model, schema)
+            self.loss, self.dimension = outcome_model(parameters, parameters.outcome, parameters.model, schema)
             if parameters.class_weights or parameters.generation or parameters.objective.name not in OF_OUTCOMES:
                 advice = f"Take an objective of {', '.join(OF_OUTCOMES)}, and neither class weights nor generated samples."
                 raise Misuse("The task local-training knows outcomes under few objectives only.", advice)
         elif len(schema.classes) < 2:
             advice = "Add a [label] table with classes."
             raise Misuse("The task local-training needs a label with two classes or more.", advice)
-        self._classes = len(schema.classes) if self._loss is None else self._loss.scores
-        if parameters.class_weights and len(parameters.class_weights) != self._classes:
-            raise Misuse(f"The task local-training needs a weight for each of {self._classes} classes, or none.")
+        self.classes = len(schema.classes) if self.loss is None else self.loss.scores
+        if parameters.class_weights and len(parameters.class_weights) != self.classes:
+            raise Misuse(f"The task local-training needs a weight for each of {self.classes} classes, or none.")
         self._most = schema.max_records
         width = self.dimension
         check_resolved(parameters.model)
-        self.objective = build_objective(parameters.objective, build_architecture(parameters.model, width, self._classes))
+        self.objective = build_objective(parameters.objective, build_architecture(parameters.model, width, self.classes))
         self.architecture = self.objective.trained()
         generation = parameters.generation
         # Of what is public: a site that ran out of memory would tell how many records it has.
-        if generation is not None and generation.most(self._most, self._classes) * width > MOST_GENERATED:
+        if generation is not None and generation.most(self._most, self.classes) * width > MOST_GENERATED:
             raise Misuse(f"The task local-training would generate more than {MOST_GENERATED} values.", "Generate fewer.")
 
     def layout(self) -> Layout:
@@ -155,7 +155,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
     def _most_steps(self) -> int:
         """Most steps of a round, with noise or without."""
         p = self.parameters
-        samples = self._most if p.generation is None else self._most + p.generation.most(self._most, self._classes)
+        samples = self._most if p.generation is None else self._most + p.generation.most(self._most, self.classes)
         return max(p.local_steps, p.epochs * -(-samples // p.batch))
 
     def clip(self) -> float:
@@ -169,8 +169,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         return self.parameters.local_steps + (1 if self.objective.row_size() else 0)
 
     def step_clip(self) -> float:
-        # Of the largest batch that any sum here is made in; no engine's is larger.
-        return self.parameters.gradient_clip * (1.0 + relative_slack(LARGEST_SITE, max(_ROWS, closed_form.BATCH)))
+        return self.parameters.gradient_clip * (1.0 + SLACK)
 
     def step_size(self) -> int:
         return max(self.architecture.size, self.objective.row_size())
@@ -205,126 +204,89 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
             found[WEIGHTS] = np.ones(sites)
         if self.parameters.generation is not None:
             d = self.dimension
-            found[DIRECTIONS] = np.zeros((self._classes, d, d))
+            found[DIRECTIONS] = np.zeros((self.classes, d, d))
             if self.parameters.generation.prototypes:
-                found |= {PROTOTYPES: np.zeros((1, self._classes, d)), USE: np.zeros((sites, 1, self._classes))}
+                found |= {PROTOTYPES: np.zeros((1, self.classes, d)), USE: np.zeros((sites, 1, self.classes))}
         return found
 
-    def train(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], steps: Steps) -> Trained:
-        if self.parameters.outcome is None and records.labels is None:
-            raise Misuse("The task local-training needs labelled records.")
-        if steps.private and steps.number != self.noised_sums():
-            raise Misuse(f"The task local-training takes {self.noised_sums()} noised steps a round, not {steps.number}.")
-        p, shapes = self.parameters, self.architecture.shapes()
-        start = flatten(from_broadcast(broadcast, shapes), shapes)
-        order, generated = (_seed(seed) for seed in finite_array(broadcast, SEEDS, (2,)))
-        received = Received(start, broadcast, state, order)
-        expected = max(1.0, steps.rate * p.expected_records)
-        sample = units.together(
-            lambda rows: self._sample(records.take(rows), expected),
-            len(records),
-            records.subjects,
-            steps.faults,
-            Sample.joined,
-        )
-        if steps.private:
-            return self._noised(received, sample, steps)
-        x, labels = sample.x, sample.labels
-        share = len(x) / self._most if p.weighting == "records" else 1.0
-        if p.generation is not None:
-            names = labels.astype(np.int64, copy=False)  # of an outcome nothing is generated
-            x, labels = generate(p.generation, x, names, self._classes, broadcast, np.random.default_rng(generated))
-        return self._plain(received, x, labels, share, steps.faults)
-
-    def _sample(self, records: Records, expected: float) -> Sample:
-        """The records that count, as training takes them; each by itself."""
-        targets: Targets
-        if self.parameters.outcome is not None:
-            parted = self.parameters.outcome.split(records, self.schema)
-            records, targets, known = parted.records, parted.outcomes, parted.known
-        else:
-            targets = np.zeros(0, dtype=np.int64) if records.labels is None else records.labels
-            known = np.ones(len(records), dtype=np.bool_)
-        every = slice(0, len(records))
-        used = known & usable(self.parameters, records, every, self._classes if self._loss is None else None)
-        x = clipped(self.parameters, records, every, used)
-        used &= np.isfinite(x).all(axis=1)
-        return Sample(x, targets, records.subjects, expected).take(used)
-
-    def _plain(self, received: Received, x: Floats, labels: Targets, share: float, faults: units.Faults | None) -> Trained:
-        objective = self.objective.begin(received)
-        gradient = mean_gradient(self.architecture, objective, self.parameters.class_weights, self._loss)
-        rng = np.random.default_rng(received.seed)
-        found = descend(received.start, x, labels, gradient, objective, self.parameters.descent, rng, faults)
-
-        def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
-            def summed(some: units.Rows) -> Floats:
-                total, mine, own = np.zeros(size), x[some], labels[some]
-                for first in range(0, len(mine), _ROWS):
-                    total += rows(mine[first : first + _ROWS], own[first : first + _ROWS]).sum(axis=0)
-                return total
-
-            return units.together(summed, len(x), None, faults, np.add)
-
-        end = self._bounded(received.start, found)
-        return self._reported(received.start, found._replace(end=end), share, objective.finish, unit_sum, x, labels)
-
-    def _noised(self, received: Received, sample: Sample, steps: Steps) -> Trained:
-        p, objective = self.parameters, self.objective.begin(received)
-        descent = p.descent
+    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: Course) -> Training:
+        if course.number != self.noised_sums():
+            raise Misuse(f"The task local-training takes {self.noised_sums()} noised steps a round, not {course.number}.")
+        p, received = self.parameters, self._received(broadcast, state)
+        objective, descent = self.objective.begin(received), p.descent
+        expected = max(1.0, course.rate * p.expected_records)
         if p.noise_step is not None:
-            rate = float(p.noise_step) * sample.expected / steps.std_of(received.start.size)
+            rate = float(p.noise_step) * expected / course.std_of(received.start.size)
             descent = replace(descent, learning_rate=rate if p.outcome is None else min(rate, descent.learning_rate))
         if objective.penalty is not None:
             raise Misuse("A penalty on a batch has no gradient by record to clip.")
-        found = descend_noised(
-            received.start,
-            sample,
-            self.architecture,
-            objective,
-            descent,
-            p.gradient_clip,
-            steps,
-            p.local_steps,
-            p.class_weights,
-            self._loss,
-        )
+        gradient = ModelGradient(self.architecture, outcome=self.loss, loss=objective.loss)
 
-        def unit_sum(rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
-            drawn = sample.draw(steps)
+        def ask(theta: Floats) -> Request:
+            return self._gradient_at(gradient, unflatten(theta, self.architecture.shapes()))
 
-            def summed(some: units.Rows) -> Floats:
-                mine = drawn.take(some)
-                total = ClippedGradients({"rows": (size,)}, 1.0, mine.subjects)
-                for first in range(0, len(mine.x), _ROWS):  # a site's memory must not depend on how many records it has
-                    part = rows(mine.x[first : first + _ROWS], mine.labels[first : first + _ROWS])
-                    total.add([Rows("rows", part)], np.ones(len(part), dtype=np.bool_))
-                return total.result().total
+        found = yield from descend_noised(received.start, ask, objective, descent, p.local_steps, expected)
+        found = self.bounded(received.start, found)
+        total = np.zeros(self.objective.row_size())
+        if objective.rows is not None:
+            total = (yield self._rows_of(objective.rows(found.end), total.size)) / p.gradient_clip
+        empty = np.zeros((0, self.dimension)), np.zeros(0, dtype=np.int64)
+        return self.reported(received.start, found, 1.0, objective, total, *empty)
 
-            return steps.noised(p.gradient_clip * steps.summed(summed, len(drawn.x), drawn.subjects)) / p.gradient_clip
+    def _gradient_at(self, gradient: ModelGradient, arrays: Mapping[str, Floats]) -> Request:
+        """The sum of clipped gradients of a model."""
+        record, weights = self.record, self.parameters.class_weights
+        row = gradient.row(arrays, record.x, record.target)
+        if weights:
+            row = joined(lookup(np.array(weights, dtype=np.float64), record.target), row)
+        products = Products(gradient.terms, self.parameters.gradient_clip, bool(weights))
+        return Request(traced(only(row, record.used)), products, gradient.maps(arrays))
 
-        end = self._bounded(received.start, found)
-        nothing = sample.x[:0], sample.labels[:0]
-        return self._reported(received.start, found._replace(end=end), 1.0, objective.finish, unit_sum, *nothing)
+    def _rows_of(self, rows: RecordRows, size: int) -> Request:
+        """The sum of an objective's rows, times C."""
+        record, clip = self.record, self.parameters.gradient_clip
 
-    def _bounded(self, start: Floats, found: Descended) -> Floats:
-        """The start and the update, after its norm is bounded."""
-        return start + scaled_to(found.end - start, self.parameters.norm)
+        def scaled(given: Floats) -> Floats:
+            return clip * rows(given[:, :-1], given[:, -1].astype(np.int64))
 
-    def _reported(
+        row: Symbol = only(opaque(ROWS, joined(record.x, real(record.target)), size), record.used)
+        return Request(traced(row), Products((Plain(size),), clip), {ROWS: scaled})
+
+    @property
+    def record(self) -> TrainedRecord:
+        """A record as the model is trained on it."""
+        own = record_of(self.width, labelled=self.schema.label is not None)
+        return trained_record(self.parameters, self.parameters.outcome, self.schema, self.classes, own)
+
+    def _received(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]) -> Received:
+        shapes = self.architecture.shapes()
+        start = flatten(from_broadcast(broadcast, shapes), shapes)
+        order, generated = (_seed(seed) for seed in finite_array(broadcast, SEEDS, (2,)))
+        return Received(start, broadcast, state, order, generated)
+
+    def train_plainly(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]) -> Trained:
+        from veilsum_privacy.tasks.plain_training import train_plainly  # which no study with noise loads
+
+        return train_plainly(self, records, self._received(broadcast, state))
+
+    def bounded(self, start: Floats, found: Descended) -> Descended:
+        """With the start and the update, after its norm is bounded, as the end."""
+        return found._replace(end=start + scaled_to(found.end - start, self.parameters.norm))
+
+    def reported(
         self,
         start: Floats,
         found: Descended,
         share: float,
-        finish: Callable[[Done], LocalOutcome],
-        unit_sum: UnitSum,
+        objective: LocalObjective,
+        total: Floats,
         x: Floats,
         labels: Targets,
     ) -> Trained:
         """The vector and the state. ``found.end`` is bounded; ``x`` and ``labels`` are empty with noise."""
         p = self.parameters
         gradient = np.where(np.isfinite(found.gradient).all(), found.gradient, 0.0)
-        outcome = finish(Done(found.end, gradient, unit_sum, x, labels))
+        outcome = objective.finish(Done(found.end, gradient, total, x, labels))
         taken = max(found.steps, 1)
         update = found.end - start
         parts = [share * (update / effective_steps(taken, p.momentum) if p.normalised else update)]
@@ -337,8 +299,8 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         return Trained(np.concatenate(parts), outcome.state)
 
 
-_ROWS = 1024
-"""Records whose rows are held at once."""
+ROWS = "rows"
+"""Name of the opaque map of an objective's rows."""
 
 
 def effective_steps(steps: int, momentum: float) -> float:

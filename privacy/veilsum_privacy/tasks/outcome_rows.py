@@ -14,15 +14,19 @@ from veilsum_privacy.mechanism.rows.symbols import (
     every,
     exp,
     finite,
+    joined,
     largest,
     log,
     maximum,
     minimum,
+    real,
+    search,
+    some,
     symbol,
     total,
     where,
 )
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.tasks.outcomes import Outcome
 
 
@@ -31,7 +35,7 @@ class PartedRecord(NamedTuple):
 
     Attributes:
         record: with the features alone, and no label.
-        outcome: the column as the loss takes it: in [-1, 1], or a count in half ranges of the column.
+        outcome: the column as the loss takes it: in [-1, 1], or a count in half ranges of the column; of a time in [-1, 1].
         known: whether the record has its outcome.
     """
 
@@ -57,6 +61,23 @@ def parted(outcome: Outcome, record: Record, schema: DatasetSchema) -> PartedRec
         scaled = maximum(number.low + (scaled + 1.0) * half, 0.0) / half
     kept = outcome.places(schema)
     return PartedRecord(Record(record.features[kept], record.present[kept], None), scaled, known & valued)
+
+
+def targets(outcome: Outcome, record: Record, schema: DatasetSchema) -> Symbol:
+    """The outcome (t,) of a record as the loss takes it; see :func:`veilsum_privacy.training.losses.intervals` of times."""
+    column = parted(outcome, record, schema).outcome
+    if outcome.loss != "hazard":
+        return joined(column)
+    number, counted = outcome.number(schema), list[int]()
+    for own, place in schema.places():
+        if own.name == outcome.event and isinstance(own, CategoryColumn):
+            counted = [place.start + at for at, level in enumerate(own.categories) if level not in outcome.censored]
+    event = some(clip(record.features[np.array(counted)], -1.0, 1.0) > 0.5)
+    time = maximum(number.low + (column + 1.0) * (number.high / 2.0 - number.low / 2.0), 0.0)
+    starts, ends = np.array([0.0, *outcome.cuts]), np.array([*outcome.cuts, number.high])
+    at_risk = clip(time - starts, 0.0, ends - starts) / float(ends[-1])
+    fell = (search(ends, time) == np.arange(len(ends))) & (event & (time < float(ends[-1])))
+    return joined(at_risk, real(fell))
 
 
 def predicted(outcome: Outcome, scores: Symbol, schema: DatasetSchema, most: float | None) -> Symbol:

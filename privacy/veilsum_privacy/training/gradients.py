@@ -1,114 +1,104 @@
-"""The clipped gradient sum of a named model: what a step of DP-SGD adds up at a site, before noise.
+"""The gradient of a named model by one record, as the kernel takes it: factors of it, in a graph or by an opaque map.
 
-Perceptrons have their gradients in closed form, under cross-entropy and losses of outcomes; other models, and losses of
-networks, go through Opacus. Nothing
-here draws noise or samples records. torch and Opacus are imported where a network is used: they take seconds.
+Perceptrons are graphs, under cross-entropy and losses of outcomes; other models, and losses of networks, are opaque maps that
+go through Opacus. Nothing here clips, adds up, draws noise or samples records. torch and Opacus are imported where a network
+is used: they take seconds.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_node.errors import Misuse
-from veilsum_privacy.training import closed_form
+from veilsum_aggregation.arrays import Floats
+from veilsum_privacy.mechanism.factors import Term
+from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
+from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, opaque, real
 from veilsum_privacy.training.arrays import load
-from veilsum_privacy.training.batches import LARGEST_BATCH, compute_module, computed_as, physical_batch
-from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, relative_slack
+from veilsum_privacy.training.batches import compute_module, computed_as
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.models.perceptrons import Perceptron
+from veilsum_privacy.training.objectives.base import RecordLoss
+from veilsum_privacy.training.traced import NETWORK, cross_entropy_by_scores, gradient_terms, traced_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from veilsum_privacy.training.per_record import PerRecordGradients
+    from veilsum_privacy.training.models.networks import Network
+    from veilsum_privacy.training.per_record import LossOf, PerRecordGradients
 
-__all__ = ["ClippedSum", "Loss", "clipped_gradient_sum", "clipped_outcome_sum", "cross_entropy", "engine", "summation_slack"]
-
-
-Loss = Callable[["nn.Module", "Tensor", "Tensor"], "Tensor"]
-"""Network, features (B, width) and labels (B,) to losses (B,), each of its own record alone."""
 
 _KEPT = 4  # engines kept by each thread
 
 
-def clipped_gradient_sum(
-    architecture: Architecture,
-    arrays: Mapping[str, Floats],
-    x: Floats,
-    labels: Integers,
-    clip: float,
-    *,
-    groups: Integers | None = None,
-    loss: Loss | None = None,
-    weights: Floats | None = None,
-) -> ClippedSum:
-    """Sum over records of the loss's gradient by all of the model's values, each record's clipped to an L2 norm of ``clip``.
+class ModelGradient:
+    """The gradient of a loss of a model, as factors of one record.
 
-    Sensitivity: one record, or with ``groups`` one subject with all its records, added or removed changes the sum by at most
-    clip * (1 + summation_slack(architecture, n)) in L2, for sums of n records at most
-    (:class:`veilsum_privacy.training.clipped_sums.ClippedGradients`).
-
-    Args:
-        architecture: of the model.
-        arrays: its values; public.
-        x: (n, width); n may be 0. A record that is not finite contributes zero and is counted.
-        labels: (n,) from 0 to K - 1; a record with another label contributes zero and is counted.
-        clip: C, from 1e-100 to 1e100.
-        groups: (n,) whose record each one is, never descending. A subject's clipped gradients are added and clipped again.
-        loss: cross-entropy if None.
-        weights: (n,) in [0, 1], what a record's clipped gradient is multiplied by; a function of the record and public values.
-            1 if None.
-
-    Raises:
-        Misuse: shapes that do not fit, or a loss that :class:`.PerRecordGradients` refuses.
+    A network's engine is made, and tried on public random inputs, where its terms are asked for; it serves one thread.
     """
-    if x.ndim != 2 or x.shape[1] != architecture.width or labels.shape != (len(x),):
-        raise Misuse(f"Records come as rows of {architecture.width} features, with one label each.")
-    if groups is not None and groups.shape != labels.shape:
-        raise Misuse("Subjects were given for a different number of records.")
-    if weights is not None and weights.shape != labels.shape:
-        raise Misuse("Weights were given for a different number of records.")
-    labels = np.where(labels < architecture.classes, labels, -1)
-    if loss is None and isinstance(architecture, Perceptron):
-        usable = labels >= 0
-        names = np.where(usable, labels, 0)
 
-        def by_scores(z: Floats, place: slice) -> Floats:
-            return closed_form.cross_entropy_by_scores(z, names[place])
+    def __init__(
+        self, architecture: Architecture, *, outcome: OutcomeLoss | None = None, loss: RecordLoss | None = None
+    ) -> None:
+        """See the class.
 
-        return _perceptron_sum(architecture, arrays, x, usable, by_scores, clip, groups, weights)
-    if loss is None:
-        found = engine(architecture)
-        load(found.module, arrays)
-        return found.clipped_sum(
-            lambda features, names: cross_entropy(found.module, features, names), x, labels, clip, groups, weights
-        )
-    from veilsum_privacy.training.per_record import PerRecordGradients
+        Args:
+            architecture: of the model.
+            outcome: the loss of a perceptron of outcomes; None for classes.
+            loss: of classes by a network; None for cross-entropy.
+        """
+        self._architecture, self._outcome, self._loss = architecture, outcome, loss
+        self._own: PerRecordGradients | None = None
 
-    own = PerRecordGradients(compute_module(architecture))
-    load(own.module, arrays)
-    return own.clipped_sum(lambda features, names: loss(own.module, features, names), x, labels, clip, groups, weights)
+    @property
+    def graph(self) -> Perceptron | None:
+        """The model whose gradient is a graph; None where it is an opaque map."""
+        return self._architecture if isinstance(self._architecture, Perceptron) and self._loss is None else None
 
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """What the factors are."""
+        if self.graph is not None:
+            return gradient_terms(self.graph)
+        return self._engine.terms(self._loss_of, (self._architecture.width,))
 
-def summation_slack(architecture: Architecture, max_records: int) -> float:
-    """What rounding adds to the sensitivity of :func:`clipped_gradient_sum`, as a share of ``clip``.
+    def row(self, arrays: Mapping[str, Floats], x: Symbol, target: Symbol) -> Symbol:
+        """Factors of a record of finite features (width,) with a label () of a class, or the outcome (t,) of its loss."""
+        if self.graph is None:
+            return opaque(NETWORK, joined(x, real(target)), sum(term.given for term in self.terms))
+        outcome = self._outcome
+        if outcome is not None:
+            return traced_gradient(self.graph, arrays, x, lambda z: outcome.gradient(z, target))
+        return traced_gradient(self.graph, arrays, x, lambda z: cross_entropy_by_scores(z, target))
 
-    Derived in :func:`veilsum_privacy.training.clipped_sums.relative_slack`: about 2 n k 2^-53 for n records, where k is the
-    number of additions that a term goes through. For a million records it is about 1e-6, for a thousand below 1e-9.
+    def maps(self, arrays: Mapping[str, Floats]) -> dict[str, OpaqueMap]:
+        """The opaque maps of the row; none where it is a graph."""
+        if self.graph is not None:
+            return {}
 
-    Args:
-        architecture: of the model.
-        max_records: most records of a sum, public.
-    """
-    return relative_slack(max_records, max(closed_form.BATCH, LARGEST_BATCH))
+        def factors(given: Floats) -> Floats:
+            load(self._engine.module, arrays)
+            return self._engine.factors(self._loss_of, given[:, :-1], given[:, -1].astype("int64"))
+
+        return {NETWORK: factors}
+
+    @property
+    def _engine(self) -> PerRecordGradients:
+        if self._loss is None:
+            return engine(self._architecture)
+        if self._own is None:
+            from veilsum_privacy.training.per_record import PerRecordGradients
+
+            self._own = PerRecordGradients(compute_module(self._architecture))
+        return self._own
+
+    @property
+    def _loss_of(self) -> LossOf:
+        loss, module = self._loss or cross_entropy, cast("Network", self._engine.module)
+        return lambda features, names: loss(module, features, names)
 
 
 def cross_entropy(module: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
@@ -134,60 +124,3 @@ def engine(architecture: Architecture) -> PerRecordGradients:
 
 
 _LOCAL = threading.local()
-
-
-def clipped_outcome_sum(
-    architecture: Perceptron,
-    arrays: Mapping[str, Floats],
-    x: Floats,
-    outcomes: Floats,
-    known: NDArray[np.bool_],
-    loss: OutcomeLoss,
-    clip: float,
-    *,
-    groups: Integers | None = None,
-) -> ClippedSum:
-    """As :func:`clipped_gradient_sum`, of a loss of numbers, counts or times; its sensitivity is the same.
-
-    Args:
-        outcomes: (n, t) as the loss takes them.
-        known: (n,) whether a record has its outcome; one that has none contributes zero.
-        loss: of the model's scores.
-
-    Raises:
-        Misuse: shapes that do not fit.
-    """
-    if x.ndim != 2 or x.shape[1] != architecture.width or outcomes.shape != (len(x), loss.outcomes):
-        raise Misuse(f"Records come as rows of {architecture.width} features, with {loss.outcomes} outcomes each.")
-    if architecture.classes != loss.scores or known.shape != (len(x),):
-        raise Misuse(f"The loss takes a model of {loss.scores} scores, and of each record whether its outcome is known.")
-    usable = known & np.isfinite(outcomes).all(axis=1)
-    told = np.where(usable[:, None], outcomes, 0.0)
-
-    def by_scores(z: Floats, place: slice) -> Floats:
-        return loss.gradient(z, told[place])
-
-    return _perceptron_sum(architecture, arrays, x, usable, by_scores, clip, groups, None)
-
-
-def _perceptron_sum(
-    architecture: Perceptron,
-    arrays: Mapping[str, Floats],
-    x: Floats,
-    usable: NDArray[np.bool_],
-    by_scores: Callable[[Floats, slice], Floats],
-    clip: float,
-    groups: Integers | None,
-    weights: Floats | None,
-) -> ClippedSum:
-    """The sum of clipped gradients; ``by_scores`` gives the derivatives by the scores of the records at a place."""
-    total = ClippedGradients(architecture.shapes(), clip, groups)
-    usable = np.isfinite(x).all(axis=1) & usable
-    step = closed_form.BATCH if groups is None else physical_batch(architecture.size)
-    for start in range(0, len(x), step):
-        place = slice(start, start + step)
-        mine = usable[place]
-        rows = np.where(mine[:, None], x[place], 0.0)
-        parts = closed_form.factors(architecture, arrays, rows, lambda z, place=place: by_scores(z, place))  # type: ignore[misc]
-        total.add(parts, mine, None if weights is None else weights[place])
-    return total.result()

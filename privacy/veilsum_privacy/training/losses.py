@@ -1,7 +1,7 @@
 """Losses of numbers, counts and times, each a function of a record's own scores and outcome.
 
-Scores z (n, k) and outcomes (n, t) go in, gradients by the scores (n, k) come out; all of it elementwise, so that a record's
-gradient depends on that record and the model alone, to the last bit.
+Scores z (n, k) and outcomes (n, t) go in, gradients by the scores (n, k) come out; all of it elementwise. Gradients are also
+said of one record's symbols, (k,) and (t,), as rows are (:mod:`veilsum_privacy.mechanism.rows.symbols`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
+from veilsum_privacy.mechanism.rows.symbols import Value
 
 LARGEST_EXPONENT = 700.0
 """Scores are cut to this before their exponential is taken, which is then finite."""
@@ -30,7 +31,7 @@ class OutcomeLoss(ABC):
     outcomes: int = 1
 
     @abstractmethod
-    def gradient(self, scores: Floats, outcomes: Floats) -> Floats:
+    def gradient(self, scores: Value, outcomes: Value) -> Value:
         """Derivatives (n, k) of the losses by scores (n, k), for outcomes (n, t)."""
 
     @abstractmethod
@@ -49,7 +50,7 @@ class OutcomeLoss(ABC):
 class Squared(OutcomeLoss):
     """(z - y)^2 / 2: the score is the mean."""
 
-    def gradient(self, scores: Floats, outcomes: Floats) -> Floats:
+    def gradient(self, scores: Value, outcomes: Value) -> Value:
         return scores - outcomes
 
     def values(self, scores: Floats, outcomes: Floats) -> Floats:
@@ -69,7 +70,7 @@ class Huber(OutcomeLoss):
     def __init__(self, bend: float) -> None:
         self.bend = bend
 
-    def gradient(self, scores: Floats, outcomes: Floats) -> Floats:
+    def gradient(self, scores: Value, outcomes: Value) -> Value:
         return np.clip(scores - outcomes, -self.bend, self.bend)
 
     def values(self, scores: Floats, outcomes: Floats) -> Floats:
@@ -87,7 +88,7 @@ class Huber(OutcomeLoss):
 class Poisson(OutcomeLoss):
     """exp(z) - y z, in a unit of u: the score is the logarithm of the mean count over u, and y the count over u."""
 
-    def gradient(self, scores: Floats, outcomes: Floats) -> Floats:
+    def gradient(self, scores: Value, outcomes: Value) -> Value:
         return np.exp(np.minimum(scores, LARGEST_EXPONENT)) - outcomes
 
     def values(self, scores: Floats, outcomes: Floats) -> Floats:
@@ -112,8 +113,8 @@ class Hazards(OutcomeLoss):
     def __init__(self, periods: int) -> None:
         self.scores, self.outcomes = periods, 2 * periods
 
-    def gradient(self, scores: Floats, outcomes: Floats) -> Floats:
-        at_risk, events = outcomes[:, : self.scores], outcomes[:, self.scores :]
+    def gradient(self, scores: Value, outcomes: Value) -> Value:
+        at_risk, events = outcomes[..., : self.scores], outcomes[..., self.scores :]
         return at_risk * np.exp(np.minimum(scores, LARGEST_EXPONENT)) - events
 
     def values(self, scores: Floats, outcomes: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Per-record gradients of any network and any loss, by Opacus, and their clipped sums.
+"""Per-record gradients of any network and any loss, by Opacus.
 
 Opacus gives a gradient for every record where autograd gives their sum. It does so in hooks on the layers, with a formula for
 each common kind of layer and ``vmap`` for others. Two modes:
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,19 +26,61 @@ from torch import nn
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
+from veilsum_privacy.mechanism.factors import Outer, Plain
 from veilsum_privacy.training.batches import array, one_thread, padded, physical_batch, precision, tensor
-from veilsum_privacy.training.clipped_sums import ClippedGradients, ClippedSum, Factors, Part, Rows
 
 Mode = Literal["ghost", "hooks"]
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Features (B, width) and labels (B,) int64 to losses (B,), each of its own record alone."""
 
 
-class PerRecordGradients:
-    """Clipped sums of a network's per-record gradients.
+class Rows(NamedTuple):
+    """Gradients by one array: ``values`` (b, size), float32 or float64."""
 
-    The network is computed in the precision of its parameters, on one thread, in batches of one fixed size; norms and sums are
-    float64. Loading other values into the network's parameters is allowed at any time, replacing parameters is not.
+    name: str
+    values: NDArray[np.floating]
+
+    def total(self) -> dict[str, Floats]:
+        """The sum over the records, by array."""
+        return {self.name: self.values.sum(axis=0, dtype=np.float64)}
+
+
+class Factors(NamedTuple):
+    """Gradients of a Linear layer: delta a^T by ``weight``, and delta by ``bias`` where it has one.
+
+    Attributes:
+        delta: (b, outputs), gradient by the layer's outputs.
+        entering: (b, inputs), what the layer was given.
+    """
+
+    weight: str
+    bias: str | None
+    delta: Floats
+    entering: Floats
+
+    def total(self) -> dict[str, Floats]:
+        """The sum over the records, by array."""
+        found = {self.weight: (self.delta.T @ self.entering).ravel()}
+        if self.bias is not None:
+            found[self.bias] = self.delta.sum(axis=0)
+        return found
+
+    def each(self) -> dict[str, Floats]:
+        """Every record's gradient (b, size), by array."""
+        found = {self.weight: (self.delta[:, :, None] * self.entering[:, None, :]).reshape(len(self.delta), -1)}
+        if self.bias is not None:
+            found[self.bias] = self.delta
+        return found
+
+
+Part = Rows | Factors
+
+
+class PerRecordGradients:
+    """Factors of a network's per-record gradients.
+
+    The network is computed in the precision of its parameters, on one thread, in batches of one fixed size. Loading other
+    values into the network's parameters is allowed at any time, replacing parameters is not.
 
     One engine serves one thread at a time. The first call checks the engine and the loss on public random inputs: see
     :meth:`check`.
@@ -61,6 +103,7 @@ class PerRecordGradients:
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._hooks: _Hooks | None = _Hooks(module, self.mode)
         self._checked = False
+        self._terms: tuple[Outer | Plain, ...] = ()
 
     def close(self) -> None:
         """Detach from the network."""
@@ -68,43 +111,57 @@ class PerRecordGradients:
             self._hooks.cleanup()
             self._hooks = None
 
-    def clipped_sum(
-        self,
-        loss_of: LossOf,
-        x: Floats,
-        labels: Integers,
-        clip: float,
-        groups: Integers | None = None,
-        weights: Floats | None = None,
-    ) -> ClippedSum:
-        """Sum of the records' gradients, each clipped to an L2 norm of ``clip``, in the order of the network's parameters.
-
-        Sensitivity: :class:`.clipped_sums.ClippedGradients`.
+    def terms(self, loss_of: LossOf, width: tuple[int, ...]) -> tuple[Outer | Plain, ...]:
+        """What the factors of a record's gradient are, in the order of the network's parameters; tried first: :meth:`check`.
 
         Args:
             loss_of: calls ``self.module``; a record's loss must not look at other records.
-            x: (n, width); n may be 0. A record that is not finite is invalid.
-            labels: (n,); a record with a negative one is invalid.
-            clip: C > 0.
-            groups: (n,) whose record each one is, never descending: a subject's sum is clipped again. None where each record
-                is a unit of its own.
-            weights: (n,) in [0, 1], of the clipped gradients; 1 if None.
+            width: shape of one record.
 
         Raises:
-            Misuse: the loss has another shape than (B,), or mixes records; subjects that do not fit.
+            Misuse: as :meth:`check`.
         """
-        if x.ndim < 2 or labels.shape != x.shape[:1] or (groups is not None and groups.shape != labels.shape):
-            raise Misuse("Records come as rows, with one label each, and one subject each or none.")
-        total = ClippedGradients(self.shapes, clip, groups)
         if not self._checked:
-            self.check(loss_of, x.shape[1:])
-        usable = np.isfinite(x).all(axis=tuple(range(1, x.ndim))) & (labels >= 0)
-        x = np.where(usable.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0)
-        for place, rows, names in padded(x, np.where(usable, labels, 0), self.physical):
-            count = place.stop - place.start
-            parts = [_first(part, count) for part in self._parts(loss_of, rows, names)]
-            total.add(parts, usable[place], None if weights is None else weights[place])
-        return total.result()
+            self.check(loss_of, width)
+        return self._terms
+
+    def factors(self, loss_of: LossOf, x: Floats, labels: Integers) -> Floats:
+        """Factors (n, given) of the gradients of records (n, ...) with labels (n,), as the terms have them.
+
+        Raises:
+            Misuse: the loss has another shape than (B,), or its gradient is made of other factors than when it was tried.
+        """
+        self.terms(loss_of, x.shape[1:])
+        found: list[Floats] = []
+        for place, rows, names in padded(x, labels, self.physical):
+            made, terms = self._in_order(self._parts(loss_of, rows, names), len(rows))
+            if terms != self._terms:
+                raise Misuse("The gradients are made of other factors than when the network was tried.")
+            found.append(made[: place.stop - place.start])
+        return np.concatenate(found) if found else np.zeros((0, sum(term.given for term in self._terms)))
+
+    def _in_order(self, parts: list[Part], count: int) -> tuple[Floats, tuple[Outer | Plain, ...]]:
+        """The parts of so many records one after another, and what they are; zeros of parameters without a gradient."""
+        named = {part.weight if isinstance(part, Factors) else part.name: part for part in parts}
+        biases = {part.bias: part.weight for part in parts if isinstance(part, Factors) and part.bias is not None}
+        arrays: list[Floats] = []
+        terms: list[Outer | Plain] = []
+        before = ""
+        for name, shape in self.shapes.items():
+            part = named.get(name)
+            if name in biases:
+                if biases[name] != before:
+                    raise Misuse(f"The bias {name!r} does not come after its weight.")
+            elif isinstance(part, Factors):
+                arrays += [part.delta, part.entering] + ([np.ones((count, 1))] if part.bias is not None else [])
+                right = part.entering.shape[1] + (part.bias is not None)
+                terms.append(Outer(part.delta.shape[1], right, bias=part.bias is not None))
+            else:
+                size = math.prod(shape)
+                arrays.append(np.zeros((count, size)) if part is None else part.values.astype(np.float64))
+                terms.append(Plain(size))
+            before = name
+        return np.concatenate(arrays, axis=1), tuple(terms)
 
     def check(self, loss_of: LossOf, width: tuple[int, ...]) -> None:
         """Try engine and loss on random inputs and random values of the network; no record is looked at.
@@ -144,6 +201,7 @@ class PerRecordGradients:
         x = rng.standard_normal((self.physical, *width))
         labels = rng.integers(2, size=self.physical)
         parts = self._parts(loss_of, x, labels)
+        _, self._terms = self._in_order(parts, len(x))
         self._compare_sum(loss_of, x, labels, parts)
         order = rng.permutation(self.physical)
         others = x[order].copy()
@@ -165,8 +223,7 @@ class PerRecordGradients:
 
     def _compare_sum(self, loss_of: LossOf, x: Floats, labels: Integers, parts: list[Part]) -> None:
         """Insist that per-record gradients add up to autograd's."""
-        ones = np.ones(len(x))
-        found = {name: values for part in parts for name, values in part.weighted(ones).items()}
+        found = {name: values for part in parts for name, values in part.total().items()}
         with one_thread(), self._attached().paused():
             given, names = self._tensors(x, labels)
             parameters = dict(self.module.named_parameters())
@@ -234,7 +291,7 @@ class _Hooks(GradSampleModule):  # type: ignore[misc]  # Opacus has no types
         """The gradients of the last pass; none for layers that it did not reach."""
         for layer, pairs in self._factors.items():
             weight, bias = names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
-            made = [Factors(weight, bias, 1.0, array(delta), array(entering)) for entering, delta in pairs]
+            made = [Factors(weight, bias, array(delta), array(entering)) for entering, delta in pairs]
             if len(made) == 1:
                 yield made[0]
                 continue
@@ -292,13 +349,6 @@ def formed_values(module: nn.Module, mode: Mode) -> int:
         if not (mode == "ghost" and type(layer) is nn.Linear):
             formed += sum(parameter.numel() for parameter in layer.parameters(recurse=False))
     return formed
-
-
-def _first(part: Part, count: int) -> Part:
-    """The gradients of the first records of a batch."""
-    if isinstance(part, Rows):
-        return part._replace(values=part.values[:count])
-    return part._replace(delta=part.delta[:count], entering=part.entering[:count])
 
 
 def _arrays(part: Part) -> tuple[NDArray[np.floating], ...]:

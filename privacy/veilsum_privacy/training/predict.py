@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from veilsum_privacy.training.models.discriminants import CENTRE, Discriminant
 from veilsum_privacy.training.models.perceptrons import Perceptron
 from veilsum_privacy.training.models.trees import Trees
 from veilsum_privacy.training.trees import tree_margin
+
+if TYPE_CHECKING:
+    from veilsum_privacy.training.models.networks import Network
 
 
 def scores(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats) -> Floats:
@@ -35,6 +39,13 @@ def representations(architecture: Architecture, arrays: Mapping[str, Floats], x:
     return _through(architecture, arrays, x, representation=True)
 
 
+def representer(architecture: Architecture, arrays: Mapping[str, Floats]) -> Callable[[Floats], Floats]:
+    """:func:`representations` of finite features, whose network is made once."""
+    if isinstance(architecture, Trees | Discriminant | Perceptron):
+        return lambda x: representations(architecture, arrays, x)
+    return network_map(architecture, arrays, representation=True)
+
+
 def _through(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats, *, representation: bool) -> Floats:
     if x.ndim != 2 or x.shape[1] != architecture.width:
         raise Misuse(f"The model takes {architecture.width} features; the records have the shape {x.shape}.")
@@ -51,25 +62,35 @@ def _through(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats
     elif isinstance(architecture, Perceptron):
         found = (closed_form.representations if representation else closed_form.scores)(architecture, arrays, x)
     else:
-        found = _by_network(architecture, arrays, x, representation=representation)
+        found = network_map(architecture, arrays, representation=representation)(x)
     found[~finite] = np.nan
     return found
 
 
-def _by_network(architecture: Architecture, arrays: Mapping[str, Floats], x: Floats, *, representation: bool) -> Floats:
-    import torch
+def network_map(
+    architecture: Architecture, arrays: Mapping[str, Floats], *, representation: bool = False
+) -> Callable[[Floats], Floats]:
+    """What a network makes of finite features (n, width): scores (n, K), or representations (n, H). It is made when used."""
+    made: list[Network] = []
 
-    from veilsum_privacy.training.arrays import load
-    from veilsum_privacy.training.batches import array, compute_module, one_thread, padded, tensor
-    from veilsum_privacy.training.places import records_at_once
+    def compute(x: Floats) -> Floats:
+        import torch
 
-    module = compute_module(architecture)
-    load(module, arrays)
-    width = architecture.shapes()["head.weight"][1] if representation else architecture.classes
-    found = np.zeros((len(x), width))
-    with one_thread(), torch.inference_mode():
-        for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), records_at_once(architecture)):
-            given = tensor(rows, module)
-            outputs = module.features(given) if representation else module(given)
-            found[place] = array(outputs[: place.stop - place.start])
-    return found
+        from veilsum_privacy.training.arrays import load
+        from veilsum_privacy.training.batches import array, compute_module, one_thread, padded, tensor
+        from veilsum_privacy.training.places import records_at_once
+
+        if not made:
+            made.append(compute_module(architecture))
+            load(made[0], arrays)
+        module = made[0]
+        width = architecture.shapes()["head.weight"][1] if representation else architecture.classes
+        found = np.zeros((len(x), width))
+        with one_thread(), torch.inference_mode():
+            for place, rows, _ in padded(x, np.zeros(len(x), dtype=np.int64), records_at_once(architecture)):
+                given = tensor(rows, module)
+                outputs = module.features(given) if representation else module(given)
+                found[place] = array(outputs[: place.stop - place.start])
+        return found
+
+    return compute

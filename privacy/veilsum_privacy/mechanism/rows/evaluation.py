@@ -22,7 +22,7 @@ from veilsum_privacy.mechanism.rows.graph import Node, RowGraph, Step
 from veilsum_privacy.mechanism.rows.primitives import DTYPES, PRIMITIVES, Array, GivenColumns, GivenLabel, Opaque, Public
 
 OpaqueMap = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""A map (n, m) to (n, size) of each record by itself, whatever others are beside it."""
+"""A map (n, m) to (n, size) of each record by itself, whatever others are beside it; n is always the same."""
 
 STRAIGHT = frozenset({"add", "subtract", "multiply", "divide"})
 """Primitives whose values are one operation of IEEE 754 each, so that their array need not be contiguous."""
@@ -33,8 +33,11 @@ NARROW = 16
 LARGE, TALL = 4096, 8192
 """Records of a large block; of one with a primitive that wants as many as can be."""
 
-CACHED, HELD = 2**16, 2**20
-"""Values of the widest array of a small block, 512 KiB, and of a large one."""
+CACHED, HELD, MAPPED = 2**16, 2**20, 2**24
+"""Values of the widest array of a small block, 512 KiB, of a large one, and of what an opaque map makes of its records."""
+
+TOGETHER = 64
+"""Most records that an opaque map is given at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,16 @@ class Sparse(NamedTuple):
 class Evaluation:
     """A graph, ready for one computation at a time: it holds the arrays of its blocks."""
 
-    def __init__(self, graph: RowGraph, maps: Mapping[str, OpaqueMap] | None = None) -> None:
+    def __init__(self, graph: RowGraph, maps: Mapping[str, OpaqueMap] | None = None, most: int = TALL) -> None:
         """See the class.
 
         Args:
             graph: what is computed.
             maps: those of its opaque primitives, by name.
+            most: records of a large block at most, a power of two: fewer where few records are to be computed, by what is
+                public.
         """
+        self._most = most
         self.graph, self._maps = graph, {} if maps is None else maps
         self.fault: Exception | None = None
         root = graph.root
@@ -117,8 +123,10 @@ class Evaluation:
     def _large(self) -> int:
         narrow = [self._steps[index].node for index in self._needed if index not in self._wide]
         most = TALL if any(PRIMITIVES[each.primitive].tall for each in narrow) else LARGE
-        sizes = [each.spec.size for each in narrow if each.primitive != "public"]
-        return min(most, _power_below(HELD // max(sizes, default=1)))
+        sizes = [each.spec.size for each in narrow if each.primitive not in ("public", "opaque")]
+        made = [each.spec.size for each in narrow if each.primitive == "opaque"]
+        fitting = min(HELD // max(sizes, default=1), MAPPED // max(made, default=1))
+        return min(self._most, most, _power_below(fitting))
 
     def _build(self) -> None:
         """Make every block's arrays, and what computes them."""
@@ -215,19 +223,31 @@ class Evaluation:
                     own = None if counted is None else counted[inner:end]
                     yield end - inner, self._row(end - inner, own)
 
-    def mapped(self, name: str, given: Array, out: Array) -> None:
-        """Values (n, m) through an opaque map, into (n, size); where that raises, one record after another, all of them."""
-        compute = self._maps[name]
-        try:
-            out[:] = compute(given)
-        except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
-            self.fault = self.fault or error
-        else:
-            return
-        out[:] = np.nan
-        for row in range(len(given)):
-            with suppress(Exception):
-                out[row] = compute(given[row : row + 1])[0]
+    def mapped(self, name: str, given: Array, out: Array, count: int) -> None:
+        """Values (n, m) of the first ``count`` records through an opaque map, into (n, size), in batches of one size.
+
+        Where it raises, or gives something of another shape, all records of the batch go through one after another, each
+        with zeros beside it; of one that fails alone nothing is a number.
+        """
+        size = min(TOGETHER, len(given))
+        for start in range(0, count, size):
+            rows = slice(start, start + size)
+            try:
+                out[rows] = self._made(name, given[rows].copy(), out.shape[1])
+            except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
+                self.fault = self.fault or error
+                out[rows] = np.nan
+                for row in range(start, start + size):
+                    alone = np.zeros_like(given[rows])
+                    alone[0] = given[row]
+                    with suppress(Exception):
+                        out[row] = self._made(name, alone, out.shape[1])[0]
+
+    def _made(self, name: str, given: Array, size: int) -> Array:
+        found = self._maps[name](given)
+        if found.shape != (len(given), size):
+            raise Misuse(f"A map gives an array of shape {found.shape} of {len(given)} records.")
+        return found
 
     def _row(self, count: int, counted: NDArray[np.bool_] | None) -> Sparse:
         """The values of the block's first records, and where they belong."""
@@ -322,7 +342,7 @@ class _Stage:
 
     def _opaque(self, name: str, given: Array, out: Array) -> Callable[[], object]:
         def compute() -> None:
-            self._evaluation.mapped(name, given[: self._filled], out[: self._filled])
+            self._evaluation.mapped(name, given, out, self._filled)
 
         return compute
 

@@ -22,8 +22,8 @@ from veilsum_privacy.mechanism.rows import primitives
 from veilsum_privacy.mechanism.rows.primitives import PRIMITIVES, Kind, Options, Spec
 
 MOST_NODES = 2**18
-MOST_VALUES = 2**22
-"""Of one node, for one record."""
+MOST_VALUES, MOST_MAPPED = 2**22, 2**26
+"""Of one node, for one record; of one that an opaque map gives."""
 
 _NOTHING: Options = MappingProxyType({})
 _MAGIC = b"veilsum.rows.1\n"
@@ -62,7 +62,7 @@ def node(
         raise HostileInput(f"There is no primitive {primitive!r}.")
     kept = tuple(map(frozen, arrays))
     spec = rule.spec([each.spec for each in inputs], options, kept)
-    if math.prod(spec.shape) > MOST_VALUES:
+    if math.prod(spec.shape) > (MOST_MAPPED if primitive == "opaque" else MOST_VALUES):
         raise HostileInput(f"The primitive {primitive!r} makes {math.prod(spec.shape)} values of a record.")
     return Node(primitive, tuple(inputs), MappingProxyType(dict(options)) if options else _NOTHING, kept, spec)
 

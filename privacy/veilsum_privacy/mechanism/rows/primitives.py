@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from veilsum_aggregation.moment_maps import Cubics, MomentMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.clipping import row_extremes, row_totals
-from veilsum_privacy.mechanism.exact import LARGEST, exact_affine
+from veilsum_privacy.mechanism.exact import LARGEST, ExactAffine
 from veilsum_privacy.mechanism.parts import hash_is_low
 from veilsum_privacy.mechanism.trees import margin_of, walked
 
@@ -426,7 +426,7 @@ class RowProduct(Primitive):
 
 
 class Affine(Primitive):
-    """:func:`~veilsum_privacy.mechanism.exact.exact_affine` of values (m,), by a public matrix (k, m) and an offset (k,)."""
+    """:func:`~veilsum_privacy.mechanism.exact.ExactAffine` of values (m,), by a public matrix (k, m) and an offset (k,)."""
 
     def spec(self, given: Sequence[Spec], options: Options, arrays: Arrays) -> Spec:
         _want(len(given) == 1 and given[0].kind == "real" and len(given[0].shape) == 1, "no row is mapped")
@@ -437,8 +437,8 @@ class Affine(Primitive):
         return Spec(offset.shape, "real")
 
     def compute(self, given: Sequence[Array], out: Array, options: Options, arrays: Arrays) -> Compute:
-        (one,), (matrix, offset) = given, arrays
-        return lambda: np.copyto(out, exact_affine(one, matrix, offset))
+        (one,), mapped = given, ExactAffine(*arrays)
+        return lambda: np.copyto(out, mapped(one))
 
 
 class Pairs(Primitive):

@@ -9,11 +9,13 @@ all its records, whose rows are added and clipped once more, as well.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Integers
-from veilsum_privacy.mechanism.clipping import SiteSum, UnitSums, truncate_to_grid
+from veilsum_privacy.mechanism.clipping import SiteSum, UnitSums, pulled_to, truncate_to_grid
 from veilsum_privacy.mechanism.persons import Persons
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.evaluation import CACHED, Evaluation, Sparse, spread_out
@@ -36,7 +38,7 @@ def rows_sum(
     if persons is not None:
         records, counted = persons.counted(records)
     total = np.zeros(evaluation.size, dtype=np.int64)
-    groups = None if units is None else UnitSums(units, evaluation.size, grid)
+    groups = None if units is None else UnitSums(units, evaluation.size, partial(pulled_to, grid=grid))
     clipped = invalid = 0
     for _, sparse in evaluation.blocks(records, counted):
         integers, was_clipped, was_invalid = truncate_to_grid(sparse.values, clip, grid)

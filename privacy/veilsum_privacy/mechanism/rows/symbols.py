@@ -295,6 +295,20 @@ def length(value: Value) -> Symbol:
     return _of("sqrt", total(square(value)))
 
 
+def scaled_down(row: Value, norm: float) -> Symbol:
+    """Values (m,) with an L2 norm of ``norm`` at most, however long they are."""
+    peak = largest(absolute(row))
+    one = row / where(peak > 0.0, peak, 1.0)  # so that no square overflows
+    size = length(one)
+    scaled: Symbol = one * where(peak * size > norm, norm / where(size > 0.0, size, 1.0), peak)
+    return scaled
+
+
+def absolute(value: Value) -> Symbol:
+    """The absolute value."""
+    return _of("absolute", value)
+
+
 def cumulated(value: Value) -> Symbol:
     """Sums along the last axis, up to each place."""
     return _of("cumulated", value)

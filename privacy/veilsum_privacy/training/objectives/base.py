@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,21 +74,19 @@ class Received(NamedTuple):
         start: the broadcast model (P,).
         broadcast: all arrays that everyone received.
         state: of the site's last paid round.
-        seed: of random numbers within the loss, fresh and secret in a study with noise.
+        seed: of random numbers within the loss, and of the order of records without noise; public.
+        generated: of what is generated, without noise; public.
     """
 
     start: Floats
     broadcast: Mapping[str, Floats]
     state: Mapping[str, Floats]
     seed: int = 0
+    generated: int = 0
 
 
-class UnitSum(Protocol):
-    """The sum of rows over records, as a release allows it: plain without noise, a step of the release's own with noise."""
-
-    def __call__(self, rows: Callable[[Floats, Labels], Floats], size: int) -> Floats:
-        """The sum (size,) of rows (n, size) of features (n, d) and labels (n,), each of norm 1 and of its record alone."""
-        ...
+RecordRows = Callable[[Floats, Labels], Floats]
+"""Rows (n, size) of features (n, d) and labels (n,), each of its record alone and of a norm of 1 at most."""
 
 
 class Done(NamedTuple):
@@ -97,13 +95,13 @@ class Done(NamedTuple):
     Attributes:
         end: the model as the site reports it (P,): the start and the update, after its norm was bounded.
         gradient: mean over the steps of the records' mean gradient (P,), noised in a study with noise, without pull or decay.
-        unit_sum: sums over records.
+        total: the sum (size,) of the objective's rows at ``end``, noised in a study with noise; zeros where it has none.
         x, labels: the records (n, d), (n,) that were trained on; empty in a study with noise.
     """
 
     end: Floats
     gradient: Floats
-    unit_sum: UnitSum
+    total: Floats
     x: Floats
     labels: Labels
 
@@ -123,12 +121,14 @@ class LocalObjective:
         loss: of a record; None for the cross-entropy, of which engines have a closed form.
         pull: gradient (P,) at a model (P,) of the terms that read no record; None for none.
         penalty: on a batch, without noise only; None for none.
+        rows: a model (P,) to rows of which the objective is given the sum over records, of a sample with noise; None for none.
         finish: what the site adds to the sum and keeps.
     """
 
     loss: RecordLoss | None = None
     pull: Callable[[Floats], Floats] | None = None
     penalty: BatchPenalty | None = None
+    rows: Callable[[Floats], RecordRows] | None = None
     finish: Callable[[Done], LocalOutcome] = field(default=lambda done: LocalOutcome())
 
 

@@ -21,6 +21,7 @@ from veilsum_privacy.training.objectives.base import (
     OwnBlock,
     Received,
     RecordLoss,
+    RecordRows,
     representation_size,
 )
 
@@ -83,7 +84,8 @@ class Proto(Objective):
 
     def begin(self, received: Received) -> LocalObjective:
         given = self.given(received)
-        return LocalObjective(loss=self._loss(given) if given[KNOWN].any() else None, finish=self._finish)
+        loss = self._loss(given) if given[KNOWN].any() else None
+        return LocalObjective(loss=loss, rows=self._rows, finish=self._finish)
 
     def _loss(self, given: dict[str, Floats]) -> RecordLoss:
         import torch
@@ -102,21 +104,26 @@ class Proto(Objective):
 
         return loss
 
-    def _finish(self, done: Done) -> LocalOutcome:
+    def _rows(self, end: Floats) -> RecordRows:
         from veilsum_privacy.training.arrays import unflatten
-        from veilsum_privacy.training.predict import representations
+        from veilsum_privacy.training.predict import representer
 
         k, h = self.architecture.classes, representation_size(self.architecture)
-        arrays = unflatten(done.end, self.architecture.shapes())
-        long, one = math.sqrt(1.0 - COUNT_SHARE), math.sqrt(COUNT_SHARE)
+        represent = representer(self.architecture, unflatten(end, self.architecture.shapes()))
 
         def rows(x: Floats, labels: Labels) -> Floats:
-            z = representations(self.architecture, arrays, x)
+            z = represent(x)
             z = np.where(np.isfinite(z).all(axis=1, keepdims=True), z, 0.0)
             z = z / np.maximum(row_norms(z), self.options.radius)[:, None]
             found, each = np.zeros((len(x), k, h + 1)), np.arange(len(x))
-            found[each, labels, :h], found[each, labels, h] = long * z, one
+            found[each, labels, :h], found[each, labels, h] = _LONG * z, _ONE
             return found.reshape(len(x), k * (h + 1))
 
-        total = done.unit_sum(rows, self.row_size()).reshape(k, h + 1)
-        return LocalOutcome({SUMS: total[:, :h] / long, COUNTS: total[:, h] / one})
+        return rows
+
+    def _finish(self, done: Done) -> LocalOutcome:
+        total = done.total.reshape(self.architecture.classes, representation_size(self.architecture) + 1)
+        return LocalOutcome({SUMS: total[:, :-1] / _LONG, COUNTS: total[:, -1] / _ONE})
+
+
+_LONG, _ONE = math.sqrt(1.0 - COUNT_SHARE), math.sqrt(COUNT_SHARE)

@@ -1,0 +1,91 @@
+"""Noised sums on request: how a task trains at a site without ever holding a record.
+
+Training is a generator. It yields what it wants the sum of, as a graph of a record's factors, and is sent that sum with the
+site's noise in it: here samples are drawn by unit of privacy, and factors computed, clipped, added and noised. So all that it
+knows, and all that it gives, is a function of noised sums and of what is public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
+
+from veilsum_aggregation.arrays import Floats
+from veilsum_privacy.mechanism.factors import FactorSums, Products
+from veilsum_privacy.mechanism.records import Records
+from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation, OpaqueMap
+from veilsum_privacy.mechanism.rows.graph import RowGraph
+from veilsum_privacy.mechanism.steps import Steps
+
+T = TypeVar("T")
+
+FEWEST = 64
+"""Records of a block of steps that sample fewer."""
+
+
+class Request(NamedTuple):
+    """A noised sum over a fresh sample.
+
+    Attributes:
+        graph: of a record's factors.
+        products: what is made of them.
+        maps: the graph's opaque maps, by name.
+    """
+
+    graph: RowGraph
+    products: Products
+    maps: Mapping[str, OpaqueMap] = MappingProxyType({})
+
+
+@dataclass
+class Counts:
+    """What stays at the site.
+
+    Attributes:
+        clipped, invalid: records that were scaled down, and that were not finite, over all sums.
+        fault: what an opaque map raised first.
+    """
+
+    clipped: int = 0
+    invalid: int = 0
+    fault: Exception | None = None
+
+
+def block_of(most: float) -> int:
+    """Records of a block where no more than ``most``, by what is public, are expected: a power of two."""
+    return min(TALL, 1 << math.ceil(math.log2(max(FEWEST, most))))
+
+
+def answered(
+    training: Generator[Request, Floats, T], steps: Steps, load: Callable[[], Records], most: float, *, by_subject: bool
+) -> tuple[T, Counts]:
+    """Answer what training asks for until it is done.
+
+    Args:
+        training: asks first before a record is read.
+        steps: samples and noise, for so many requests and no more.
+        load: gives all of the site's records, once.
+        most: records that a sample is expected to have at most, public.
+        by_subject: whether the unit of privacy is the subject.
+    """
+    block, counts = block_of(most), Counts()
+
+    def ready(request: Request) -> FactorSums:
+        evaluation = Evaluation(request.graph, request.maps, block)
+        return FactorSums(evaluation, request.products, steps.units(request.products.size))
+
+    sums = ready(next(training))
+    records = load()
+    subjects = records.subjects if by_subject else None
+    while True:
+        taken = steps.sample(len(records), subjects)
+        sums.add(records.take(taken), None if subjects is None else subjects[taken])
+        counts.clipped, counts.invalid = counts.clipped + sums.clipped, counts.invalid + sums.invalid
+        counts.fault = counts.fault or sums.fault
+        try:
+            sums = ready(training.send(steps.noised(sums.total())))
+        except StopIteration as done:
+            return done.value, counts
