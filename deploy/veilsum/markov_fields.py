@@ -77,7 +77,7 @@ def fit_field(plan: PairPlan, released: Floats, std: float) -> MarkovField:
         warnings.simplefilter("ignore")  # of float32, before it is set
         import jax
 
-        jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_enable_x64", True)
         from mbi import LinearMeasurement
         from mbi.estimation import MirrorDescent
 
