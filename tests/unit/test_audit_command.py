@@ -431,3 +431,15 @@ def test_twins_of_earlier_versions_are_rendered_without_it(site: SiteFiles, caps
     old = {name: value for name, value in plain.items() if name not in ("annex", "audits", "policy")}
     assert "SP 800-226" in page
     assert "SP 800-226" not in render(old)
+
+
+def test_annexes_are_asked_for_by_name(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what the configuration keeps for how long; an annex that there is not is refused before anything is written."""
+    plain, text = twin(site, capsys, "--annex", "dpia, art30")
+    assert [name for name in ("annex", "dpia", "art30") if name in plain] == ["dpia", "art30"]
+    assert "Annex: draft of a data protection impact assessment" in text
+    assert not any("not at hand" in row["until"] for row in plain["retention"])
+    assert "annex" in twin(site, capsys)[0]
+    out = site.folder / "none.html"
+    status, _, err = veilsum(capsys, "ledger", "report", "--config", site.config, "--annex", "dpia,gdpr", "--out", out)
+    assert (status != 0, "'gdpr'" in err, out.exists()) == (True, True, False)
