@@ -305,7 +305,7 @@ class RidgeHeadParameters(WidthParameters):
 
 
 class SiteRidgeHead(SiteFormula[RidgeHeadParameters]):
-    """A site's own head of the class moments that it kept (:func:`~veilsum_aggregation.ridge_heads.ridge_head`); to be averaged.
+    """A site's own head of the class moments it kept (:func:`~veilsum_aggregation.ridge_heads.ridge_head`); to be averaged.
 
     Blocks: ``weights`` (K, m), ``bias`` (K,), and ``noise`` (1,), the squared norm that noise is expected to have in the
     weights. Where features are aligned, the moments are those after the site's own map, and noise is turned by it. A site
