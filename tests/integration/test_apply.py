@@ -372,7 +372,7 @@ def test_a_spoilt_bundle_ends_in_one_typed_error(
 @pytest.mark.parametrize("epsilon", [None, 30.0])
 def test_a_model_maps_records_as_the_study_did_to_the_last_bit(mode: str, reference: str, epsilon: float | None) -> None:
     """Each site's features, as the study's own task saw them, from the result alone and what the site kept."""
-    request = make_request(SCHEMA, "o-fedavg", epsilon)
+    request = make_request(SCHEMA, "fedpft", epsilon)
     parameters = {"alignment": {"mode": mode, "reference": reference}}
     study = agreed(request.model_copy(update={"parameters": parameters}), SITES)
     rng = np.random.default_rng(11)
@@ -382,7 +382,7 @@ def test_a_model_maps_records_as_the_study_did_to_the_last_bit(mode: str, refere
         x = rng.standard_normal((300, WIDTH)) * 0.3 + np.where(y[:, None] == 1, 0.2, -0.2) + 0.2 * rng.standard_normal(WIDTH)
         sites[site] = PlainSite(complete(np.clip(x, -1, 1), y))
     federation = PlainFederation(study, sites)
-    result = get_method("o-fedavg").run(federation)
+    result = get_method("fedpft").run(federation)
     model = Model.from_result(result)
     (aligned,) = [task for task in study.tasks if task.parameters.get("alignment")]
     known = TASKS[aligned.task].Parameters.model_validate(dict(aligned.parameters))

@@ -362,11 +362,11 @@ HARMLESS: dict[str, str] = {
     f"{_MECHANISM}/steps.py::Steps.noised: np.clip(total, -self.bound, self.bound) "
     "-> np.clip(-self.bound, total, self.bound)": _MIDDLE,
     f"{_MECHANISM}/steps.py::poisson_sample: 1.0 -> 2.0 (2)": "at rate 1 every draw is below 2^62: not drawing is faster",
-    f"{_SECURESUM}/agreed.py::AgreedTask.kept_part: 1 -> 2": _LENGTH,
+    f"{_SECURESUM}/agreed.py::SummedTask.kept_part: 1 -> 2": _LENGTH,
     (
-        f"{_SECURESUM}/agreed.py::AgreedTask.digest: self.declaration.model_dump(mode='json') -> self.declaration.model_dump()"
+        f"{_SECURESUM}/agreed.py::SummedTask.digest: self.declaration.model_dump(mode='json') -> self.declaration.model_dump()"
     ): _JSON,
-    (f"{_SECURESUM}/agreed.py::AgreedTask.digest: study.data.model_dump(mode='json') -> study.data.model_dump()"): _JSON,
+    (f"{_SECURESUM}/agreed.py::SummedTask.digest: study.data.model_dump(mode='json') -> study.data.model_dump()"): _JSON,
     f"{_SECURESUM}/bfv.py::_context: True -> False": (
         "two primes leave one level for ciphertexts: there is no chain of further ones to prepare"
     ),

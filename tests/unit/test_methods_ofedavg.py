@@ -28,7 +28,7 @@ def sklearn_heads(sites: dict[str, Records]) -> tuple[np.ndarray, np.ndarray]:
         fit = Ridge(alpha=RIDGE * len(own), fit_intercept=False, solver="svd").fit(x, 3.0 * np.eye(3)[own.labels] - 1.0)
         weights.append(fit.coef_[:, :WIDTH])
         share = np.bincount(own.labels, minlength=3) / len(own)
-        bias.append(0.3 * (3 * share - 1) - fit.coef_[:, :WIDTH] @ own.features.mean(axis=0))
+        bias.append(0.5 * (3 * share - 1) - fit.coef_[:, :WIDTH] @ own.features.mean(axis=0))
     return np.array(weights), np.array(bias)
 
 

@@ -21,7 +21,8 @@ from pydantic import Field
 
 from veilsum_aggregation.alignment import mapped_moments, mapped_noise
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.heads import LinearHead, average_heads, ridge_head
+from veilsum_aggregation.heads import LinearHead, average_heads
+from veilsum_aggregation.ridge_heads import ridge_head
 from veilsum_coordinator.parts.alignment import (
     Aligned,
     AlignmentParameters,
@@ -93,7 +94,7 @@ class OFedAvgParameters(FeatureRules):
 
     ridge: Real | None = Field(default=None, gt=0, le=1e9)
     bias: Real | None = Field(default=None, gt=0, le=1e6)
-    prior: Real = Field(default=0.3, ge=0, le=1)
+    prior: Real = Field(default=0.5, ge=0, le=1)
     split: Split | None = None
     disclosure: Disclosure = "joint"
     alignment: AlignmentParameters | None = None

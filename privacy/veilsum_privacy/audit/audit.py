@@ -205,7 +205,7 @@ def audit(
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _AuditBase:
     """A base with its canaries.
 
     Attributes:
@@ -256,7 +256,7 @@ class _Changes:
         """Whether the release should be a sum over units and is none, beyond all rounding."""
         return self._beyond
 
-    def stages(self, most: int) -> list[_Stage]:
+    def stages(self, most: int) -> list[_AuditBase]:
         """Each base on which some unit moves the sum, with as many canaries on each."""
         route, places = self._route, [place for place, norms in enumerate(self._norms) if norms.max(initial=0.0) > 0]
         made = []
@@ -273,7 +273,7 @@ class _Changes:
         for place, chosen, whole in made:
             lengths = np.linalg.norm(whole[:fewest], axis=1)
             ways = whole[:fewest] / lengths[:, None]
-            found.append(_Stage(self._bases[place], self._starts[place], chosen[:fewest], ways, float(lengths.mean())))
+            found.append(_AuditBase(self._bases[place], self._starts[place], chosen[:fewest], ways, float(lengths.mean())))
         return found
 
     @property

@@ -30,8 +30,8 @@ from veilsum_aggregation.alignment import (
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums
 from veilsum_aggregation.gaussian import barycenter_term
-from veilsum_aggregation.heads import ridge_head
 from veilsum_aggregation.polar import factor
+from veilsum_aggregation.ridge_heads import ridge_head
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.schema import DatasetSchema
@@ -305,7 +305,7 @@ class RidgeHeadParameters(WidthParameters):
 
 
 class SiteRidgeHead(SiteFormula[RidgeHeadParameters]):
-    """A site's own head, by :func:`veilsum_aggregation.heads.ridge_head` of the class moments that it kept; to be averaged.
+    """A site's own head of the class moments it kept (:func:`~veilsum_aggregation.ridge_heads.ridge_head`); to be averaged.
 
     Blocks: ``weights`` (K, m), ``bias`` (K,), and ``noise`` (1,), the squared norm that noise is expected to have in the
     weights. Where features are aligned, the moments are those after the site's own map, and noise is turned by it. A site
