@@ -318,6 +318,7 @@ class FactorSums:
     def _integers(self, records: Records, most: int) -> Iterator[_Whole]:
         """The factors of records as integers, in parts of so many at most."""
         width = self._products.given
+        most = min(most, max(1, 2 * CACHED // width))
         for count, sparse in self._evaluation.blocks(records):
             values = sparse.values
             if any(places is not None for _, _, places, _ in sparse.segments):
