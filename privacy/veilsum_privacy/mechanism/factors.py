@@ -100,7 +100,7 @@ class Gram:
 
 
 @dataclass(frozen=True)
-class Plain:
+class Entries:
     """Values as they are.
 
     Attributes:
@@ -117,7 +117,7 @@ class Plain:
         return self.given
 
 
-Term = Outer | Gram | Plain
+Term = Outer | Gram | Entries
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Products:
     @property
     def norm(self) -> float:
         """What the norm of a record's products is at most: of C, and of the norms of those apart."""
-        return math.hypot(self.clip, *(term.apart for term in self.terms if isinstance(term, Plain)))
+        return math.hypot(self.clip, *(term.apart for term in self.terms if isinstance(term, Entries)))
 
     @property
     def given(self) -> int:
@@ -238,7 +238,8 @@ class FactorSums:
                 self._importance[place + term.given : place + term.size] = 2.0
             place += term.size
         self._high, self._low, self._finer = (np.zeros(products.size, dtype=np.int64) for _ in range(3))
-        self._held = 0
+        self._held = self._waiting = 0
+        self._reals: tuple[Floats, Floats] = (np.zeros(products.size), np.zeros(products.size))
         self.clipped = self.invalid = 0
 
     def add(self, records: Records, subjects: Integers | None = None) -> None:
@@ -251,12 +252,14 @@ class FactorSums:
         size, bound = self._products.size, self._units.bound
         groups = None if subjects is None else UnitSums(subjects, size, self._pulled)
         for whole in self._integers(records, self._units.together if groups is None else max(1, CACHED // size)):
-            if groups is None:
-                total, finer = (part.astype(np.int64) for part in whole.total())
-                self._take(total + (finer >> FINER_BITS), 2 * whole.count * bound)
-                self._finer += finer & (1 << FINER_BITS) - 1
-            else:
+            if groups is not None:
                 self._take(groups.complete(whole.each().astype(np.int64)).sum(axis=0), (whole.count + 1) * bound)
+                continue
+            if self._waiting + whole.count > self._units.together:
+                self._settle()
+            whole.add_to(*self._reals)
+            self._waiting += whole.count
+        self._settle()
         if groups is not None:
             self._take(groups.last()[0], bound)
             self.clipped += groups.clipped
@@ -279,6 +282,17 @@ class FactorSums:
             exact = ((int(self._high[index]) << shift) + int(self._low[index])) * _ROOT
             found[index] = max(min((exact + (1 << kept + _ROOT_BITS - 1)) >> kept + _ROOT_BITS, 2**62), -(2**62))
         return found
+
+    def _settle(self) -> None:
+        """Take over the integers of as many records as floating point holds exactly."""
+        if not self._waiting:
+            return
+        total, finer = (reals.astype(np.int64) for reals in self._reals)
+        self._take(total + (finer >> FINER_BITS), 2 * self._waiting * self._units.bound)
+        self._finer += finer & (1 << FINER_BITS) - 1
+        for reals in self._reals:
+            reals.fill(0.0)
+        self._waiting = 0
 
     def _take(self, values: Integers, most: int) -> None:
         """Add integers, each of an absolute value of at most ``most``."""
@@ -304,6 +318,7 @@ class FactorSums:
     def _integers(self, records: Records, most: int) -> Iterator[_Whole]:
         """The factors of records as integers, in parts of so many at most."""
         width = self._products.given
+        most = min(most, max(1, 2 * CACHED // width))
         for count, sparse in self._evaluation.blocks(records):
             values = sparse.values
             if any(places is not None for _, _, places, _ in sparse.segments):
@@ -322,22 +337,21 @@ class _Whole:
     def __init__(self, terms: Sequence[Term], parts: list[tuple[Floats, ...]], count: int) -> None:
         self.count, self._terms, self._parts = count, terms, parts
 
-    def total(self) -> tuple[Floats, Floats]:
-        """The sum (size,) of the products, and what is finer, in 2^-:data:`FINER_BITS` of a unit; both exact."""
-        found, finer = list[Floats](), list[Floats]()
+    def add_to(self, found: Floats, finer: Floats) -> None:
+        """Add the products to a sum (size,), and what is finer, in 2^-:data:`FINER_BITS` of a unit, to another; both exact."""
+        start = 0
         for term, part in zip(self._terms, self._parts, strict=True):
+            place = slice(start, start + term.size)
+            start = place.stop
             if isinstance(term, Outer):
                 left, right, rest = part
-                found += _laid_out(term, left.T @ right)
-                finer += _laid_out(term, rest.T @ right)
-                continue
-            if isinstance(term, Gram):
+                _lay_out(term, left.T @ right, found[place])
+                _lay_out(term, rest.T @ right, finer[place])
+            elif isinstance(term, Gram):
                 product = part[0].T @ part[0]
-                found += [np.diag(product), product[np.triu_indices(term.given, 1)]]
+                found[place] += np.concatenate([np.diag(product), product[np.triu_indices(term.given, 1)]])
             else:
-                found.append(part[0].sum(axis=0))
-            finer.append(np.zeros(term.size))
-        return np.concatenate(found), np.concatenate(finer)
+                found[place] += part[0][0] if len(part[0]) == 1 else part[0].sum(axis=0)
 
     def each(self) -> Floats:
         """Every record's products (count, size), rounded to units; each a function of the record alone."""
@@ -356,9 +370,14 @@ class _Whole:
         return np.concatenate(found, axis=1)
 
 
-def _laid_out(term: Outer, product: Floats) -> list[Floats]:
-    """A product (k, m) as the sum has it: a bias's values after all weights."""
-    return [product[:, :-1].ravel(), product[:, -1]] if term.bias else [product.ravel()]
+def _lay_out(term: Outer, product: Floats, into: Floats) -> None:
+    """Add a product (k, m) to its values of the sum: a bias's after all weights."""
+    if term.bias:
+        weights = term.left * (term.right - 1)
+        into[:weights].reshape(term.left, -1)[...] += product[:, :-1]
+        into[weights:] += product[:, -1]
+    else:
+        into += product.ravel()
 
 
 def _whole(products: Products, values: Floats, units: FineUnits) -> tuple[_Whole, int, int]:
@@ -367,13 +386,13 @@ def _whole(products: Products, values: Floats, units: FineUnits) -> tuple[_Whole
     if products.weighted:
         weights, start = np.fmin(np.fmax(values[:, 0], 0.0), 1.0), 1  # of what is no number: 0
     squares, longest = np.zeros(count), np.zeros(count)
-    drawn: list[_Drawn] = []
+    drawn: list[_Scaled] = []
     for term in products.terms:
-        own = _drawn(term, values[:, start : start + term.given])
+        own = _scaled(term, values[:, start : start + term.given])
         start += term.given
         drawn.append(own)
         longest += own.norms  # so that one that is not finite shows, also where it is apart
-        if not (isinstance(term, Plain) and term.apart):
+        if not (isinstance(term, Entries) and term.apart):
             squares += own.norms**2
     norms = np.sqrt(squares)
     valid = np.isfinite(norms) & np.isfinite(longest)
@@ -384,7 +403,7 @@ def _whole(products: Products, values: Floats, units: FineUnits) -> tuple[_Whole
     squares = np.zeros(count)
     for term, own in zip(products.terms, drawn, strict=True):
         factor = factors if weights is None else factors * weights
-        if isinstance(term, Plain) and term.apart:
+        if isinstance(term, Entries) and term.apart:
             factor = np.minimum(1.0, term.apart / np.maximum(own.norms, term.apart))
         part, square = own.rounded(factor * units.scale)
         parts.append(part)
@@ -408,13 +427,13 @@ def _beyond(squares: Floats, bound: int) -> tuple[Mask, Floats]:
     return long, np.where(np.isfinite(factor), factor, 0.0)
 
 
-def _drawn(term: Term, values: Floats) -> _Drawn:
+def _scaled(term: Term, values: Floats) -> _Scaled:
     if isinstance(term, Outer):
-        return _DrawnOuter(values[:, : term.left], values[:, term.left :])
-    return _DrawnGram(values, term.weight) if isinstance(term, Gram) else _DrawnPlain(values)
+        return _ScaledOuter(values[:, : term.left], values[:, term.left :])
+    return _ScaledGram(values, term.weight) if isinstance(term, Gram) else _ScaledEntries(values)
 
 
-class _Drawn:
+class _Scaled:
     """Some records' values of a term.
 
     Attributes:
@@ -432,7 +451,7 @@ class _Drawn:
         _pull(part[0], odd, pull)
 
 
-class _DrawnPlain(_Drawn):
+class _ScaledEntries(_Scaled):
     def __init__(self, values: Floats) -> None:
         self._values = values
         self.norms = np.sqrt(_squares(values))
@@ -443,7 +462,7 @@ class _DrawnPlain(_Drawn):
         return (whole,), _squares(whole)
 
 
-class _DrawnOuter(_Drawn):
+class _ScaledOuter(_Scaled):
     """What a layer was given becomes integers of its own units first; the derivatives by outputs take all other factors."""
 
     def __init__(self, left: Floats, right: Floats) -> None:
@@ -472,7 +491,7 @@ class _DrawnOuter(_Drawn):
         right[odd[pull == 0.0]] = 0.0
 
 
-class _DrawnGram(_Drawn):
+class _ScaledGram(_Scaled):
     def __init__(self, values: Floats, weight: float) -> None:
         exponents, relative = _exponents(values)
         self._values = values * np.ldexp(1.0, -exponents)[:, None]

@@ -48,7 +48,7 @@ def poisson_sample(rate: float, count: int, source: RandomSource, subjects: Inte
 
 
 @dataclass(frozen=True)
-class Course:
+class StepNoise:
     """What is public of a release's noised steps: all that a task that trains is told of them.
 
     Attributes:
@@ -95,9 +95,9 @@ class Steps:
     taken: int = 0
 
     @property
-    def course(self) -> Course:
+    def course(self) -> StepNoise:
         """What is public of them."""
-        return Course(self.number, self.rate, self.clip, self.grid, self.plan.share_std)
+        return StepNoise(self.number, self.rate, self.clip, self.grid, self.plan.share_std)
 
     def sample(self, count: int, subjects: Integers | None = None) -> Mask:
         """A fresh Poisson sample of ``count`` records, by subject where ``subjects`` is given; see :func:`poisson_sample`."""

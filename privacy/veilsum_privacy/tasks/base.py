@@ -29,7 +29,7 @@ from veilsum_privacy.mechanism.requests import Request as Request
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, only, record_of, traced
-from veilsum_privacy.mechanism.steps import Course
+from veilsum_privacy.mechanism.steps import StepNoise
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import Disclosure, Study, TaskDeclaration
 from veilsum_privacy.tasks.layout import Layout
@@ -446,7 +446,7 @@ class TrainingTask(Task[P]):
         """Most values of a step's sum."""
 
     @abstractmethod
-    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: Course) -> Training:
+    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: StepNoise) -> Training:
         """One round of training with noise.
 
         Args:

@@ -12,7 +12,7 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.mechanism.factors import Plain, Products
+from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, every, finite, joined, lookup, only, symbol, where
 from veilsum_privacy.study.schema import DatasetSchema
@@ -150,7 +150,7 @@ class Gradient(FactorTask[GradientParameters]):
 
     def products(self) -> Products:
         p = self.parameters
-        counted = (Plain(1, apart=COUNT_WEIGHT * p.gradient_clip),) if p.count else ()
+        counted = (Entries(1, apart=COUNT_WEIGHT * p.gradient_clip),) if p.count else ()
         return Products((*self._gradient.terms, *counted), p.gradient_clip, p.class_weights)
 
     def single_arrays(self) -> frozenset[str]:

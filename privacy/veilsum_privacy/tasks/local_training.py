@@ -18,9 +18,9 @@ from pydantic import Field
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
-from veilsum_privacy.mechanism.factors import Plain, Products
+from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, only, opaque, real, record_of, traced
-from veilsum_privacy.mechanism.steps import Course
+from veilsum_privacy.mechanism.steps import StepNoise
 from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records, Request, Trained, Training, TrainingTask
@@ -209,7 +209,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
                 found |= {PROTOTYPES: np.zeros((1, self.classes, d)), USE: np.zeros((sites, 1, self.classes))}
         return found
 
-    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: Course) -> Training:
+    def train(self, broadcast: Mapping[str, Floats], state: Mapping[str, Floats], course: StepNoise) -> Training:
         if course.number != self.noised_sums():
             raise Misuse(f"The task local-training takes {self.noised_sums()} noised steps a round, not {course.number}.")
         p, received = self.parameters, self._received(broadcast, state)
@@ -250,7 +250,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
             return clip * rows(given[:, :-1], given[:, -1].astype(np.int64))
 
         row: Symbol = only(opaque(ROWS, joined(record.x, real(record.target)), size), record.used)
-        return Request(traced(row), Products((Plain(size),), clip), {ROWS: scaled})
+        return Request(traced(row), Products((Entries(size),), clip), {ROWS: scaled})
 
     @property
     def record(self) -> TrainedRecord:

@@ -26,7 +26,7 @@ from torch import nn
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import Misuse
-from veilsum_privacy.mechanism.factors import Outer, Plain
+from veilsum_privacy.mechanism.factors import Entries, Outer
 from veilsum_privacy.training.batches import array, one_thread, padded, physical_batch, precision, tensor
 
 Mode = Literal["ghost", "hooks"]
@@ -103,7 +103,7 @@ class PerRecordGradients:
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._hooks: _Hooks | None = _Hooks(module, self.mode)
         self._checked = False
-        self._terms: tuple[Outer | Plain, ...] = ()
+        self._terms: tuple[Outer | Entries, ...] = ()
 
     def close(self) -> None:
         """Detach from the network."""
@@ -111,7 +111,7 @@ class PerRecordGradients:
             self._hooks.cleanup()
             self._hooks = None
 
-    def terms(self, loss_of: LossOf, width: tuple[int, ...]) -> tuple[Outer | Plain, ...]:
+    def terms(self, loss_of: LossOf, width: tuple[int, ...]) -> tuple[Outer | Entries, ...]:
         """What the factors of a record's gradient are, in the order of the network's parameters; tried first: :meth:`check`.
 
         Args:
@@ -132,20 +132,26 @@ class PerRecordGradients:
             Misuse: the loss has another shape than (B,), or its gradient is made of other factors than when it was tried.
         """
         self.terms(loss_of, x.shape[1:])
-        found: list[Floats] = []
+        found = np.zeros((len(x), sum(term.given for term in self._terms)))
         for place, rows, names in padded(x, labels, self.physical):
-            made, terms = self._in_order(self._parts(loss_of, rows, names), len(rows))
+            arrays, terms = self._in_order(self._parts(loss_of, rows, names))
             if terms != self._terms:
                 raise Misuse("The gradients are made of other factors than when the network was tried.")
-            found.append(made[: place.stop - place.start])
-        return np.concatenate(found) if found else np.zeros((0, sum(term.given for term in self._terms)))
+            start, mine = 0, found[place]
+            for one, width in arrays:
+                if one is not None:
+                    mine[:, start : start + width] = one if isinstance(one, float) else one[: len(mine)]
+                start += width
+        return found
 
-    def _in_order(self, parts: list[Part], count: int) -> tuple[Floats, tuple[Outer | Plain, ...]]:
-        """The parts of so many records one after another, and what they are; zeros of parameters without a gradient."""
+    def _in_order(
+        self, parts: list[Part]
+    ) -> tuple[list[tuple[NDArray[np.floating] | float | None, int]], tuple[Outer | Entries, ...]]:
+        """The parts one after another, each with its values a record, and what they are; None of a parameter without one."""
         named = {part.weight if isinstance(part, Factors) else part.name: part for part in parts}
         biases = {part.bias: part.weight for part in parts if isinstance(part, Factors) and part.bias is not None}
-        arrays: list[Floats] = []
-        terms: list[Outer | Plain] = []
+        arrays: list[tuple[NDArray[np.floating] | float | None, int]] = []
+        terms: list[Outer | Entries] = []
         before = ""
         for name, shape in self.shapes.items():
             part = named.get(name)
@@ -153,15 +159,16 @@ class PerRecordGradients:
                 if biases[name] != before:
                     raise Misuse(f"The bias {name!r} does not come after its weight.")
             elif isinstance(part, Factors):
-                arrays += [part.delta, part.entering] + ([np.ones((count, 1))] if part.bias is not None else [])
+                arrays += [(each, each.shape[1]) for each in (part.delta, part.entering)]
+                arrays += [(1.0, 1)] * (part.bias is not None)
                 right = part.entering.shape[1] + (part.bias is not None)
                 terms.append(Outer(part.delta.shape[1], right, bias=part.bias is not None))
             else:
                 size = math.prod(shape)
-                arrays.append(np.zeros((count, size)) if part is None else part.values.astype(np.float64))
-                terms.append(Plain(size))
+                arrays.append((None if part is None else part.values, size))
+                terms.append(Entries(size))
             before = name
-        return np.concatenate(arrays, axis=1), tuple(terms)
+        return arrays, tuple(terms)
 
     def check(self, loss_of: LossOf, width: tuple[int, ...]) -> None:
         """Try engine and loss on random inputs and random values of the network; no record is looked at.
@@ -201,7 +208,7 @@ class PerRecordGradients:
         x = rng.standard_normal((self.physical, *width))
         labels = rng.integers(2, size=self.physical)
         parts = self._parts(loss_of, x, labels)
-        _, self._terms = self._in_order(parts, len(x))
+        _, self._terms = self._in_order(parts)
         self._compare_sum(loss_of, x, labels, parts)
         order = rng.permutation(self.physical)
         others = x[order].copy()

@@ -103,7 +103,9 @@ class Evaluation:
         self.large = self._large()
         sizes = [self._steps[index].node.spec.size for index in self._wide]
         cached = min(CACHED // max(sizes, default=1), 2 * CACHED // max(compact, 1))
-        self.small = self.large if compact <= NARROW and not self._wide else min(self.large, _power_below(cached))
+        mapped = [self._steps[segment.values].node.primitive for segment in self._segments] == ["opaque"]
+        whole = not self._wide and (compact <= NARROW or mapped)  # what a map gives is not copied once more
+        self.small = self.large if whole else min(self.large, _power_below(cached))
         self._compact = np.zeros((self.small, compact), dtype=DTYPES[self.kind])
         self._build()
 
