@@ -39,7 +39,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.study import MAX_STUDY_BYTES, STATEMENTS, Study, TaskDeclaration
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.base import DerivedTask, FactorTask, SiteTask, TrainingTask
+from veilsum_privacy.tasks.base import DerivedTask, FactorTask, TrainingTask
 
 __all__ = ["PrivacyRequest", "StudyDraft", "StudyRequest", "compile_study", "draft_study", "load_study_request"]
 
@@ -154,7 +154,7 @@ class StudyDraft:
                 )
                 continue
             shares = 1 if plan.keep or plan.own_noise else honest
-            rounded = isinstance(built, SiteTask | FactorTask)
+            rounded = isinstance(built, FactorTask)
             unrounded = rounded and own is not None
             values = built.layout().size if rounded else 0
             grid = plan_grid(

@@ -30,7 +30,7 @@ from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
-from veilsum_privacy.tasks.base import DerivedTask, FactorTask, Records, RowTask, SiteTask
+from veilsum_privacy.tasks.base import DerivedTask, FactorTask, Records, RowTask
 from veilsum_privacy.tasks.feature_maps import map_records
 from veilsum_privacy.tasks.model_tables import ModelTables, classified_schema, scored_schema
 from veilsum_privacy.tasks.tables import Tables, TablesParameters
@@ -199,7 +199,7 @@ class _Rehearsed(Federation):
         if isinstance(task, RowTask) and not isinstance(task, FactorTask):
             total: Floats = self._sums(agreed, task, arrays, counts[None], place)[0]
             return total
-        if not isinstance(task, SiteTask | FactorTask):
+        if not isinstance(task, FactorTask):
             raise Misuse(f"The task {task.name} trains at the sites, which is not rehearsed.")
         some = min(round(counts.sum()), MOST_OF_SITE)
         chosen = np.sort(np.random.default_rng((4, place)).choice(len(counts), some, p=counts / counts.sum()))

@@ -24,7 +24,7 @@ from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, Da
 from veilsum_privacy.study.study import NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task, hazard_step
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
-from veilsum_privacy.tasks.base import FactorTask, Records, RowTask, SiteTask
+from veilsum_privacy.tasks.base import FactorTask, Records, RowTask
 from veilsum_privacy.tasks.class_mixtures import CENTRES
 from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
@@ -69,7 +69,7 @@ class Setting:
     @property
     def rounded(self) -> bool:
         """Whether a site's sum is rounded as a whole, which takes a part of the grid."""
-        return issubclass(TASKS[self.task], FactorTask | SiteTask)
+        return issubclass(TASKS[self.task], FactorTask)
 
     @property
     def seen(self) -> Mapping[str, Floats]:

@@ -349,7 +349,7 @@ NOISED = """
 import sys
 import numpy as np
 from support.studies import compiled, shifted_sites
-from veilsum_privacy.securesum.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 private = {"epsilon": 4.0, "cohort_difference": "allowed", "min_cohort": 2}
 study = compiled("fedavg", {"rounds": 2}, **(private if sys.argv[1] == "noised" else {}))

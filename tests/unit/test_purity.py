@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from support.neighbours import SETTINGS
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.computation.rehearsal import made_up_broadcast, rehearse
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.primitives import OPAQUE_MAPS
 from veilsum_privacy.mechanism.rows.purity import impurity
 from veilsum_privacy.mechanism.rows.symbols import opaque, record_of
@@ -20,7 +21,8 @@ from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.base import RowTask
 from veilsum_privacy.tasks.calibration_step import CalibrationStep
-from veilsum_privacy.tasks.model_tables import ModelTables
+from veilsum_privacy.tasks.local_training import ROWS
+from veilsum_privacy.training.layer_inputs import INPUTS
 from veilsum_privacy.training.traced import NETWORK
 
 ROOT = Path(__file__).parents[2]
@@ -39,12 +41,10 @@ def callers(name: str) -> set[str]:
 
 def test_there_are_no_more_opaque_maps_than_are_listed() -> None:
     """A new one is believed, not enforced: it needs a decision, and a line in docs/guard.md."""
-    assert {NETWORK} == OPAQUE_MAPS
-    assert callers("opaque") == {"traced"}, "what says an opaque map"
-    assert {kind for kind in TASKS.values() if issubclass(kind, RowTask) and kind.maps is not RowTask.maps} == {
-        CalibrationStep,
-        ModelTables,
-    }
+    assert {INPUTS, NETWORK, ROWS} == OPAQUE_MAPS
+    assert callers("opaque") == {"traced", "gradients", "layer_inputs", "local_training"}, "what says an opaque map"
+    own = {kind.__name__ for kind in TASKS.values() if issubclass(kind, RowTask) and kind.maps is not RowTask.maps}
+    assert own == {"CalibrationStep", "ModelTables", "Gradient", "Grams"}
     assert callers("encoded") == {"contribution", "feature_maps"}, "where programs that encode meet records"
 
 
@@ -100,3 +100,29 @@ def test_a_task_whose_map_joins_records_is_refused_at_enrolment(monkeypatch: pyt
     monkeypatch.setattr(CalibrationStep, "maps", lambda self, broadcast: {"network": shuffled})
     with pytest.raises(HostileInput, match="gives a record other values"):
         rehearse(agreed)
+
+
+def test_networks_are_tried_as_they_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opaque map of a graph is asked for at enrolment, and one that joins records is refused."""
+    asked: list[str] = []
+    real = Evaluation._made
+
+    def joining(self: Evaluation, name: str, given: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+        asked.append(name)
+        return real(self, name, given, size) + 1e-9 * given[:, :1].mean()
+
+    refused = set()
+    for setting in (each for each in SETTINGS if each.task in ("gradient", "grams", "model-tables")):
+        agreed = AgreedStudy(setting.study("record", grid=2**16, variance=10**9)).tasks[0]
+        rehearse(agreed)
+        with monkeypatch.context() as planted:
+            planted.setattr(Evaluation, "_made", joining)
+            asked.clear()
+            try:
+                rehearse(agreed)
+            except HostileInput as error:
+                assert "gives a record other values" in str(error)
+                refused.add(setting.task)
+            else:
+                assert not asked
+    assert "gradient" in refused

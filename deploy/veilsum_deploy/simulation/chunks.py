@@ -23,7 +23,7 @@ from veilsum_privacy.computation.contribution import Evaluations, SitePlace, com
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian, gaussian_around
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
-from veilsum_privacy.tasks.base import Records, RowTask, SiteTask, Task
+from veilsum_privacy.tasks.base import Records, RowTask, Task
 from veilsum_privacy.tasks.feature_maps import Encode
 
 State = Mapping[str, Floats]
@@ -130,7 +130,7 @@ def compute_chunk(chunk: Chunk) -> Part:
 
 def adds_up(task: Task[Any]) -> bool:
     """Whether a site's vector is a sum over its records, so that the vector of all records is the sites' sum."""
-    return isinstance(task, RowTask) or (isinstance(task, SiteTask) and task.additive)
+    return isinstance(task, RowTask)
 
 
 def for_many(plan: RoundPlan, sites: int) -> RoundPlan:

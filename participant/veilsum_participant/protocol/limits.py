@@ -21,7 +21,7 @@ from veilsum_privacy.computation.contribution import SitePlace
 from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.tasks.agreed import AgreedTask
-from veilsum_privacy.tasks.base import FactorTask, SiteTask, TrainingTask
+from veilsum_privacy.tasks.base import FactorTask, TrainingTask
 
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""
@@ -81,7 +81,7 @@ def weight_faults(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: Si
         )
     if study.privacy.cohort_difference != "strict":
         return
-    vectors = [own for own in agreed.agreed.tasks if isinstance(own.task, SiteTask | FactorTask | TrainingTask)]
+    vectors = [own for own in agreed.agreed.tasks if isinstance(own.task, FactorTask | TrainingTask)]
     if len(vectors) > 1:
         yield Refusal(RefusalCode.COHORT_CHANGED, "A weighted sum stands alone in a study that allows one cohort only.")
     before = place.state.get(FACTORS)

@@ -92,7 +92,7 @@ class Finding:
     delta: float
     company: int
     longest: float
-    interaction: float | None
+    interaction: float
     noise: float
     lower: float
     lower_epsilon: float
@@ -237,7 +237,7 @@ class _Changes:
         self._starts = [route.before(base) for base in self._bases]
         whose = np.zeros(0, dtype=np.int64) if company.subjects is None else company.subjects
         self.members = [whose == subject for subject in np.unique(whose)]
-        self.interaction: float | None = 0.0 if route.additive else None
+        self.interaction = 0.0
         self._beyond = False
         self._norms = np.zeros((len(self._bases), len(units)))
         for number, unit in enumerate(units):
@@ -279,15 +279,13 @@ class _Changes:
     @property
     def _apart(self) -> bool:
         """Whether canaries cannot stand together in one release, as their changes do not add up."""
-        return not self._route.additive or self._beyond
+        return self._beyond
 
     def _added(self, place: int, unit: Records) -> Floats:
         return self._route.before(join([self._bases[place], unit])) - self._starts[place]
 
     def _compare(self, found: Floats, alone: Floats, sums: int) -> None:
         """Note how far a change is from what it should be; each of so many sums that it is made of may be rounded."""
-        if self.interaction is None:
-            return
         most = float(np.abs(found - alone).max(initial=0.0))
         self.interaction = max(self.interaction, most / self._route.sensitivity)
         self._beyond = self._beyond or most > _SLACK * self._route.sensitivity + self._route.rounding * 2 * sums

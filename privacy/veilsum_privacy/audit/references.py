@@ -15,7 +15,7 @@ from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, Da
 from veilsum_privacy.study.study import Disclosure, NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.base import FactorTask, RowTask, SiteTask, TrainingTask
+from veilsum_privacy.tasks.base import FactorTask, RowTask, TrainingTask
 
 MU = 2.0
 GRID = 2**16
@@ -62,7 +62,7 @@ class ReferenceTask:
             sampling_rate=rate,
             local_steps=task.noised_sums() if isinstance(task, TrainingTask) else 0,
             resolution=2**20 if training else 0,
-            unrounded=isinstance(task, SiteTask | FactorTask),
+            unrounded=isinstance(task, FactorTask),
         )
         demand = PrivacyDemand(
             epsilon=1000.0,
@@ -156,4 +156,4 @@ def _references() -> Iterator[ReferenceTask]:
 
 def readable(task: str) -> bool:
     """Whether a task reads records, so that an audit can say something of it."""
-    return issubclass(TASKS[task], RowTask | SiteTask | TrainingTask)
+    return issubclass(TASKS[task], RowTask | TrainingTask)

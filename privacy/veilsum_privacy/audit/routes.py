@@ -34,7 +34,7 @@ from veilsum_privacy.securesum.contribution import (
 from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
-from veilsum_privacy.tasks.base import Records, SiteTask
+from veilsum_privacy.tasks.base import FactorTask, Records
 
 Way = Literal["own share", "shared noise", "steps"]
 
@@ -69,15 +69,9 @@ class ReleaseRoute(ABC):
         self._whole = replace(plan, task=agreed)
 
     @property
-    def additive(self) -> bool:
-        """Whether the sum before noise is one over units, so that what a unit adds does not depend on the others."""
-        task = self.plan.task.task
-        return task.additive if isinstance(task, SiteTask) else True
-
-    @property
     def rounding(self) -> float:
         """By how many grid units each value of a sum before noise was rounded, at most, after it was added up."""
-        return 0.5 if isinstance(self.plan.task.task, SiteTask) and not self.plan.declaration.unrounded else 0.0
+        return 0.5 if isinstance(self.plan.task.task, FactorTask) and not self.plan.declaration.unrounded else 0.0
 
     @property
     def most_records(self) -> int:

@@ -25,7 +25,7 @@ from veilsum_privacy.mechanism.requests import Counts, answered, block_of
 from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
-from veilsum_privacy.mechanism.units import Faults, Rows, in_parts, together
+from veilsum_privacy.mechanism.units import Faults, in_parts
 from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.context import in_range
 from veilsum_privacy.study.encoder import Program
@@ -36,7 +36,6 @@ from veilsum_privacy.tasks.base import (
     FactorTask,
     Records,
     RowTask,
-    SiteTask,
     TrainingTask,
     join_batches,
 )
@@ -193,10 +192,6 @@ def compute_sum(
         found = _train(plan, task, batches, broadcast, place, factor, faults)
     elif isinstance(task, RowTask):
         found = _add_rows(plan, task, _sampled(agreed, batches, place.random), broadcast, place, faults)
-    elif isinstance(task, SiteTask):
-        found = _site_vector(
-            plan, task, join_batches(_sampled(agreed, batches, place.random)), broadcast, place, factor, faults
-        )
     else:
         raise Misuse(f"The task {task.name} is of no known kind.")
     if not agreed.per_site:
@@ -298,28 +293,6 @@ def _note(fault: Exception | None, faults: Faults | None) -> None:
     if faults is None:
         raise fault
     faults.add(fault, 0)
-
-
-def _site_vector(
-    plan: RoundPlan,
-    task: SiteTask[Any],
-    records: Records,
-    broadcast: Mapping[str, Floats],
-    place: SitePlace,
-    factor: float,
-    faults: Faults | None,
-) -> SitePart:
-    subjects = _unit_subjects(plan.task.study, records)
-
-    def vector(rows: Rows) -> Floats:
-        known = _mapped(plan.task, records.take(rows), broadcast, place)
-        found = task.vector(known if subjects is not None else replace(known, subjects=None), broadcast)
-        if found.shape != (task.layout().size,) or not np.isfinite(found).all():
-            raise Misuse("A task gave a vector that is not finite or has the wrong length.")
-        return found
-
-    found = together(vector, len(records), subjects, faults, np.add if task.additive else None)
-    return SitePart(on_grid(plan, factor * found / plan.task.unit))
 
 
 def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:

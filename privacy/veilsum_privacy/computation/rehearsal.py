@@ -12,7 +12,8 @@ level, each class and bounds; and what no reader gives. The same ones are made e
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -26,12 +27,14 @@ from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records
 from veilsum_privacy.mechanism.factors import left_of
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.purity import impurity
-from veilsum_privacy.mechanism.steps import Steps
+from veilsum_privacy.mechanism.steps import StepNoise, Steps
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.study.study import Study, TaskDeclaration
-from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask, RoundPlan
 from veilsum_privacy.tasks.base import Records, RowTask, Task, TrainingTask
 from veilsum_privacy.tasks.feature_maps import ALIGNMENT_MATRIX, ALIGNMENT_OFFSET, ENCODER_MATRIX, ENCODER_OFFSET
 from veilsum_privacy.tasks.model_tables import ModelTables
@@ -50,6 +53,9 @@ LEAST = 6
 
 FEW = 8
 """Made-up records that a task is tried on again."""
+
+_TRIED, _ALONE = 8, 2
+"""Made-up records on which opaque maps are tried, and how many of them alone: a wide network takes time for each."""
 
 MOST_CELLS = 2**22
 """Most cells of all made-up records together: of schemas with thousands of features there are fewer of them."""
@@ -96,8 +102,8 @@ def rehearse(
     few = none if again is None or _values(arrays) > SMALL else again
     given, copies = ([none, _made_up(study, task)], (0, COPIES)) if again is None else ([few], (COPIES,))
     try:
-        if again is None and isinstance(task, RowTask):
-            _try_purity(task, arrays)
+        if again is None:
+            _try_purity(plan, arrays)
         if isinstance(task, RowTask) and not task.maps(arrays) and not task.computes_from():
             given = [none]  # it is traced, and nothing that a record holds makes a graph fail
         for number in copies if tried.source else copies[:1]:
@@ -113,14 +119,42 @@ def rehearse(
     return arrays
 
 
-def _try_purity(task: RowTask[Any], arrays: Mapping[str, Floats]) -> None:
+def _try_purity(plan: RoundPlan, arrays: Mapping[str, Floats]) -> None:
     """Insist that what is no graph treats each record alike in any company, as far as made-up records show it."""
-    for name, compute in task.maps(arrays).items():
-        if (how := impurity(compute, task.dimension)) is not None:
-            raise HostileInput(
-                f"its {name} gives a record other values {how}, so that one record could change what others count for.",
-                "Take a model that treats every record by itself.",
-            )
+    for graph, maps in _opaque_graphs(plan, arrays):
+        evaluation = Evaluation(graph, maps, _TRIED)
+
+        def compute(features: Floats, evaluation: Evaluation = evaluation) -> Floats:
+            classes = len(plan.task.study.data.classes)
+            labels = np.minimum(np.floor((features[:, 0] + 1.0) / 2.0 * classes), classes - 1.0).astype(np.int64)
+            records = Records(features, np.ones(features.shape, dtype=np.bool_), labels if classes else None)
+            with np.errstate(all="ignore"):
+                return np.concatenate(list(evaluation.rows(records)))
+
+        how = impurity(compute, _width(plan.task.study, plan.task.task), tried=_TRIED, alone=_ALONE)
+        if how is not None:
+            which = " and ".join(maps)
+            told = f"its {which} gives a record other values {how}, so that one could change what others count for."
+            raise HostileInput(told, "Take a model that treats every record by itself.")
+
+
+def _opaque_graphs(
+    plan: RoundPlan, arrays: Mapping[str, Floats]
+) -> Iterator[tuple[RowGraph, Mapping[str, Callable[[Floats], Floats]]]]:
+    """A task's graphs that have opaque maps, with these; of training, answered by zeros, the first request of each kind."""
+    task, declared = plan.task.task, plan.declaration
+    if isinstance(task, RowTask) and (maps := task.maps(arrays)):
+        yield task.traced(arrays), maps
+    if isinstance(task, TrainingTask) and plan.noise.kind == "training":
+        course = StepNoise(declared.local_steps, declared.sampling_rate, task.step_clip(), declared.grid, plan.noise.share_std)
+        training, known = task.train(arrays, {}, course), set[frozenset[str]]()
+        with suppress(StopIteration):
+            request = next(training)
+            while True:
+                if request.maps and (names := frozenset(request.maps)) not in known:
+                    known.add(names)
+                    yield request.graph, request.maps
+                request = training.send(np.zeros(request.products.size))
 
 
 def _values(arrays: Mapping[str, Floats]) -> int:

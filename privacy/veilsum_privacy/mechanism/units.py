@@ -91,47 +91,6 @@ def in_parts(
     yield from _halves(compute, unit_edges(count, subjects), faults, whole)
 
 
-def together(
-    compute: Callable[[Rows], T],
-    count: int,
-    subjects: Integers | None,
-    faults: Faults | None,
-    add: Callable[[T, T], T] | None = None,
-) -> T:
-    """Compute on all records at once; where that raises, on all but those of units that raise alone, again at once.
-
-    So a unit that raises changes nothing of the others, to the last bit, also where the result is no exact sum.
-
-    Args:
-        compute, count, subjects, faults: as :func:`in_parts` takes them.
-        add: joins the results of two parts, for units that raise in each other's company only; None where nothing joins them.
-
-    Raises:
-        Exception: what ``compute`` raises without records, or in company only where nothing joins parts.
-    """
-    try:
-        return compute(slice(0, count))
-    except Exception as error:
-        if faults is None:
-            raise
-        whole = error
-    kept = np.zeros(count, dtype=np.bool_)
-    joined: list[T] = []
-    for place, found in _halves(compute, unit_edges(count, subjects), faults, whole):
-        kept[place] = True
-        if add is not None:
-            joined = [add(joined[0], found) if joined else found]
-    try:
-        if not kept.all():
-            return compute(kept)
-    except Exception:
-        if not joined:
-            raise
-    if not joined:
-        raise whole
-    return joined[0]
-
-
 def _halves(compute: Callable[[slice], T], edges: Integers, faults: Faults, whole: Exception) -> Iterator[tuple[slice, T]]:
     """Compute on halves of units that raised together, in order."""
     left: list[tuple[int, int, Exception | None]] = [(0, len(edges) - 1, whole)]

@@ -3,10 +3,9 @@
 A task names the vector that a site adds to the sum, in blocks, with a bound on what one record changes. A :class:`RowTask`
 says what the row of a record is, and the kernel computes, clips and adds it: its code meets no record. A :class:`FactorTask`
 says factors of it, where it is long and is made of products. A :class:`TrainingTask` asks for noised sums of factors and may
-keep what it has trained for the next round; it meets no record in a study with noise. A :class:`SiteTask` gives one vector for
-all of a site's records, and its proof of ``clip()`` is believed. A :class:`DerivedTask` reads no record: it computes from the
-noised vector that the site kept of an earlier task, so it costs nothing. The coordinator runs :meth:`Task.layout` and reads
-the blocks of the released sum. The grid, noise, masks and encryption come after.
+keep what it has trained for the next round; it meets no record in a study with noise. A :class:`DerivedTask` reads no record:
+it computes from the noised vector that the site kept of an earlier task, so it costs nothing. The coordinator runs
+:meth:`Task.layout` and reads the blocks of the released sum. The grid, noise, masks and encryption come after.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class Task(ABC, Generic[P]):
         self._check_kind(what, declared, noisy=noisy)
         if declared.single_precision and not self.single_arrays():
             raise HostileInput(f"{what} broadcasts no model that could be in single precision.")
-        if declared.unrounded and not (noisy and isinstance(self, SiteTask | FactorTask)):
+        if declared.unrounded and not (noisy and isinstance(self, FactorTask)):
             raise HostileInput(f"{what} is no vector of a site with noise, which alone may stay unrounded.")
         if self.weighted() and declared.disclosure != "joint":
             raise HostileInput(f"{what} cannot be weighted: it is no joint sum of one vector a site.")
@@ -312,41 +311,6 @@ class FactorTask(RowTask[P]):
         super()._check_kind(what, declared, noisy=noisy)
         if declared.keep:
             raise HostileInput(f"{what} cannot be kept: its sum is rounded.")
-        _check_centre(what, self.largest(declared), unrounded=noisy and declared.unrounded)
-
-
-class SiteTask(Task[P]):
-    """One vector for all of a site's records; ``clip()`` bounds, in L2, what one unit of privacy changes in it.
-
-    The unit is a record; where ``records.subjects`` is given, a subject with all its records.
-
-    Subclasses whose vector is a sum over units, up to rounding that ``clip()`` covers, set ``additive``.
-    """
-
-    additive: ClassVar[bool] = False
-
-    @abstractmethod
-    def vector(self, records: Records, broadcast: Mapping[str, Floats]) -> Floats:
-        """The site's weighted vector (size,). It is a function of the set of records: their order changes nothing that
-        ``clip()`` does not cover."""
-
-    def unit(self, declared: TaskDeclaration) -> float:
-        """A site's vector is rounded, which moves each of its d values by half a unit at most: two such vectors that differ
-        by C come to differ by at most C / u + sqrt(d) units, which is the grid c for u = C / (c - sqrt(d)).
-
-        Where it stays unrounded a value moves by 2^-21 units, as its centre has 20 binary places, and by the rounding of two
-        floating-point operations, 2^-51 of the clamp B: less than sqrt(d) (2^-20 + 2^-50 B) for two vectors.
-        """
-        moved = 2.0**-CENTRE_BITS + 2.0**-50 * self.largest(declared) if declared.unrounded else 1.0
-        left = declared.grid - moved * math.sqrt(self.layout().size)
-        if left < declared.grid / 2:
-            raise HostileInput(f"Task {declared.label!r} has too coarse a grid for a vector of {self.layout().size} values.")
-        return self.clip() / left
-
-    def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
-        super()._check_kind(what, declared, noisy=noisy)
-        if declared.keep:
-            raise HostileInput(f"{what} cannot be kept: it is no sum over records.")
         _check_centre(what, self.largest(declared), unrounded=noisy and declared.unrounded)
 
 

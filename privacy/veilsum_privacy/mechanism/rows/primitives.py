@@ -558,9 +558,9 @@ class Moments(Primitive):
         return lambda: np.copyto(out, mapped(one))
 
 
-OPAQUE_MAPS = frozenset({"network"})
-"""Names of the maps that are no graph: scores of networks in torch. Beside programs that encode records they are all that is
-believed of what computes rows; another one is a decision."""
+OPAQUE_MAPS = frozenset({"inputs", "network", "rows"})
+"""Names of the maps that are no graph, all in torch: inputs of a network's layers, its scores or gradients, and rows of losses.
+Beside programs that encode records they are all that is believed of what computes rows; another one is a decision."""
 
 
 class Opaque(Primitive):
