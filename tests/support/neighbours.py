@@ -30,7 +30,7 @@ from veilsum_privacy.tasks.features import CENTRE, CLASS_WEIGHTS
 from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.site_scores import BASELINE, SCALE
 from veilsum_privacy.training.arrays import to_broadcast
-from veilsum_privacy.training.models import ModelSpec, build_architecture
+from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.released import model_digest
 
 LABEL = LabelColumn(column="y", classes=tuple(ClassValues(name=f"c{i}", values=(str(i),)) for i in range(3)))
@@ -669,3 +669,15 @@ def add_unit(base: Records, added: Records, unit: Unit, rng: np.random.Generator
 def exact_norm(vector: NDArray[np.int64]) -> float:
     """L2 norm of integers of any size, correctly rounded."""
     return math.sqrt(sum(int(value) ** 2 for value in vector))
+
+
+def network_settings() -> tuple[Setting, ...]:
+    """Tasks of factors whose model is an opaque map."""
+    spec = resolve_model(ModelSpec(name="lenet5", inputs=(1, 12, 12), options={"conv1": 2, "conv2": 2, "fc1": 5, "fc2": 4}))
+    arrays = to_broadcast(build_architecture(spec, 144, 3).initial(3))
+    common = {"clip": 20.0, "missing": "skip", "model": spec.model_dump(mode="json")}
+    large = schema(144)
+    return (
+        Setting("network", "gradient", large, {**common, "gradient_clip": 0.5}, arrays),
+        Setting("network", "grams", large, {**common, "gram_clip": 1.0, "layers": ["head", "features.fc1"]}, arrays),
+    )

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.gradient_sums import records_of
-from support.neighbours import SETTINGS, Setting, add_unit, exact_norm, random_records, repeated, schema
+from support.neighbours import SETTINGS, Setting, add_unit, exact_norm, network_settings, random_records, repeated
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, contribute
@@ -26,8 +26,6 @@ from veilsum_privacy.mechanism.rows.symbols import record_of, traced
 from veilsum_privacy.study.study import Unit
 from veilsum_privacy.tasks.base import FactorTask
 from veilsum_privacy.training import gradients, layer_inputs
-from veilsum_privacy.training.arrays import to_broadcast
-from veilsum_privacy.training.models import ModelSpec, build_architecture, resolve_model
 
 BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])
 TERMS = st.lists(
@@ -194,18 +192,6 @@ def test_what_rounding_leaves_of_a_grid() -> None:
 # -- planted in tasks ---------------------------------------------------------------------------------------------------------
 
 FACTORED = [setting for setting in SETTINGS if setting.task in ("gradient", "grams")]
-
-
-def network_settings() -> tuple[Setting, ...]:
-    """Tasks of factors whose model is an opaque map."""
-    spec = resolve_model(ModelSpec(name="lenet5", inputs=(1, 12, 12), options={"conv1": 2, "conv2": 2, "fc1": 5, "fc2": 4}))
-    arrays = to_broadcast(build_architecture(spec, 144, 3).initial(3))
-    common = {"clip": 20.0, "missing": "skip", "model": spec.model_dump(mode="json")}
-    large = schema(144)
-    return (
-        Setting("network", "gradient", large, {**common, "gradient_clip": 0.5}, arrays),
-        Setting("network", "grams", large, {**common, "gram_clip": 1.0, "layers": ["head", "features.fc1"]}, arrays),
-    )
 
 
 TRIGGER = 0.123456789

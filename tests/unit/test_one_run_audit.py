@@ -44,7 +44,7 @@ from veilsum_privacy.mechanism.rows.symbols import Record, Symbol
 from veilsum_privacy.study.study import NoiseKind, Unit
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.agreed import RoundPlan
-from veilsum_privacy.tasks.base import DerivedTask, Records
+from veilsum_privacy.tasks.base import DerivedTask, Records, join_batches
 from veilsum_privacy.tasks.feature_means import FeatureMeans
 
 LEVEL = 1e-6
@@ -354,7 +354,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Planted) -> None:
     plain = contribution.compute_sum
 
     def faulty(plan: RoundPlan, batches: Any, *more: Any) -> SitePart:
-        records = join([batches] if isinstance(batches, Records) else list(batches))
+        records = join_batches([batches] if isinstance(batches, Records) else list(batches))
         found = plain(plan, records, *more)
         return found._replace(total=fault.total(plan, records, lambda part: plain(plan, part, *more).total))
 

@@ -68,12 +68,12 @@ def made_up_company(units: Sequence[Records], schema: DatasetSchema, unit: Unit,
 
 
 def join(parts: Sequence[Records]) -> Records:
-    """Records one after the other; their subjects must ascend."""
+    """The records of all parts, by subject."""
     first = parts[0]
     labels = None if first.labels is None else np.concatenate([part.labels for part in parts if part.labels is not None])
     subjects = np.concatenate([part.subjects for part in parts if part.subjects is not None])
     features, present = (np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "present"))
-    return Records(features, present, labels, subjects)
+    return Records(features, present, labels, subjects).take(np.argsort(subjects, kind="stable"))
 
 
 def choose(

@@ -34,7 +34,7 @@ from veilsum_privacy.securesum.contribution import (
 from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
-from veilsum_privacy.tasks.base import FactorTask, Records
+from veilsum_privacy.tasks.base import FactorTask, Records, TrainingTask
 
 Way = Literal["own share", "shared noise", "steps"]
 
@@ -71,7 +71,8 @@ class ReleaseRoute(ABC):
     @property
     def rounding(self) -> float:
         """By how many grid units each value of a sum before noise was rounded, at most, after it was added up."""
-        return 0.5 if isinstance(self.plan.task.task, FactorTask) and not self.plan.declaration.unrounded else 0.0
+        whole = isinstance(self.plan.task.task, FactorTask | TrainingTask) and not self.plan.declaration.unrounded
+        return 0.5 if whole else 0.0
 
     @property
     def most_records(self) -> int:
@@ -93,7 +94,8 @@ class ReleaseRoute(ABC):
     def _computed(self, plan: RoundPlan, records: Records, place: SitePlace) -> Integers:
         part = contribute(plan, lambda: records, self._broadcast, place)
         if part.fault is not None:
-            raise Misuse(f"The canaries of task {plan.task.label!r} cannot be computed on: {type(part.fault).__name__}.")
+            what = type(part.fault).__name__
+            raise Misuse(f"The canaries of task {plan.task.label!r} cannot be computed on: {what}.") from part.fault
         return part.total
 
 

@@ -559,7 +559,7 @@ class Moments(Primitive):
 
 
 OPAQUE_MAPS = frozenset({"inputs", "network", "rows"})
-"""Names of the maps that are no graph, all in torch: inputs of a network's layers, its scores or gradients, and rows of losses.
+"""Names of the maps that are no graph, all in torch: inputs of a network's layers, its scores or gradients, rows of losses.
 Beside programs that encode records they are all that is believed of what computes rows; another one is a decision."""
 
 
