@@ -349,8 +349,8 @@ HARMLESS: dict[str, str] = {
     f"{_MECHANISM}/noise.py::_exp_of_fraction: 2 * count -> 2 + count": _SERIES,
     f"{_MECHANISM}/noise.py::_exp_of_fraction: 10 -> 11": _WIDER,
     f"{_MECHANISM}/noise.py::_exp_of_fraction: 10 -> 9": _SERIES,
-    f"{_MECHANISM}/noise.py::_Sampler._enclose: 4095 -> 4094": "the last of 28 bits of x: the enclosure has room for it",
-    f"{_MECHANISM}/noise.py::_Sampler._enclose: np.minimum(x >> 20, _TOP << 8) -> np.minimum(_TOP << 8, x >> 20)": _EITHER,
+    f"{_MECHANISM}/noise.py::Sampler._enclose: 4095 -> 4094": "the last of 28 bits of x: the enclosure has room for it",
+    f"{_MECHANISM}/noise.py::Sampler._enclose: np.minimum(x >> 20, _TOP << 8) -> np.minimum(_TOP << 8, x >> 20)": _EITHER,
     f"{_MECHANISM}/noise.py::_law: "
     "np.array(_edges(kappa, _WORD)[::-1], dtype=np.int64) -> np.array(_edges(kappa, _WORD)[::-1])": _INT64,
     f"{_MECHANISM}/noise.py::exp_bracket: 64 -> 63": _PLACES,
@@ -371,12 +371,12 @@ HARMLESS: dict[str, str] = {
         "two primes leave one level for ciphertexts: there is no chain of further ones to prepare"
     ),
     (
-        f"{_SECURESUM}/bfv.py::_inflate: pyarrow.decompress(memoryview(data)[16:], "
+        f"{_SECURESUM}/bfv.py::inflate: pyarrow.decompress(memoryview(data)[16:], "
         "decompressed_size=stated_size(data), codec='zstd', asbytes=True) -> "
         "pyarrow.decompress(memoryview(data)[16:], decompressed_size=stated_size(data), "
         "codec='zstd')"
     ): _BUFFER,
-    f"{_SECURESUM}/bfv.py::_inflate: True -> False": _BUFFER,
+    f"{_SECURESUM}/bfv.py::inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
     f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
     f"{_SECURESUM}/contribution.py::_packed: 1 -> 2": _LENGTH,
