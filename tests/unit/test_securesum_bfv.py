@@ -27,7 +27,7 @@ from support.randomness import RARE_DEVIATIONS
 from support.securesum import malleated, sum_of
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.securesum import bfv
-from veilsum_privacy.securesum.bfv import Adder, SecretKey, _context, _encryption, _phases, Scratch
+from veilsum_privacy.securesum.bfv import Adder, Scratch, SecretKey, _context, _encryption, _phases
 from veilsum_privacy.securesum.frames import SEED_BYTES, FrameSize, check_frame, numbers_from_bytes, numbers_to_bytes
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, MAX_SEEDS, MAX_SUMMANDS, BfvParameters
 from veilsum_privacy.securesum.tags import TagKey

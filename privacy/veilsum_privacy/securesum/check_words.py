@@ -1,9 +1,9 @@
 """Check words: what every member says about its own words once the sum stands fixed, and before anybody can open it.
 
 The order is the point. The coordinator adds up and fixes the sum by its digest D; from D and all receipts follows the
-challenge rho, and from rho three vectors r of 28-bit numbers. A member answers with <r, y> of its own masked words, under masks
-that only cancel in the sum over the cohort, and under its consent's self-mask; then everyone signs for the whole list of
-answers, with its consent and not before. So a sum that does not match what members said is refused by whoever holds the
+challenge rho, and from rho three vectors r of 28-bit numbers. A member answers with <r, y> of its own masked words, under
+masks that only cancel in the sum over the cohort, and under its consent's self-mask; then everyone signs for the whole list
+of answers, with its consent and not before. So a sum that does not match what members said is refused by whoever holds the
 evidence:
 
 - A word that differs passes one vector with chance 2^-28 (t is prime, so the difference has an inverse), all three with 2^-84.

@@ -2,8 +2,8 @@
 
 Words y below t become c_j = a_j s + z_j mod q for each polynomial's worth of them: a_j is common to the cohort
 (:mod:`.ring`), s is drawn here and never stored, and z is a discrete Gaussian of variance 42 about q y / t itself. So a sum of
-contributions is a BFV ciphertext of the sum of the words under the sum of the keys, and its error depends on that sum alone and
-not on how each member's words were rounded. Only the coefficients in use travel, in as many bits as q has.
+contributions is a BFV ciphertext of the sum of the words under the sum of the keys, and its error depends on that sum alone
+and not on how each member's words were rounded. Only the coefficients in use travel, in as many bits as q has.
 
 The errors' law and what the opened sums of keys and errors give away are argued in decision 109. This module knows no masks.
 """
@@ -70,7 +70,8 @@ def _plus_rounded(product: Words, words: Words, ring: RingParameters, source: Ra
     noisy = total.view(np.int64) + gaussian_rounding(rest, ring.plain_modulus, Fraction(KEY_VARIANCE), source)
     noisy += ring.prime * (noisy < 0)
     noisy -= ring.prime * (noisy >= ring.prime)
-    return noisy.view(np.uint64)
+    coefficients: Words = noisy.view(np.uint64)
+    return coefficients
 
 
 def coefficients_to_bytes(coefficients: Words, ring: RingParameters) -> bytes:

@@ -18,7 +18,7 @@ def packed_size(count: int, width: int) -> int:
 
 
 def pack_numbers(numbers: Words, width: int) -> bytes:
-    """Pack (n,) numbers below 2^width, width at most 61; the last byte is filled with zeros."""
+    """Pack (n,) numbers below 2^width, of 1 to 58 or 60 bits; the last byte is filled with zeros."""
     group, size = _group(width)
     count = len(numbers)
     words = np.zeros((-(-count // group), group), dtype="<u8")

@@ -59,10 +59,9 @@ class WordStream:
     def __init__(self, secret: bytes, purpose: Purpose, context: bytes, *more: bytes, bound: int) -> None:
         key = derived_key(secret, purpose, context, *more)
         if purpose in _OF_DATA:
-            cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
+            self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
         else:
-            cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16)))
-        self._encryptor = cipher.encryptor()
+            self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         bits = (bound - 1).bit_length()
         whole = bound == 1 << bits
         self._bound = None if whole else np.uint64(bound)
