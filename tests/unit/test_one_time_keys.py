@@ -283,7 +283,7 @@ def test_sums_that_are_none_are_not_opened(four: Members) -> None:
     ]:
         with pytest.raises(HostileInput, match=match):
             open_words(bad, plan, context, consents)
-    with pytest.raises(HostileInput, match="do not count|larger than keys"):
+    with pytest.raises(HostileInput, match=r"do not count|larger than keys"):
         open_words(total, plan, bytes(32), four.consents)
 
 

@@ -97,7 +97,7 @@ def test_every_proposal_is_decided_as_exact_arithmetic_decides_it(
 
 @pytest.mark.parametrize("modulus", MODULI)
 def test_the_table_is_right_at_its_edges(modulus: int) -> None:
-    """Of every block and part: the largest number that it accepts and the smallest that it rejects, at the ends of the part."""
+    """Of every block and part: the largest number that it accepts and the smallest that it rejects, at its ends."""
     table = rounding._decisions(VARIANCE)
     accepted, refused = (one.reshape(-1, 256) for one in (table.accepted, table.refused))
     first = modulus.bit_length() - 8
@@ -138,7 +138,7 @@ def test_draws_follow_the_closed_form(place: float) -> None:
 
 
 def test_how_many_are_rejected_does_not_depend_on_the_centre() -> None:
-    """The chance of a proposal is the sum of exp(-(y - z)^2 / 84) over y, the same for every z: by the closed form, and seen."""
+    """A proposal's chance is the sum of exp(-(y - z)^2 / 84) over y, the same for every z: by the closed form, and seen."""
     sums = [math.fsum(math.exp(-((y - z) ** 2) / 84) for y in range(-200, 202)) for z in np.linspace(0, 1, 9)]
     assert max(sums) - min(sums) < 1e-12
     size, rates = 200_000, []
