@@ -379,8 +379,6 @@ HARMLESS: dict[str, str] = {
     f"{_SECURESUM}/bfv.py::inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
     f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
-    f"{_SECURESUM}/contribution.py::_packed: 1 -> 2": _LENGTH,
-    f"{_SECURESUM}/contribution.py::open_pieces: 1 -> 2 (4)": _LENGTH,
     (
         f"{_SECURESUM}/decryption.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"
     ): _COPY,
@@ -398,8 +396,10 @@ HARMLESS: dict[str, str] = {
         "NOISE_VARIANCE * summands) -> math.ceil(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * "
         "summands)"
     ): "96 * 127 / 12 is a whole number",
-    f"{_SECURESUM}/parameters.py::plan_encoding: packed >= parameters.plain_modulus -> packed > parameters.plain_modulus": (
+    f"{_SECURESUM}/lanes.py::pack_lanes: 1 -> 2": _LENGTH,
+    f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (
         "a sum of even numbers is never the modulus, which is odd"
     ),
+    f"{_SECURESUM}/lanes.py::unpack_lanes: 1 -> 2 (3)": _LENGTH,
     f"{_SECURESUM}/roster.py::verify_roster: sorted(set(names), key=str.encode) -> sorted(set(names))": _ORDER,
 }
