@@ -174,6 +174,8 @@ def evidence_from_bytes(statements: bytes, total: bytes) -> Evidence:
     value = parse_canonical(statements, what="evidence")
     if not isinstance(value, dict) or set(value) != _FIELDS or value["v"] != 6:
         raise HostileInput("The evidence does not have exactly the fields of version 6.")
+    if any(not isinstance(value[name], list) for name in _FIELDS - {"v"}):
+        raise HostileInput("A part of the evidence is not a list.")
     try:
         return Evidence(
             tuple(SignedReceipt(body.encode(), bytes.fromhex(signature)) for body, signature in value["receipts"]),
