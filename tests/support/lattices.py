@@ -1,8 +1,8 @@
 """Core-SVP hardness of LWE: what the best known lattice attacks cost, counted as one call to a solver of shortest vectors.
 
-The primal attack (Albrecht, Göpfert, Virdia, Wunderer 2017; Alkim, Ducas, Pöppelmann, Schwabe 2016, section 6.3): the lattice
-of m samples has dimension d = m + n + 1 and holds (e, s, 1), the secret scaled by sigma_e / sigma_s. BKZ with blocks of b finds
-it once
+The primal attack (Albrecht, Göpfert, Virdia, Wunderer 2017; Alkim, Ducas, Pöppelmann, Schwabe 2016, section 6.3): the
+lattice of m samples has dimension d = m + n + 1 and holds (e, s, 1), the secret scaled by sigma_e / sigma_s. BKZ with blocks
+of b finds it once
 
     sigma_e sqrt(b) <= delta^(2b - d - 1) V^(1/d),    V = q^m (sigma_e / sigma_s)^n,
     delta = ((pi b)^(1/b) b / (2 pi e))^(1 / (2 (b - 1))),
