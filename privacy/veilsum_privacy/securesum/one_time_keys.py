@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.mechanism.noise import discrete_gaussian
 from veilsum_privacy.mechanism.rounding import gaussian_rounding
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, KeyProducts, RingParameters, batches, common_polynomials
@@ -30,7 +29,8 @@ Integers = NDArray[np.int64]
 
 def draw_key(ring: RingParameters, source: RandomSource) -> Integers:
     """A fresh one-time key s: (N,) discrete Gaussians of variance 42. It serves one context and is never stored."""
-    return discrete_gaussian(Fraction(KEY_VARIANCE), ring.degree, source)
+    zeros = np.zeros(ring.degree, dtype=np.uint64)
+    return gaussian_rounding(zeros, ring.plain_modulus, Fraction(KEY_VARIANCE), source)
 
 
 def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParameters, source: RandomSource) -> Iterator[Words]:
