@@ -22,7 +22,7 @@ from veilsum_privacy.securesum.one_time_keys import (
     draw_key,
     encrypt_words,
 )
-from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.opening import Contribution, _rounded, open_words
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
 from veilsum_privacy.securesum.ring import (
     BATCH,
@@ -303,7 +303,7 @@ def test_the_bound_on_error_is_exact(ring: RingParameters, members: int) -> None
         phase = -(-q * word // t) + error  # ceil(q M / t) + error, so t times its error is that much less 0 .. t - 1 more
         return Contribution(share, np.array([(int(pads[0]) + phase) % q, int(pads[1])], dtype=np.uint64))
 
-    for word in (1, t // 2, t - 1):
+    for word in (0, 1, t // 2, t - 1):
         excess = -(-q * word // t) * t - q * word
         least, most = (-ring.most_error(members) - excess) // t + 1, (ring.most_error(members) - excess) // t
         for error in (least, 0, most):
@@ -321,6 +321,23 @@ def test_the_bound_on_error_is_exact(ring: RingParameters, members: int) -> None
         else:
             with pytest.raises(HostileInput, match="larger than keys"):
                 open_words(total, cohort.plan, cohort.context, consents)
+
+
+@SETS
+def test_words_are_rounded_exactly_at_the_bound_of_the_largest_cohort(ring: RingParameters) -> None:
+    """There the bound is nearly q / 2t, and a word's size takes the last bits of a float64: it may round to the wrong side."""
+    q, t, members = ring.prime, ring.plain_modulus, ring.most_members
+    random = np.random.default_rng(3)
+    words = [0, 1, t // 2, t - 2, t - 1, *random.integers(0, t, 400).tolist()]
+    for side in (1, -1):
+        phases = []
+        for word in words:
+            error = side * ring.most_error(members)  # t times the error; the nearest integer phase within it
+            phases.append((-(-(q * word + error) // t) if side < 0 else (q * word + error) // t) % q)
+        assert _rounded(np.array(phases, dtype=np.uint64), ring, members).tolist() == words
+        for phase in phases[:9]:
+            with pytest.raises(HostileInput, match="more error"):
+                _rounded(np.array([(phase + side) % q], dtype=np.uint64), ring, members)
 
 
 def test_common_polynomials_are_uniform_and_of_one_context() -> None:
