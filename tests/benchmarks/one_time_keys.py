@@ -22,9 +22,10 @@ from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.check_words import challenge, check_words, verify_check_words
 from veilsum_privacy.securesum.contribution import decrypt_sum, encrypt_contribution, open_sum
 from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.evidence import total_from_bytes, total_to_bytes
-from veilsum_privacy.securesum.one_time_keys import draw_key, encrypt_words
-from veilsum_privacy.securesum.opening import Contribution, Total, open_words
+from veilsum_privacy.securesum.evidence import total_from_bytes
+from veilsum_privacy.securesum.key_shares import share_to_bytes
+from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes, draw_key, encrypt_words
+from veilsum_privacy.securesum.opening import Total, open_words
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, TAGS, BfvParameters, plan_encoding
 from veilsum_privacy.securesum.ring import RING_2048, RING_4096
 from veilsum_privacy.securesum.tags import TagKey
@@ -69,8 +70,9 @@ def _protocol_6(members: Members, vectors: Sequence[Any], exact: Any, repeats: i
 
         def lock(name: str = name, masked: Any = masked) -> bytes:
             key = draw_key(ring, SYSTEM_RANDOM)
-            parts = list(encrypt_words(masked, key, context, ring, SYSTEM_RANDOM))
-            return total_to_bytes(Contribution(members.share(name, key), np.concatenate(parts)), plan)
+            share = share_to_bytes(members.share(name, key), ring, plan.cohort)
+            parts = encrypt_words(masked, key, context, ring, SYSTEM_RANDOM)
+            return b"".join([share, *(coefficients_to_bytes(part, ring) for part in parts)])
 
         data = per_slot("site", lock, repeats if place == 1 else 1) if place < 2 else lock()
         start = time.process_time()

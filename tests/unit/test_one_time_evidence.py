@@ -127,6 +127,17 @@ def test_a_sum_with_one_other_byte_is_refused(played: Played, place: int, change
         verified(played, replace(honest, total=total))
 
 
+def test_nothing_secret_is_shown(played: Played) -> None:
+    """What stands in a log or in a traceback: no consent, no words, no numbers of a contribution."""
+    honest = played.evidence
+    said = parse_check(honest.checks[0], RING_2048.plain_modulus)
+    assert all(repr(secret) not in repr(honest) for secret in (honest.total, *honest.consents))
+    assert all(str(word) not in repr(said) for word in said.words)
+    assert "object at" not in repr(played.sent[0])
+    assert repr(played.sent[0]) == "Sent(contribution=Contribution())"
+    assert repr(played.total) == "Contribution()"
+
+
 def test_sums_of_other_sizes_are_refused(played: Played) -> None:
     plan, total = played.members.plan, played.evidence.total
     again = total_from_bytes(total, plan)
@@ -156,13 +167,18 @@ def test_malformed_answers_are_refused(played: Played) -> None:
     value = json.loads(body)
     assert parse_check(body, t).to_bytes() == body
     for change in (
-        {"v": 1}, {"words": [0, 0]}, {"words": [0, 0, t]}, {"words": [0, 0, -1]}, {"words": [0, 0, True]}, {"words": "abc"},
+        {"v": 1}, {"words": [0, 0]}, {"words": [0, 0, t]},
+        {"words": [0, 0, -1]}, {"words": [0, 0, True]}, {"words": "abc"}, {"words": 5},
+        {"words": None},
         {"words": ["0", "0", "0"]}, {"challenge": "00"}, {"sum": "x"}, {"context": 5}, {"study": value["study"].upper()},
         {"round": 0}, {"attempt": True}, {"participant": 3}, {"more": 1},
     ):  # fmt: skip
         with pytest.raises(HostileInput):
             parse_check(json.dumps(value | change, sort_keys=True, separators=(",", ":")).encode(), t)
-    for data in (b"", b"null", b"[]", b"x" * 3000, body + b" "):
+    long = json.dumps(value | {"participant": "a" * 3000}, sort_keys=True, separators=(",", ":")).encode()
+    with pytest.raises(HostileInput, match="larger than allowed"):
+        parse_check(long, t)
+    for data in (b"", b"null", b"[]", body + b" "):
         with pytest.raises(HostileInput):
             parse_check(data, t)
 

@@ -228,6 +228,16 @@ def test_packed_numbers_come_back(width: int, count: int, random: object) -> Non
             unpack_numbers(data[:-1] + bytes([data[-1] | 0x80]), count, width, "vector")
 
 
+@pytest.mark.parametrize("width", PACKED_WIDTHS)
+def test_long_vectors_are_packed_like_short_ones(width: int) -> None:
+    for count in (8191, 8192, 8200, 8255):
+        numbers = RNG.integers(0, 1 << width, count, dtype=np.uint64)
+        data = pack_numbers(numbers, width)
+        pieces = [pack_numbers(numbers[start : start + 8000], width) for start in (0, 8000)]
+        assert data == b"".join(pieces)
+        assert unpack_numbers(data, count, width, "vector").tolist() == numbers.tolist()
+
+
 @pytest.mark.parametrize("width", [0, 59, 61, 62, 64])
 def test_widths_that_do_not_fit_words_are_refused(width: int) -> None:
     with pytest.raises(ValueError, match="cannot be packed"):

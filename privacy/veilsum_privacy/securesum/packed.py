@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +20,11 @@ def packed_size(count: int, width: int) -> int:
 
 def pack_numbers(numbers: Words, width: int) -> bytes:
     """Pack (n,) numbers below 2^width, of 1 to 58 or 60 bits; the last byte is filled with zeros."""
-    group, size = _group(width)
-    count = len(numbers)
-    words = np.zeros((-(-count // group), group), dtype="<u8")
-    words.reshape(-1)[:count] = numbers
-    out = np.zeros((len(words), size), dtype=np.uint8)
-    for place in range(group):
-        start, shift = divmod(place * width, 8)
-        length = (shift + width + 7) // 8
-        shifted = np.ascontiguousarray(words[:, place] << np.uint64(shift))
-        out[:, start : start + length] |= shifted.view(np.uint8).reshape(-1, 8)[:, :length]
-    return out.tobytes()[: packed_size(count, width)]
+    shape = _groups(len(numbers), width)
+    groups = np.zeros((shape.groups, shape.numbers), dtype="<u8")
+    groups.reshape(-1)[: len(numbers)] = numbers
+    packed = _pack_words(groups, width, shape) if shape.words else _pack_bytes(groups, width, shape)
+    return packed.tobytes()[: packed_size(len(numbers), width)]
 
 
 def unpack_numbers(data: bytes | memoryview, count: int, width: int, what: str) -> Words:
@@ -42,24 +37,73 @@ def unpack_numbers(data: bytes | memoryview, count: int, width: int, what: str) 
         raise HostileInput(f"A {what} of {count} numbers has {len(data)} bytes instead of {packed_size(count, width)}.")
     if count * width % 8 and data[-1] >> (count * width % 8):
         raise HostileInput(f"A {what} has bits behind its last number.")
-    group, size = _group(width)
-    groups = -(-count // group)
-    raw = np.zeros((groups, size + 8), dtype=np.uint8)
-    flat = np.zeros(groups * size, dtype=np.uint8)
-    flat[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-    raw[:, :size] = flat.reshape(groups, size)
-    numbers = np.empty((groups, group), dtype=np.uint64)
-    cut = np.uint64((1 << width) - 1)
-    for place in range(group):
-        start, shift = divmod(place * width, 8)
-        part = np.ascontiguousarray(raw[:, start : start + 8]).view("<u8").reshape(-1)
-        numbers[:, place] = (part >> np.uint64(shift)) & cut
+    shape = _groups(count, width)
+    raw = np.zeros(shape.groups * shape.bytes, dtype=np.uint8)
+    raw[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+    groups = raw.reshape(shape.groups, shape.bytes)
+    numbers = _unpack_words(groups, width, shape) if shape.words else _unpack_bytes(groups, width, shape)
     return numbers.reshape(-1)[:count]
 
 
-def _group(width: int) -> tuple[int, int]:
-    """How many numbers fill whole bytes, and how many bytes. No number of it is spread over more than 64 bits."""
-    group = 8 // gcd(width, 8)
-    if not 1 <= width <= 61 or any((place * width) % 8 + width > 64 for place in range(group)):
+class _Shape(NamedTuple):
+    """Numbers in groups that fill whole bytes, or of a long vector whole words of 64 bits, which takes half the time there."""
+
+    groups: int
+    numbers: int
+    bytes: int
+    words: bool
+
+
+_LONG = 1 << 13
+
+
+def _groups(count: int, width: int) -> _Shape:
+    unit = 64 if count >= _LONG else 8
+    numbers = unit // gcd(width, unit)
+    if not 1 <= width <= 60 or width == 59:  # of which some would lie in nine bytes
         raise ValueError(f"numbers of {width} bits cannot be packed")
-    return group, group * width // 8
+    return _Shape(-(-count // numbers), numbers, numbers * width // 8, unit == 64)
+
+
+def _pack_words(groups: Words, width: int, shape: _Shape) -> Words:
+    columns = np.ascontiguousarray(groups.T)
+    out = np.zeros((shape.bytes // 8, shape.groups), dtype="<u8")
+    for place in range(shape.numbers):
+        word, shift = divmod(place * width, 64)
+        out[word] |= columns[place] << np.uint64(shift)
+        if shift + width > 64:
+            out[word + 1] |= columns[place] >> np.uint64(64 - shift)
+    return np.ascontiguousarray(out.T)
+
+
+def _unpack_words(groups: NDArray[np.uint8], width: int, shape: _Shape) -> Words:
+    columns = np.ascontiguousarray(groups.view("<u8").T)
+    out = np.empty((shape.numbers, shape.groups), dtype=np.uint64)
+    for place in range(shape.numbers):
+        word, shift = divmod(place * width, 64)
+        number = columns[word] >> np.uint64(shift)
+        if shift + width > 64:
+            number |= columns[word + 1] << np.uint64(64 - shift)
+        np.bitwise_and(number, np.uint64((1 << width) - 1), out=out[place])
+    return np.ascontiguousarray(out.T)
+
+
+def _pack_bytes(groups: Words, width: int, shape: _Shape) -> NDArray[np.uint8]:
+    out = np.zeros((shape.groups, shape.bytes), dtype=np.uint8)
+    for place in range(shape.numbers):
+        start, shift = divmod(place * width, 8)
+        length = (shift + width + 7) // 8
+        shifted = np.ascontiguousarray(groups[:, place] << np.uint64(shift))
+        out[:, start : start + length] |= shifted.view(np.uint8).reshape(-1, 8)[:, :length]
+    return out
+
+
+def _unpack_bytes(groups: NDArray[np.uint8], width: int, shape: _Shape) -> Words:
+    padded = np.zeros((shape.groups, shape.bytes + 8), dtype=np.uint8)
+    padded[:, : shape.bytes] = groups
+    numbers = np.empty((shape.groups, shape.numbers), dtype=np.uint64)
+    for place in range(shape.numbers):
+        start, shift = divmod(place * width, 8)
+        part = np.ascontiguousarray(padded[:, start : start + 8]).view("<u8").reshape(-1)
+        numbers[:, place] = (part >> np.uint64(shift)) & np.uint64((1 << width) - 1)
+    return numbers
