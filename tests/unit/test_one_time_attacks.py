@@ -38,7 +38,7 @@ from veilsum_privacy.securesum.key_shares import consent_of, open_keys, self_mas
 from veilsum_privacy.securesum.one_time_keys import draw_key
 from veilsum_privacy.securesum.opening import Contribution, open_words
 from veilsum_privacy.securesum.ring import RING_2048, KeyProducts, RingParameters, common_polynomials, known_ring
-from veilsum_privacy.securesum.streams import Purpose, WordStream, derived_key
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
 Words = NDArray[np.uint64]
 Patch = pytest.MonkeyPatch
@@ -140,8 +140,8 @@ def copied(members: Members, commitment: Callable[[bytes, str, bytes], bytes] | 
     values = np.arange(members.plan.size) - 2
     honest, context, ring = members.contribute(first, values), members.context, members.ring
     seed, cohort = members.pairs[frozenset(members.names)], members.plan.cohort
-    keys = WordStream(seed, Purpose.PAIR_KEY, context, bound=1 << ring.share_bits(cohort)).take(ring.degree + 1)
-    data = WordStream(seed, Purpose.PAIR_DATA, context, bound=T).take(members.plan.words)
+    keys = WordStream(seed, StreamPurpose.PAIR_KEY, context, bound=1 << ring.share_bits(cohort)).take(ring.degree + 1)
+    data = WordStream(seed, StreamPurpose.PAIR_DATA, context, bound=T).take(members.plan.words)
     share = (honest.contribution.share - np.uint64(2) * keys) % np.uint64(1 << ring.share_bits(cohort))
     shift, coefficients = T - data.astype(object) * 2 % T, honest.contribution.coefficients
     scaled = [
@@ -154,7 +154,7 @@ def copied(members: Members, commitment: Callable[[bytes, str, bytes], bytes] | 
     receipts = [members.receipt(first, honest.contribution), members.receipt(second, twin, pledge)]
     played = Played(members, sent, members.add([honest, sent[1]]), receipts)
     (answer,) = [members.answer(first, honest.words, played.rho, played.fixed[0])]
-    mask = WordStream(seed, Purpose.PAIR_CHECK, context, played.rho, bound=T).take(CHECKS)
+    mask = WordStream(seed, StreamPurpose.PAIR_CHECK, context, played.rho, bound=T).take(CHECKS)
     said = check_words.parse_check(answer.body, T).words
     own = products(data, context, played.rho)
     again = [(word - 2 * int(pad) - 2 * product) % T for word, pad, product in zip(said, mask, own, strict=True)]
@@ -194,8 +194,10 @@ def test_another_consent_after_the_opening_is_refused() -> None:
 # -- 3. two challenges for one context -------------------------------------------------------------------------------------
 
 
-def unpadded(secret: bytes, purpose: Purpose, context: bytes, *more: bytes) -> bytes:
-    return derived_key(secret, purpose, context, *(() if purpose in (Purpose.PAIR_CHECK, Purpose.SELF_CHECK) else more))
+def unpadded(secret: bytes, purpose: StreamPurpose, context: bytes, *more: bytes) -> bytes:
+    return derived_key(
+        secret, purpose, context, *(() if purpose in (StreamPurpose.PAIR_CHECK, StreamPurpose.SELF_CHECK) else more)
+    )
 
 
 def test_two_challenges_for_one_context_are_not_answered(monkeypatch: Patch) -> None:
@@ -241,10 +243,10 @@ def test_no_members_answer_opens_with_all_consents(monkeypatch: Patch) -> None:
         played = play(members, some_vectors(members))
         victim, found = played.sent[0], played.evidence
         said = check_words.parse_check(found.checks[0], T).words
-        pads = self_masks(Purpose.SELF_CHECK, members.context, found.consents[:1], CHECKS, T, played.rho)
+        pads = self_masks(StreamPurpose.SELF_CHECK, members.context, found.consents[:1], CHECKS, T, played.rho)
         # the third member colludes, and takes off the masks that it shares with the victim
         seed = members.pairs[frozenset((members.names[0], members.names[2]))]
-        shared = WordStream(seed, Purpose.PAIR_CHECK, members.context, played.rho, bound=T).take(CHECKS)
+        shared = WordStream(seed, StreamPurpose.PAIR_CHECK, members.context, played.rho, bound=T).take(CHECKS)
         if pairs:
             pads = pads + shared
         bare = [(word - int(pad)) % T for word, pad in zip(said, pads, strict=True)]
@@ -254,8 +256,8 @@ def test_no_members_answer_opens_with_all_consents(monkeypatch: Patch) -> None:
     assert not attack()
     whole = check_words.pairwise_masks
 
-    def none(purpose: Purpose, *rest: Any) -> Words:
-        return np.zeros(CHECKS, dtype=np.uint64) if purpose is Purpose.PAIR_CHECK else whole(purpose, *rest)
+    def none(purpose: StreamPurpose, *rest: Any) -> Words:
+        return np.zeros(CHECKS, dtype=np.uint64) if purpose is StreamPurpose.PAIR_CHECK else whole(purpose, *rest)
 
     monkeypatch.setattr(check_words, "pairwise_masks", none)
     pairs = False
@@ -284,8 +286,8 @@ def test_keys_given_away_open_no_sum_that_nobody_consented_to(monkeypatch: Patch
     assert uniform_p_value(np.array(left), T) > ALPHA
     whole = key_shares.self_masks
 
-    def none(purpose: Purpose, context: bytes, consents: Sequence[bytes], count: int, bound: int, *more: bytes) -> Words:
-        if purpose is Purpose.SELF_DATA:
+    def none(purpose: StreamPurpose, context: bytes, consents: Sequence[bytes], count: int, bound: int, *more: bytes) -> Words:
+        if purpose is StreamPurpose.SELF_DATA:
             return np.zeros(count, dtype=np.uint64)
         return whole(purpose, context, consents, count, bound, *more)
 
@@ -306,7 +308,7 @@ def test_half_of_an_even_modulus_would_pass(monkeypatch: Patch) -> None:
         wrong[2] += np.uint64(modulus // 2)
         for number in range(200):
             rho, context, consent = number.to_bytes(32, "big"), bytes(32), bytes(32)
-            pads = self_masks(Purpose.SELF_CHECK, context, [consent], CHECKS, modulus, rho)
+            pads = self_masks(StreamPurpose.SELF_CHECK, context, [consent], CHECKS, modulus, rho)
             said = [(x + int(pad)) % modulus for x, pad in zip(products(words, context, rho), pads, strict=True)]
             verify_check_words(words, modulus, context, rho, [said], [consent])
             try:
@@ -329,7 +331,7 @@ def test_no_two_streams_share_a_key_and_none_gives_its_secret_away(monkeypatch: 
     other = context[:-1] + b"\xff"
     names = [
         (purpose, where, more)
-        for purpose in Purpose
+        for purpose in StreamPurpose
         for where in (context, other, context + b"\0", context[:16])
         for more in ((), (b"",), (b"a",), (b"a", b""))
     ]
@@ -373,7 +375,7 @@ def equivocated(members: Members) -> tuple[Evidence, Played, list[Signed]]:
     receipts = [members.receipt(name, one.contribution) for name, one in zip(members.names, sent, strict=True)]
     played = Played(members, sent, total, receipts)
     shown = list(played.checks)
-    pads = self_masks(Purpose.SELF_CHECK, members.context, members.consents, CHECKS, T, played.rho)
+    pads = self_masks(StreamPurpose.SELF_CHECK, members.context, members.consents, CHECKS, T, played.rho)
     others = [check_words.parse_check(item.body, T).words for item in shown[:-1]]
     needed = [
         (product + int(pads[k]) - sum(words[k] for words in others)) % T

@@ -29,7 +29,7 @@ from veilsum_privacy.securesum.evidence import (
     verify_evidence,
 )
 from veilsum_privacy.securesum.ring import RING_2048, RING_4096, common_polynomials
-from veilsum_privacy.securesum.streams import Purpose, WordStream, derived_key
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "one-time-keys.json").read_text(encoding="utf-8"))
 
@@ -191,14 +191,14 @@ def own_hkdf(secret: bytes, info: bytes) -> bytes:
     return hmac.digest(hmac.digest(bytes(32), secret, "sha256"), info + b"\x01", "sha256")
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
-def test_streams_are_those_of_the_protocol(purpose: Purpose) -> None:
+@pytest.mark.parametrize("purpose", list(StreamPurpose))
+def test_streams_are_those_of_the_protocol(purpose: StreamPurpose) -> None:
     """Each key by HKDF of our own, each block by the cipher's block function with a counter of our own."""
     secret, context, more = bytes(range(32)), bytes(range(32, 64)), b"\x07"
     parts = (b"veilsum/6/" + purpose.encode(), context, more)
     key = own_hkdf(secret, b"".join(len(part).to_bytes(4, "big") + part for part in parts))
     assert derived_key(secret, purpose, context, more) == key
-    if purpose in (Purpose.PAIR_DATA, Purpose.SELF_DATA):
+    if purpose in (StreamPurpose.PAIR_DATA, StreamPurpose.SELF_DATA):
         blocks = b"".join(
             Cipher(algorithms.ChaCha20(key, number.to_bytes(4, "little") + bytes(12)), None).encryptor().update(bytes(64))
             for number in range(40)

@@ -14,7 +14,7 @@ from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import consent_of, self_masks
 from veilsum_privacy.securesum.opening import open_words
 from veilsum_privacy.securesum.ring import RING_2048, RING_4096, KeyProducts, RingParameters, common_polynomials
-from veilsum_privacy.securesum.streams import Purpose, WordStream
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -41,9 +41,9 @@ def context(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-def known_masks(members: Members, name: str, purpose: Purpose, count: int, bound: int, but: str) -> Words:
+def known_masks(members: Members, name: str, purpose: StreamPurpose, count: int, bound: int, but: str) -> Words:
     """All masks of a contribution that are given away: its self-mask's, and those with everyone but one other member."""
-    own = {Purpose.PAIR_KEY: Purpose.SELF_KEY, Purpose.PAIR_DATA: Purpose.SELF_DATA}[purpose]
+    own = {StreamPurpose.PAIR_KEY: StreamPurpose.SELF_KEY, StreamPurpose.PAIR_DATA: StreamPurpose.SELF_DATA}[purpose]
     total = self_masks(own, members.context, [members.consent(name)], count, bound)
     for other, seed in members.seeds(name).items():
         if other != but:
@@ -63,9 +63,9 @@ def test_one_time_keys_hold_with_data_masks_and_consents_given_away(ring: RingPa
         members.context = context(number)
         sent = members.contribute(victim, vector(kind, members))
         coefficients.append(members.encrypt(words, sent.key))
-        masks = known_masks(members, victim, Purpose.PAIR_KEY, ring.degree + 1, 1 << bits, but="site-02")
+        masks = known_masks(members, victim, StreamPurpose.PAIR_KEY, ring.degree + 1, 1 << bits, but="site-02")
         shares.append((sent.contribution.share + np.uint64(1 << bits) - masks) % np.uint64(1 << bits))
-        every = known_masks(members, victim, Purpose.PAIR_KEY, ring.degree + 1, 1 << bits, but="")
+        every = known_masks(members, victim, StreamPurpose.PAIR_KEY, ring.degree + 1, 1 << bits, but="")
         bare.append((sent.contribution.share + np.uint64(1 << bits) - every) % np.uint64(1 << bits))
     table = np.array(coefficients)
     assert uniform_p_value(table, ring.prime) > ALPHA
@@ -89,7 +89,7 @@ def test_data_masks_hold_with_one_time_keys_and_consents_given_away(ring: RingPa
         opened = np.rint(phase.astype(np.float64) * (t / ring.prime)).astype(np.uint64) % np.uint64(t)
         assert opened.tolist() == sent.words.tolist(), "the key opens the words"
         for found, but in ((left, "site-02"), (bare, "")):
-            masks = known_masks(members, victim, Purpose.PAIR_DATA, members.plan.words, t, but=but)
+            masks = known_masks(members, victim, StreamPurpose.PAIR_DATA, members.plan.words, t, but=but)
             found.append((opened + np.uint64(t) - masks) % np.uint64(t))
     assert uniform_p_value(np.array(left), t) > ALPHA
     assert uniform_p_value(np.array(bare), t) < ALPHA, "with all masks taken off the same test must flag the vector"
@@ -106,11 +106,11 @@ def test_nothing_opens_without_one_consent_with_all_seeds_given_away(ring: RingP
         members.context = context(number)
         sent = [members.contribute(name, vector(kind, members)) for name, kind in zip(members.names, kinds, strict=True)]
         total, given = members.add(sent), [one for place, one in enumerate(members.consents) if place != missing]
-        masks = self_masks(Purpose.SELF_KEY, members.context, given, ring.degree + 1, 1 << bits)
+        masks = self_masks(StreamPurpose.SELF_KEY, members.context, given, ring.degree + 1, 1 << bits)
         keys.append((total.share + np.uint64(1 << bits) - masks) % np.uint64(1 << bits))
         summed = np.sum([one.words for one in sent], axis=0, dtype=np.uint64) % np.uint64(t)
         for found, consents in ((words, given), (opened, members.consents)):
-            masks = self_masks(Purpose.SELF_DATA, members.context, consents, members.plan.words, t)
+            masks = self_masks(StreamPurpose.SELF_DATA, members.context, consents, members.plan.words, t)
             found.append((summed + np.uint64(t) - masks) % np.uint64(t))
         with pytest.raises(HostileInput, match="every member"):
             open_words(total, members.plan, members.context, given)

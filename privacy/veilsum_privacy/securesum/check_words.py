@@ -26,7 +26,7 @@ from veilsum_node.canonical import canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Identity, Label, SigningKey, verify
 from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
-from veilsum_privacy.securesum.streams import Purpose, WordStream
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
 Words = NDArray[np.uint64]
 
@@ -58,7 +58,9 @@ def challenge(context: bytes, receipts: Sequence[bytes], fixed: bytes) -> bytes:
 
 def products(words: Words, context: bytes, rho: bytes) -> tuple[int, ...]:
     """<r, words> as integers, for each vector r of a challenge; words below 2^48."""
-    streams = [WordStream(rho, Purpose.CHALLENGE, context, bytes([number]), bound=1 << CHECK_BITS) for number in range(CHECKS)]
+    streams = [
+        WordStream(rho, StreamPurpose.CHALLENGE, context, bytes([number]), bound=1 << CHECK_BITS) for number in range(CHECKS)
+    ]
     totals = [0] * CHECKS
     for start in range(0, len(words), _BLOCK):
         part = words[start : start + _BLOCK]
@@ -90,8 +92,8 @@ def check_words(
         rho: the challenge.
         own, sharing, seeds, consent: as of :func:`.data_masks.mask_values`.
     """
-    masks = pairwise_masks(Purpose.PAIR_CHECK, context, own, sharing, seeds, CHECKS, modulus, rho)
-    masks += self_masks(Purpose.SELF_CHECK, context, [consent], CHECKS, modulus, rho)
+    masks = pairwise_masks(StreamPurpose.PAIR_CHECK, context, own, sharing, seeds, CHECKS, modulus, rho)
+    masks += self_masks(StreamPurpose.SELF_CHECK, context, [consent], CHECKS, modulus, rho)
     found = zip(products(words, context, rho), masks, strict=True)
     return tuple((product + int(mask)) % modulus for product, mask in found)
 
@@ -112,7 +114,7 @@ def verify_check_words(
     Raises:
         HostileInput: the words are not the sum of what the members sent.
     """
-    pads = self_masks(Purpose.SELF_CHECK, context, consents, CHECKS, modulus, rho)
+    pads = self_masks(StreamPurpose.SELF_CHECK, context, consents, CHECKS, modulus, rho)
     for number, product in enumerate(products(words, context, rho)):
         said = sum(answer[number] for answer in answers) - int(pads[number])
         if (product - said) % modulus:

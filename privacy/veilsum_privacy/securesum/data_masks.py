@@ -15,7 +15,7 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
 from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
-from veilsum_privacy.securesum.streams import Purpose
+from veilsum_privacy.securesum.streams import StreamPurpose
 from veilsum_privacy.securesum.sum_plan import SumPlan
 
 Words = NDArray[np.uint64]
@@ -44,8 +44,8 @@ def mask_values(
     modulus = plan.ring.plain_modulus
     words = np.ones(plan.words, dtype=np.uint64)
     words[1:] = pack_lanes(values, plan, plan.offset, modulus)
-    words += pairwise_masks(Purpose.PAIR_DATA, context, own, sharing, seeds, plan.words, modulus)
-    words += self_masks(Purpose.SELF_DATA, context, [consent], plan.words, modulus)
+    words += pairwise_masks(StreamPurpose.PAIR_DATA, context, own, sharing, seeds, plan.words, modulus)
+    words += self_masks(StreamPurpose.SELF_DATA, context, [consent], plan.words, modulus)
     return words % np.uint64(modulus)
 
 
@@ -64,7 +64,7 @@ def unmask_values(words: Words, plan: SumPlan, context: bytes, consents: Sequenc
     modulus = plan.ring.plain_modulus
     if words.shape != (plan.words,) or len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its words.")
-    masks = self_masks(Purpose.SELF_DATA, context, consents, plan.words, modulus)
+    masks = self_masks(StreamPurpose.SELF_DATA, context, consents, plan.words, modulus)
     total = (words + np.uint64(modulus) - masks) % np.uint64(modulus)
     if int(total[0]) != plan.cohort:
         raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")

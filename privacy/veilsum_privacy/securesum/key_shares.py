@@ -16,7 +16,7 @@ from veilsum_node.canonical import digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
-from veilsum_privacy.securesum.streams import SECRET_BYTES, Purpose, WordStream, derived_key
+from veilsum_privacy.securesum.streams import SECRET_BYTES, StreamPurpose, WordStream, derived_key
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 
 def consent_of(self_secret: bytes, context: bytes) -> bytes:
     """HKDF(self_i, consent | c): the secret of the sender's three self streams, and all that a consent gives away."""
-    return derived_key(self_secret, Purpose.CONSENT, context)
+    return derived_key(self_secret, StreamPurpose.CONSENT, context)
 
 
 def consent_proof(consent: bytes) -> bytes:
@@ -49,7 +49,7 @@ def held_to_commitment(consent: bytes, context: bytes, sender: str, commitment: 
 
 
 def pairwise_masks(
-    purpose: Purpose,
+    purpose: StreamPurpose,
     context: bytes,
     own: str,
     sharing: Sequence[str],
@@ -79,7 +79,9 @@ def pairwise_masks(
     return total % np.uint64(bound)  # at most 4,096 words of at most 48 bits: no overflow before
 
 
-def self_masks(purpose: Purpose, context: bytes, consents: Sequence[bytes], count: int, bound: int, *more: bytes) -> Words:
+def self_masks(
+    purpose: StreamPurpose, context: bytes, consents: Sequence[bytes], count: int, bound: int, *more: bytes
+) -> Words:
     """The (count,) sum of the self-masks of these consents, mod ``bound``."""
     total = np.zeros(count, dtype=np.uint64)
     for consent in consents:
@@ -118,8 +120,8 @@ def mask_key(
     bound, count = 1 << ring.share_bits(cohort), ring.degree + 1
     share = np.ones(count, dtype=np.int64)
     share[:-1] = key
-    masks = pairwise_masks(Purpose.PAIR_KEY, context, own, sharing, seeds, count, bound)
-    masks += self_masks(Purpose.SELF_KEY, context, [consent], count, bound)
+    masks = pairwise_masks(StreamPurpose.PAIR_KEY, context, own, sharing, seeds, count, bound)
+    masks += self_masks(StreamPurpose.SELF_KEY, context, [consent], count, bound)
     return (np.mod(share, bound).view(np.uint64) + masks) % np.uint64(bound)
 
 
@@ -137,7 +139,7 @@ def open_keys(total: Words, ring: RingParameters, context: bytes, consents: Sequ
     """
     members = len(consents)
     bound = 1 << ring.share_bits(members)
-    masks = self_masks(Purpose.SELF_KEY, context, consents, ring.degree + 1, bound)
+    masks = self_masks(StreamPurpose.SELF_KEY, context, consents, ring.degree + 1, bound)
     opened = ((total + np.uint64(bound) - masks) % np.uint64(bound)).view(np.int64)
     if int(opened[-1]) != members:
         raise HostileInput("The key shares do not count the cohort's members: they are not those of exactly this cohort.")

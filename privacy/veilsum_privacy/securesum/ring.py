@@ -20,7 +20,7 @@ from tenseal import sealapi
 from veilsum_node.errors import Misuse, StateError
 from veilsum_privacy.securesum.bfv import Scratch, inflate
 from veilsum_privacy.securesum.frames import Template
-from veilsum_privacy.securesum.streams import Purpose, WordStream
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -120,7 +120,7 @@ def common_polynomials(context: bytes, ring: RingParameters, start: int, count: 
     """
     out = np.empty((count, ring.degree), dtype=np.uint64)
     for row, number in enumerate(range(start, start + count)):
-        stream = WordStream(context, Purpose.COMMON, context, number.to_bytes(4, "big"), bound=ring.prime)
+        stream = WordStream(context, StreamPurpose.COMMON, context, number.to_bytes(4, "big"), bound=ring.prime)
         out[row] = stream.take(ring.degree)
     return out
 

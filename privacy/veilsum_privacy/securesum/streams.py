@@ -20,7 +20,7 @@ Words = NDArray[np.uint64]
 SECRET_BYTES = 32
 
 
-class Purpose(StrEnum):
+class StreamPurpose(StrEnum):
     """What a stream is for."""
 
     PAIR_KEY = "pair-key"
@@ -34,11 +34,11 @@ class Purpose(StrEnum):
     CONSENT = "consent"
 
 
-_OF_DATA = frozenset({Purpose.PAIR_DATA, Purpose.SELF_DATA})
+_OF_DATA = frozenset({StreamPurpose.PAIR_DATA, StreamPurpose.SELF_DATA})
 _PREFIX = b"veilsum/6/"
 
 
-def derived_key(secret: bytes, purpose: Purpose, context: bytes, *more: bytes) -> bytes:
+def derived_key(secret: bytes, purpose: StreamPurpose, context: bytes, *more: bytes) -> bytes:
     """HKDF-SHA256 (RFC 5869) of a secret to 32 bytes, bound to a purpose and to length-prefixed parts."""
     parts = (_PREFIX + purpose.encode(), context, *more)
     info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
@@ -56,7 +56,7 @@ class WordStream:
         bound: of the words, at most 2^64; a power of two up to 2^16 takes two bytes a word, up to 2^32 four, all others eight.
     """
 
-    def __init__(self, secret: bytes, purpose: Purpose, context: bytes, *more: bytes, bound: int) -> None:
+    def __init__(self, secret: bytes, purpose: StreamPurpose, context: bytes, *more: bytes, bound: int) -> None:
         key = derived_key(secret, purpose, context, *more)
         if purpose in _OF_DATA:
             self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
