@@ -19,9 +19,10 @@ from support.one_time import STUDY, Members, Played, identity, make_members, pla
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.check_words import Signed, SumStatement, parse_check, products, sign_sum
+from veilsum_privacy.securesum.check_words import Signed, SumStatement, checks_digest, parse_check, products, sign_sum
 from veilsum_privacy.securesum.evidence import (
     Evidence,
+    consent_statement,
     evidence_from_bytes,
     evidence_to_bytes,
     total_from_bytes,
@@ -223,6 +224,7 @@ def fixed_bytes() -> dict[str, str]:
     for name, ring in (("2048", RING_2048), ("4096", RING_4096)):
         members = make_members(3, size=4100, bound=1000, ring=ring, seed=77)
         played = play(members, some_vectors(members))
+        said = parse_check(played.evidence.checks[1], ring.plain_modulus)
         statements = [json.loads(body) for body in (played.fixed[1].body, *played.evidence.checks)]
         found |= {
             f"{name} common": short(common_polynomials(members.context, ring, 1, 1).astype("<u8").tobytes()),
@@ -232,6 +234,7 @@ def fixed_bytes() -> dict[str, str]:
             f"{name} challenge": played.rho.hex(),
             f"{name} products": short(repr(products(played.sent[1].words, members.context, played.rho)).encode()),
             f"{name} statements": short(json.dumps(statements, sort_keys=True).encode()),
+            f"{name} agreed": short(consent_statement(said, checks_digest(played.evidence.checks)).to_bytes()),
             f"{name} receipt": short(played.receipts[2].body),
             f"{name} consents": short(b"".join(members.consents)),
             f"{name} released": short(played.exact.astype("<i8").tobytes()),

@@ -119,6 +119,13 @@ def test_key_shares_have_the_stated_sizes() -> None:
     for count in (1, 1025):
         with pytest.raises(Misuse, match="1024 members"):
             plan_sum(1, 1, Fraction(0), count, RING_2048)
+        with pytest.raises(Misuse, match="2 to 1024 members"):
+            RING_2048.check_members(count)
+    for count in (2, 1024):
+        RING_2048.check_members(count)
+    assert RING_4096_LARGE.to_context() == {
+        "degree": 4096, "prime": "1152921504606830593", "plain_modulus": "140737488355213",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("ring", [RING_2048, RING_4096], ids=["2048", "4096"])
