@@ -38,6 +38,7 @@ _DISTANCE = "how far two are apart does not depend on which is first"
 _TRAILING = "how many entries are taken back before all are read anew: a matter of speed"
 _SOME = "releases come and go by one or more, never by none"
 _PAIRED = "one list was made of the other"
+_ALIKE = "all statements are about one sum by then, whichever is looked at"
 _PARTICIPANT = "participant/veilsum_participant"
 _EQUAL = "whether two are equal does not depend on which is first"
 _TOLERANCE = "on the very border of what is allowed for rounding"
@@ -311,6 +312,12 @@ HARMLESS: dict[str, str] = {
     f"{_LEDGER}/totals.py::Sum.add: 0 -> 1": _SOME,
     f"{_LEDGER}/totals.py::Sum.add: count >= 0 -> count > 0": _SOME,
     f"{_LEDGER}/totals.py::Sum.add: self._exact += count -> self._exact -= count": "it is asked only whether it is nought",
+    f"{_MECHANISM}/rounding.py::_decisions: 1 -> 2 (6)": _WIDER,
+    f"{_MECHANISM}/rounding.py::_decisions: 1 -> 2 (16)": _WIDER,
+    (
+        f"{_MECHANISM}/rounding.py::_decisions: np.full((blocks + 1, parts), 1 << 16, dtype=np.uint32) -> "
+        "np.full((blocks + 1, parts), 1 << 16)"
+    ): _INT64,
     f"{_MECHANISM}/clipping.py::UnitSums.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",
     f"{_MECHANISM}/clipping.py::UnitSums.__init__: 1 -> 2 (4)": "rows of zeros add nothing",
     (
@@ -396,6 +403,9 @@ HARMLESS: dict[str, str] = {
         "NOISE_VARIANCE * summands) -> math.ceil(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * "
         "summands)"
     ): "96 * 127 / 12 is a whole number",
+    f"{_SECURESUM}/evidence.py::_answers: 0 -> 1": _ALIKE,
+    f"{_SECURESUM}/evidence.py::verify_evidence: 0 -> 1": _ALIKE,
+    f"{_SECURESUM}/evidence.py::verify_evidence: True -> False": _PAIRED,
     f"{_SECURESUM}/lanes.py::pack_lanes: 1 -> 2": _LENGTH,
     f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (
         "a sum of even numbers is never the modulus, which is odd"
