@@ -44,7 +44,7 @@ def measure(*, quick: bool = False) -> list[dict[str, Any]]:
 def _measure(size: int, count: int) -> dict[str, Any]:
     ring, former = (RING_4096, BFV_8192) if size > 10_000 else (RING_2048, BFV_4096)
     bound = ((1 << (22 if size > 10_000 else 18)) // count - 1) // 2
-    repeats = 5 if size > 10_000 else 20
+    repeats = 15 if size > 10_000 else 30
     vectors = [np.random.default_rng(place).integers(-bound, bound + 1, size) for place in range(count)]
     exact = np.sum(vectors, axis=0)
     return {

@@ -10,13 +10,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.one_time import STUDY, Members, Played, identity, make_members, play, signing_key, some_vectors
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.check_words import Signed, SumStatement, checks_digest, parse_check, products, sign_sum
@@ -29,7 +30,7 @@ from veilsum_privacy.securesum.evidence import (
     total_to_bytes,
     verify_evidence,
 )
-from veilsum_privacy.securesum.ring import RING_2048, RING_4096, common_polynomials
+from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RINGS, RingParameters, common_polynomials
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "one-time-keys.json").read_text(encoding="utf-8"))
@@ -52,6 +53,30 @@ def verified(played: Played, found: Evidence, **changes: Any) -> list[int]:
 
 def test_honest_evidence_gives_the_sum(played: Played) -> None:
     assert verified(played, played.evidence) == played.exact.tolist()
+
+
+@given(
+    st.integers(2, 7),
+    st.integers(1, 300),
+    st.integers(1, 1 << 24),
+    st.integers(0, 1 << 30),
+    st.sampled_from(RINGS),
+    st.sampled_from(["any", "largest", "smallest", "zero"]),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=30)
+def test_whatever_members_hold_the_sum_is_exact(
+    count: int, size: int, bound: int, variance: int, ring: RingParameters, kind: str, seed: int
+) -> None:
+    try:
+        members = make_members(count, size, bound, ring, seed, Fraction(variance))
+    except Misuse:
+        return  # a sum that reaches further than a word
+    ends = {"largest": bound, "smallest": -bound, "zero": 0}
+    vectors = [np.full(size, ends[kind])] * count if kind in ends else some_vectors(members, seed)
+    one = play(members, vectors)
+    assert verified(one, one.evidence) == one.exact.tolist()
+    assert len(one.evidence.total) == members.plan.payload_bytes
 
 
 def at(parts: tuple[Any, ...], place: int, item: Any) -> tuple[Any, ...]:

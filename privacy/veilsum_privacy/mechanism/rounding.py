@@ -13,7 +13,6 @@ says how many were rejected or looked at again, and nothing else.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -144,9 +143,3 @@ def _decisions(variance: Fraction) -> _Decisions:
             least = least * below >> places
             most = -(-most * beyond >> places)
     return _Decisions(accepted.reshape(-1), refused.reshape(-1), blocks)
-
-
-def tail_bound(variance: Fraction, deviations: int) -> float:
-    """log2 of a bound on the chance that a draw lies more than so many standard deviations from its centre: 2 exp(-d^2 / 2),
-    Chernoff's for a Gaussian, which a discrete one of variance 16 or more exceeds by less than 1e-100."""
-    return 1 - deviations * deviations / 2 / math.log(2)
