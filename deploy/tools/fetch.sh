@@ -11,8 +11,10 @@ cd "$(dirname "$0")/../.."
 PACKAGES=(
     "prometheus: prometheus promtool"
     "prometheus-alertmanager: alertmanager amtool"
+    "spin: spin"
 )
 declare -A DEBIAN=([alertmanager]=prometheus-alertmanager)
+declare -A VERSION=([spin]=-V) # what asks a program for its version, where it is not --version
 
 tools=$PWD/.tools
 mkdir -p "$tools/bin"
@@ -39,7 +41,8 @@ $1 is missing, and it cannot be fetched here: $2.
 Install these programs so that they are on PATH, or put them (or links to them) into $tools/bin:
 $(printf '  %s\n' "${wanted[@]}")
 Debian, Ubuntu: apt-get install ${packages[*]}
-Elsewhere: prometheus and promtool, alertmanager and amtool come from https://prometheus.io/download/
+Elsewhere: prometheus and promtool, alertmanager and amtool come from https://prometheus.io/download/, spin from
+https://spinroot.com
 END
     exit 1
 }
@@ -104,6 +107,6 @@ fi
 
 for program in "${wanted[@]}"; do
     path=$(found "$program")
-    version=$("$path" --version 2>&1) || give_up "$program" "$path does not run: $version"
+    version=$("$path" "${VERSION[$program]:---version}" 2>&1) || give_up "$program" "$path does not run: $version"
     echo "$path: ${version%%(*}"
 done

@@ -38,6 +38,7 @@ _DISTANCE = "how far two are apart does not depend on which is first"
 _TRAILING = "how many entries are taken back before all are read anew: a matter of speed"
 _SOME = "releases come and go by one or more, never by none"
 _PAIRED = "one list was made of the other"
+_ALIKE = "all statements are about one sum by then, whichever is looked at"
 _PARTICIPANT = "participant/veilsum_participant"
 _EQUAL = "whether two are equal does not depend on which is first"
 _TOLERANCE = "on the very border of what is allowed for rounding"
@@ -311,6 +312,12 @@ HARMLESS: dict[str, str] = {
     f"{_LEDGER}/totals.py::Sum.add: 0 -> 1": _SOME,
     f"{_LEDGER}/totals.py::Sum.add: count >= 0 -> count > 0": _SOME,
     f"{_LEDGER}/totals.py::Sum.add: self._exact += count -> self._exact -= count": "it is asked only whether it is nought",
+    f"{_MECHANISM}/rounding.py::_decisions: 1 -> 2 (6)": _WIDER,
+    f"{_MECHANISM}/rounding.py::_decisions: 1 -> 2 (16)": _WIDER,
+    (
+        f"{_MECHANISM}/rounding.py::_decisions: np.full((blocks + 1, parts), 1 << 16, dtype=np.uint32) -> "
+        "np.full((blocks + 1, parts), 1 << 16)"
+    ): _INT64,
     f"{_MECHANISM}/clipping.py::UnitSums.__init__: 1 -> 0 (4)": "no row adds what a row of zeros does",
     f"{_MECHANISM}/clipping.py::UnitSums.__init__: 1 -> 2 (4)": "rows of zeros add nothing",
     (
@@ -345,8 +352,8 @@ HARMLESS: dict[str, str] = {
     f"{_MECHANISM}/noise.py::_exp_of_fraction: 2 * count -> 2 + count": _SERIES,
     f"{_MECHANISM}/noise.py::_exp_of_fraction: 10 -> 11": _WIDER,
     f"{_MECHANISM}/noise.py::_exp_of_fraction: 10 -> 9": _SERIES,
-    f"{_MECHANISM}/noise.py::_Sampler._enclose: 4095 -> 4094": "the last of 28 bits of x: the enclosure has room for it",
-    f"{_MECHANISM}/noise.py::_Sampler._enclose: np.minimum(x >> 20, _TOP << 8) -> np.minimum(_TOP << 8, x >> 20)": _EITHER,
+    f"{_MECHANISM}/noise.py::Sampler._enclose: 4095 -> 4094": "the last of 28 bits of x: the enclosure has room for it",
+    f"{_MECHANISM}/noise.py::Sampler._enclose: np.minimum(x >> 20, _TOP << 8) -> np.minimum(_TOP << 8, x >> 20)": _EITHER,
     f"{_MECHANISM}/noise.py::_law: "
     "np.array(_edges(kappa, _WORD)[::-1], dtype=np.int64) -> np.array(_edges(kappa, _WORD)[::-1])": _INT64,
     f"{_MECHANISM}/noise.py::exp_bracket: 64 -> 63": _PLACES,
@@ -367,16 +374,14 @@ HARMLESS: dict[str, str] = {
         "two primes leave one level for ciphertexts: there is no chain of further ones to prepare"
     ),
     (
-        f"{_SECURESUM}/bfv.py::_inflate: pyarrow.decompress(memoryview(data)[16:], "
+        f"{_SECURESUM}/bfv.py::inflate: pyarrow.decompress(memoryview(data)[16:], "
         "decompressed_size=stated_size(data), codec='zstd', asbytes=True) -> "
         "pyarrow.decompress(memoryview(data)[16:], decompressed_size=stated_size(data), "
         "codec='zstd')"
     ): _BUFFER,
-    f"{_SECURESUM}/bfv.py::_inflate: True -> False": _BUFFER,
+    f"{_SECURESUM}/bfv.py::inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
     f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
-    f"{_SECURESUM}/contribution.py::_packed: 1 -> 2": _LENGTH,
-    f"{_SECURESUM}/contribution.py::open_pieces: 1 -> 2 (4)": _LENGTH,
     (
         f"{_SECURESUM}/decryption.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"
     ): _COPY,
@@ -394,8 +399,13 @@ HARMLESS: dict[str, str] = {
         "NOISE_VARIANCE * summands) -> math.ceil(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * "
         "summands)"
     ): "96 * 127 / 12 is a whole number",
-    f"{_SECURESUM}/parameters.py::plan_encoding: packed >= parameters.plain_modulus -> packed > parameters.plain_modulus": (
+    f"{_SECURESUM}/evidence.py::_answers: 0 -> 1": _ALIKE,
+    f"{_SECURESUM}/evidence.py::verify_evidence: 0 -> 1": _ALIKE,
+    f"{_SECURESUM}/evidence.py::verify_evidence: True -> False": _PAIRED,
+    f"{_SECURESUM}/lanes.py::pack_lanes: 1 -> 2": _LENGTH,
+    f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (
         "a sum of even numbers is never the modulus, which is odd"
     ),
+    f"{_SECURESUM}/lanes.py::unpack_lanes: 1 -> 2 (3)": _LENGTH,
     f"{_SECURESUM}/roster.py::verify_roster: sorted(set(names), key=str.encode) -> sorted(set(names))": _ORDER,
 }

@@ -103,8 +103,8 @@ def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkey
     monkeypatch.setattr(noise, "_law", lambda _: replace(law, sure=0))
     fast = discrete_gaussian(variance, 1000, SeededRandom(6))
     monkeypatch.setattr(noise, "_law", lambda _: replace(law, sure=0, width=2**32))
-    accept, asked = noise._Sampler._exact_accept, []
-    monkeypatch.setattr(noise._Sampler, "_exact_accept", lambda self, bits, x: asked.append(bits) or accept(self, bits, x))
+    accept, asked = noise.Sampler._exact_accept, []
+    monkeypatch.setattr(noise.Sampler, "_exact_accept", lambda self, bits, x: asked.append(bits) or accept(self, bits, x))
     np.testing.assert_array_equal(discrete_gaussian(variance, 1000, SeededRandom(6)), fast)
     assert len(asked) >= 1000 * (variance > 1) or len(asked) > 500, "what is certainly rejected need not ask"
 
@@ -162,7 +162,7 @@ def test_edges_are_the_floors_of_the_chances_of_blocks(kappa: Fraction, bits: in
 @example(Fraction(2**60, 3), Fraction(1), Fraction(1))  # the most that is lost
 @example(Fraction(1, 4), Fraction(1), Fraction(1))
 def test_the_enclosure_holds_the_acceptance_probability(variance: Fraction, share: Fraction, block: Fraction) -> None:
-    sampler = noise._Sampler(variance, SeededRandom(0))
+    sampler = noise.Sampler(variance, SeededRandom(0))
     law, t = sampler._law, 1 << sampler._law.r
     at, j = math.floor(share * t), math.floor(block * (len(law.edges) - 1))
     floor = int(sampler._enclose(np.array([at]), np.array([j]))[0])
@@ -235,8 +235,8 @@ class Script:
         return not self._pieces
 
 
-def scripted(variance: Fraction, *pieces: bytes, places: int = 0) -> noise._Sampler:
-    sampler = noise._Sampler(variance, SeededRandom(0), places)
+def scripted(variance: Fraction, *pieces: bytes, places: int = 0) -> noise.Sampler:
+    sampler = noise.Sampler(variance, SeededRandom(0), places)
     sampler._random = Script(*pieces)  # type: ignore[assignment]
     return sampler
 

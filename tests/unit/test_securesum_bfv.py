@@ -28,7 +28,7 @@ from support.randomness import RARE_DEVIATIONS
 from support.securesum import malleated, sum_of
 from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.securesum import bfv
-from veilsum_privacy.securesum.bfv import Adder, SecretKey, _context, _encryption, _phases, _Scratch
+from veilsum_privacy.securesum.bfv import Adder, Scratch, SecretKey, _context, _encryption, _phases
 from veilsum_privacy.securesum.frames import SEED_BYTES, FrameSize, check_frame, numbers_from_bytes, numbers_to_bytes
 from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, MAX_SEEDS, MAX_SUMMANDS, BfvParameters
 from veilsum_privacy.securesum.tags import TagKey
@@ -394,7 +394,7 @@ def test_bombs_are_refused_before_anything_inflates(
     size = parameters.key
     bomb = _bombs(size)[name]
     assert size.least <= len(bomb) <= size.largest, "refused for its length alone"
-    monkeypatch.setattr(bfv._Scratch, "load", never)
+    monkeypatch.setattr(bfv.Scratch, "load", never)
     _refused(bomb, parameters)
 
 
@@ -488,9 +488,9 @@ def test_foreign_keys_are_refused(key: SecretKey, parameters: BfvParameters) -> 
     data = key.to_bytes()
     for foreign in (
         SecretKey.generate(other).to_bytes(),
-        *(_Scratch().dump(item) for item in (public, relin, galois)),
+        *(Scratch().dump(item) for item in (public, relin, galois)),
         *(
-            _Scratch().dump(sealapi.KeyGenerator(context).secret_key())
+            Scratch().dump(sealapi.KeyGenerator(context).secret_key())
             for context in (
                 _foreign(parameters, bits),
                 _foreign(parameters, modulus=modulus),
@@ -516,10 +516,10 @@ def test_a_system_without_files_in_memory_is_named(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(StateError, match="files in memory"):
-        _Scratch().load(b"", lambda path: None)
+        Scratch().load(b"", lambda path: None)
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(StateError, match="files in memory"):
-        _Scratch().load(b"", lambda path: None)
+        Scratch().load(b"", lambda path: None)
 
 
 def files_in_memory() -> list[str]:
@@ -533,7 +533,7 @@ def files_in_memory() -> list[str]:
 
 def test_the_scratch_file_keeps_nothing(key: SecretKey) -> None:
     """What passes through a file in memory is gone with it at once, also when the library refuses it; no file stays open."""
-    scratch, seen = _Scratch(), []
+    scratch, seen = Scratch(), []
     scratch.dump(key._key)
 
     def refuse(path: str) -> None:

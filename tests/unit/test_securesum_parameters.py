@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from veilsum_node.errors import Misuse
+from veilsum_privacy.securesum.lanes import TAIL_SIGMAS
 from veilsum_privacy.securesum.parameters import (
     BFV_4096,
     BFV_8192,
     MAX_SUMMANDS,
-    TAIL_SIGMAS,
     BfvParameters,
     choose_parameters,
     plan_encoding,

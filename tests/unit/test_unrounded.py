@@ -186,8 +186,8 @@ def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkey
     monkeypatch.setattr(noise, "_law", lambda _: replace(law, sure=0))
     fast = gaussian_around(centres, variance, SeededRandom(6))
     monkeypatch.setattr(noise, "_law", lambda _: replace(law, sure=0, width=2**32))
-    accept, asked = noise._Sampler._exact_accept, []
-    monkeypatch.setattr(noise._Sampler, "_exact_accept", lambda self, bits, x: asked.append(bits) or accept(self, bits, x))
+    accept, asked = noise.Sampler._exact_accept, []
+    monkeypatch.setattr(noise.Sampler, "_exact_accept", lambda self, bits, x: asked.append(bits) or accept(self, bits, x))
     np.testing.assert_array_equal(gaussian_around(centres, variance, SeededRandom(6)), fast)
     assert len(asked) >= 700
 
@@ -202,7 +202,7 @@ def test_the_exact_path_decides_as_the_vectorised_one(variance: Fraction, monkey
 @example(Fraction(16), Fraction(1), ONE, Fraction(1))
 @example(Fraction(2**62), Fraction(1), ONE, Fraction(1))
 def test_the_enclosure_holds_between_integers_too(variance: Fraction, share: Fraction, fraction: int, block: Fraction) -> None:
-    sampler = noise._Sampler(variance, SYSTEM_RANDOM, CENTRE_BITS)
+    sampler = noise.Sampler(variance, SYSTEM_RANDOM, CENTRE_BITS)
     law = sampler._law
     low, j = min(int(share * 2**law.r), 2**law.r - 1), int(block * (len(law.edges) - 1))
     floor = int(sampler._enclose(np.array([(low << CENTRE_BITS) + fraction]), np.array([j]))[0])
@@ -216,9 +216,9 @@ def test_the_enclosure_holds_between_integers_too(variance: Fraction, share: Fra
 @pytest.mark.parametrize("variance", [Fraction(16), Fraction(40), Fraction(2**20)])
 def test_the_randomness_used_tells_nothing_of_the_centres(variance: Fraction, monkeypatch: pytest.MonkeyPatch) -> None:
     proposals: list[int] = []
-    propose = noise._Sampler._propose
+    propose = noise.Sampler._propose
     monkeypatch.setattr(
-        noise._Sampler, "_propose", lambda self, count, fraction: proposals.append(count) or propose(self, count, fraction)
+        noise.Sampler, "_propose", lambda self, count, fraction: proposals.append(count) or propose(self, count, fraction)
     )
     used = []
     for fraction in (0, 1, ONE // 2):

@@ -37,6 +37,9 @@ class Label(StrEnum):
     REFUSAL = "veilsum/1/refusal"
     DIRECTORY = "veilsum/1/directory"
     AUDIT = "veilsum/1/audit"
+    SUM = "veilsum/6/sum"
+    CHECK = "veilsum/6/check"
+    CONSENT = "veilsum/6/consent"
 
 
 class SigningKey:

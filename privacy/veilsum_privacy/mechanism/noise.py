@@ -29,6 +29,7 @@ This module does not decide how much noise a release needs (accounting) and neve
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -64,7 +65,9 @@ _CHUNK = 1 << 16
 _FINE = 12  # kappa is at most 2^-13: t^2 <= v / 2^12
 _WORD = 31  # bits of the uniform number that chooses V, before more are drawn
 _CELL = 15  # of these, how many the table leaves out
-_OPEN = 0xFFFF  # in the table: a cell with an edge in it
+OPEN_CELL = 0xFFFF
+"""In the table of a law: a cell with an edge in it."""
+
 _POINT = 28  # binary places of x
 _UNIT = 31  # binary places of exp(-x)
 _TOP = 24  # beyond x = 24, exp(-x) is below 2^-31
@@ -182,7 +185,7 @@ def discrete_gaussian(variance: Fraction, size: int, source: RandomSource) -> In
         raise Misuse("The variance of a discrete Gaussian must lie between 1/4 and 2^96 grid units squared.")
     if size < 0:
         raise Misuse("A number of draws cannot be negative.")
-    return _Sampler(Fraction(variance), source).draw(size)
+    return Sampler(Fraction(variance), source).draw(size)
 
 
 def gaussian_around(centres: Integers, variance: Fraction, source: RandomSource) -> Integers:
@@ -214,11 +217,11 @@ def gaussian_around(centres: Integers, variance: Fraction, source: RandomSource)
     """
     if not ROUNDING_VARIANCE <= variance <= 2**62:
         raise Misuse("The variance around a real centre must lie between 16 and 2^62 grid units squared.")
-    sampler = _Sampler(Fraction(variance), source, CENTRE_BITS)
+    sampler = Sampler(Fraction(variance), source, CENTRE_BITS)
     return (centres >> CENTRE_BITS) + sampler.draw(len(centres), centres & ((1 << CENTRE_BITS) - 1))
 
 
-class _Sampler:
+class Sampler:
     """Rejection sampler of one variance, for one call; names as in the module's docstring.
 
     Args:
@@ -229,7 +232,12 @@ class _Sampler:
 
     def __init__(self, variance: Fraction, source: RandomSource, places: int = 0) -> None:
         self._random, self._places = Expanded(source), places
-        self._law = _law(variance)
+        self._law = self.law(variance)
+
+    @staticmethod
+    def law(variance: Fraction) -> Law:
+        """What all draws of one variance share."""
+        return _law(variance)
 
     def draw(self, size: int, fraction: Integers | None = None) -> Integers:
         """Draw y - floor(z) for each of (size,) centres, which lie ``fraction`` last binary places above an integer."""
@@ -248,7 +256,7 @@ class _Sampler:
         law = self._law
         head, tail, accept = np.frombuffer(self._random.bytes(6 * count), dtype="<u2").reshape(3, count)
         block = law.table[head]
-        again = np.flatnonzero((accept >= law.sure) | (block == _OPEN))
+        again = np.flatnonzero((accept >= law.sure) | (block == OPEN_CELL))
         step = block.astype(np.int64)
         step <<= law.r
         if law.r:
@@ -263,22 +271,39 @@ class _Sampler:
             beyond = fraction[again]
             offset += np.where(below[again] < 0, beyond, (1 << self._places) - beyond)
         bits = (head[again].astype(np.int64) << _CELL) | (tail[again] >> 1)
-        further = np.frombuffer(self._random.bytes(2 * len(again)), dtype="<u2") >> 1
-        accept_bits = (accept[again].astype(np.int64) << 15) | further
+        found, accepted = self._settle(
+            bits, accept[again], offset, lambda index: Fraction(int(offset[index]), 1 << (law.r + self._places))
+        )
+        step[again] = (found << law.r) | low
+
+        step ^= below
+        step += 1
+        return step, again[~accepted]
+
+    def _settle(
+        self, bits: Integers, accept: NDArray[np.uint16], offset: Integers, exact: Callable[[int], Fraction]
+    ) -> tuple[Integers, Mask]:
+        """Find the block of each proposal and whether it is accepted, whatever that takes.
+
+        Args:
+            bits: (n,) the first 31 of the uniform number that chooses V.
+            accept: (n,) the first 16 of the one that decides.
+            offset: (n,) w in units of 1 / t and of the distances' last binary place, cut off there.
+            exact: w of the proposal with this index.
+        """
+        law = self._law
+        further = np.frombuffer(self._random.bytes(2 * len(bits)), dtype="<u2") >> 1
+        accept_bits = (accept.astype(np.int64) << 15) | further
         passed = np.searchsorted(law.edges, bits, side="right")
         found = len(law.edges) - passed
         floor = self._enclose(offset, found)
         accepted = accept_bits < floor - law.width
         unsure = (law.edges[passed - 1] == bits) | (~accepted & (accept_bits < floor + 7))
         for index in np.flatnonzero(unsure):
-            found[index] = exact = self._exact_block(int(bits[index]))
-            w = Fraction(int(offset[index]), 1 << (law.r + self._places))
-            accepted[index] = self._exact_accept(int(accept_bits[index]), law.kappa * (2 * exact + w) * w)
-        step[again] = (found << law.r) | low
-
-        step ^= below
-        step += 1
-        return step, again[~accepted]
+            found[index] = block = self._exact_block(int(bits[index]))
+            w = exact(int(index))
+            accepted[index] = self._exact_accept(int(accept_bits[index]), law.kappa * (2 * block + w) * w)
+        return found, accepted
 
     def _low(self, count: int) -> Integers:
         """(count,) uniform integers U below t."""
@@ -335,7 +360,7 @@ class _Sampler:
 
 
 @dataclass(frozen=True)
-class _Law:
+class Law:
     """What all draws of one variance share.
 
     Attributes:
@@ -358,7 +383,7 @@ class _Law:
 
 
 @lru_cache(maxsize=64)
-def _law(variance: Fraction) -> _Law:
+def _law(variance: Fraction) -> Law:
     """Tables of a variance, made in a millisecond and remembered: a step of training draws few values of the same one."""
     r = max(0, (math.floor(variance / 2**_FINE).bit_length() - 1) // 2)
     kappa = Fraction(4**r) / (2 * variance)
@@ -370,11 +395,11 @@ def _law(variance: Fraction) -> _Law:
     edges = np.array(_edges(kappa, _WORD)[::-1], dtype=np.int64)
     inside = np.bincount(edges >> _CELL, minlength=1 << 16)
     table = (len(edges) - np.cumsum(inside)).astype(np.uint16)
-    table[inside > 0] = _OPEN
+    table[inside > 0] = OPEN_CELL
     last = int(table[inside == 0].max())
     sure, _ = exp_bracket(kappa * (2 * last + 1), 16)
     width = math.ceil(kappa * (2 * len(edges) + 2) * (2**9 + 2**7)) + 24
-    return _Law(r, kappa, math.floor(kappa * 2**places), places, edges, table, sure, width)
+    return Law(r, kappa, math.floor(kappa * 2**places), places, edges, table, sure, width)
 
 
 @lru_cache(maxsize=8)

@@ -65,7 +65,7 @@ def _phases(parameters: BfvParameters) -> Any:
     return _context(parameters, parameters.prime - 1)
 
 
-class _Scratch:
+class Scratch:
     """A file in memory: the library's Python interface saves to and loads from named files only.
 
     It is open for one object only: who adds up a round may be kept for as long as its study.
@@ -79,7 +79,7 @@ class _Scratch:
 
     def content(self, item: Any) -> bytes:
         """What is inside the frame of an object that saves itself."""
-        return _inflate(self.dump(item))
+        return inflate(self.dump(item))
 
     def load(self, data: bytes, read: Callable[[str], None]) -> None:
         """Let ``read`` load an object from a file that holds ``data``."""
@@ -102,7 +102,7 @@ def _memory_file() -> Iterator[int]:
         os.close(file)
 
 
-def _inflate(data: bytes) -> bytes:
+def inflate(data: bytes) -> bytes:
     """What is inside the frame of an object that this library wrote, or that was checked by :func:`check_frame`."""
     import pyarrow  # large, and a coordinator of few participants inflates nothing
 
@@ -112,7 +112,7 @@ def _inflate(data: bytes) -> bytes:
 @lru_cache(maxsize=8)
 def _templates(parameters: BfvParameters, plain_modulus: int) -> dict[str, Template]:
     """What this library writes around the numbers of a fresh ciphertext, a whole one, a plaintext and a key."""
-    context, scratch, words = _context(parameters, plain_modulus), _Scratch(), 8 * parameters.degree
+    context, scratch, words = _context(parameters, plain_modulus), Scratch(), 8 * parameters.degree
     key, whole = sealapi.KeyGenerator(context).secret_key(), sealapi.Ciphertext()  # of a key that is thrown away
     encryptor = sealapi.Encryptor(context, key)
     encryptor.encrypt_symmetric(sealapi.Plaintext(), whole)
@@ -123,7 +123,7 @@ def _templates(parameters: BfvParameters, plain_modulus: int) -> dict[str, Templ
         "key": (key, 2 * words),
     }
     dumped = {kind: (scratch.dump(item), numbers) for kind, (item, numbers) in objects.items()}
-    return {kind: Template.of(_inflate(data), data, numbers) for kind, (data, numbers) in dumped.items()}
+    return {kind: Template.of(inflate(data), data, numbers) for kind, (data, numbers) in dumped.items()}
 
 
 def _coefficients(data: bytes, parameters: BfvParameters, what: str) -> Slots:
@@ -146,7 +146,7 @@ class _Expander:
         self.context = _phases(parameters)
         self._evaluator = sealapi.Evaluator(self.context)
         self._templates = _templates(parameters, parameters.prime - 1)
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
 
     def seeded(self, first: Slots, seed: bytes) -> Any:
         """A ciphertext of its first polynomial, whose further coefficients are 0, and the seed of its second."""
@@ -239,7 +239,7 @@ class SecretKey:
         self.parameters = parameters
         self._key = key
         self._encryptor = sealapi.Encryptor(context, key)
-        self._scratch, self._expander = _Scratch(), _Expander(parameters)
+        self._scratch, self._expander = Scratch(), _Expander(parameters)
         self._own = _templates(parameters, parameters.plain_modulus)
         self._decryptor = sealapi.Decryptor(self._expander.context, self._for_phases())
 
@@ -260,13 +260,13 @@ class SecretKey:
         """
         check_frame(data, parameters.key, "dealt key")
         try:
-            content = _inflate(data)
+            content = inflate(data)
         except (OSError, ValueError) as error:
             raise HostileInput("A dealt key cannot be decompressed.") from error
         whole = _templates(parameters, parameters.plain_modulus)["key"].check(content, "dealt key")
         key = sealapi.SecretKey()
         try:
-            _Scratch().load(whole, lambda path: key.load(_encryption(parameters), path))
+            Scratch().load(whole, lambda path: key.load(_encryption(parameters), path))
             return cls(key, parameters)
         except _PARSE_ERRORS as error:
             raise HostileInput(

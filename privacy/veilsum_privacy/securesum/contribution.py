@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import digest
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.bfv import SecretKey
+from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
 from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.securesum.parameters import TAGS, EncodingPlan
 from veilsum_privacy.securesum.tags import TagKey
@@ -37,21 +38,7 @@ def consent_key(self_seed: bytes, context: bytes) -> bytes:
 
 def pack(values: Integers, plan: EncodingPlan) -> Slots:
     """Pack (size,) noised values into (slots,) words mod t: lanes of ``value + offset``, low lane first."""
-    if values.shape != (plan.size,):
-        raise Misuse(f"The plan is for {plan.size} values, the vector has shape {values.shape}.")
-    return _packed(values, plan, plan.offset)
-
-
-def _packed(values: Integers, plan: EncodingPlan, offset: int) -> Slots:
-    lanes = np.zeros((plan.slots, plan.lanes), dtype=np.int64)
-    lanes.reshape(-1)[: plan.size] = values
-    lanes += offset
-    if np.abs(lanes).max() >= 1 << (62 - plan.width * (plan.lanes - 1)):
-        raise Misuse("A noised value is too large for its lane.")  # a tail beyond any planned probability
-    packed = lanes[:, 0].copy()
-    for lane in range(1, plan.lanes):
-        packed += lanes[:, lane] << np.int64(plan.width * lane)
-    return np.mod(packed, plan.parameters.plain_modulus).astype(np.uint64)
+    return pack_lanes(values, plan, plan.offset, plan.parameters.plain_modulus)
 
 
 def masked_words(
@@ -161,7 +148,7 @@ def masked_sum(values: Integers, plan: EncodingPlan, consents: Sequence[bytes], 
         raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
     modulus = plan.parameters.plain_modulus
     streams = [MaskStream(consent, modulus) for consent in consents]
-    packed = _packed(values, plan, plan.cohort * plan.offset)
+    packed = pack_lanes(values, plan, plan.cohort * plan.offset, modulus)
     return _masked(packed, plan, plan.cohort, streams, [], padded=padded)
 
 
@@ -190,7 +177,7 @@ def open_pieces(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[b
     if len(consents) != plan.cohort or len(words) != plan.ciphertexts:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its ciphertexts.")
     streams = [MaskStream(consent, modulus) for consent in consents]
-    left, cut = plan.size, np.uint64((1 << plan.width) - 1)
+    left = plan.size
     for index, part in enumerate(words):
         if part.shape != (plan.words(index),) or (part >= modulus).any():
             raise HostileInput("A decrypted sum has the wrong shape or a word beyond the modulus.")
@@ -200,18 +187,6 @@ def open_pieces(words: Sequence[Slots], plan: EncodingPlan, consents: Sequence[b
         total %= np.uint64(modulus)
         if int(total[0]) != plan.cohort:
             raise HostileInput("The count lane is not the size of the cohort: the masks did not cancel.")
-        rest = total[1:]
-        lanes = np.empty((len(rest), plan.lanes), dtype=np.int64)
-        for lane in range(plan.lanes):
-            lanes[:, lane] = rest & cut
-            rest >>= np.uint64(plan.width)
-        if rest.any():
-            raise HostileInput("A slot of the sum overflows its lanes.")
-        lanes -= plan.cohort * plan.offset
-        if max(int(lanes.max()), -int(lanes.min())) > plan.reach:
-            raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
-        values = lanes.reshape(-1)
-        if values[left:].any():
-            raise HostileInput("A lane beyond the vector is not empty.")
-        yield values[:left]
-        left -= len(values[:left])
+        values = unpack_lanes(total[1:], plan, left)
+        yield values
+        left -= len(values)

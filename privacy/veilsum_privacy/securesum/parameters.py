@@ -15,6 +15,7 @@ from fractions import Fraction
 
 from veilsum_node.errors import Misuse
 from veilsum_privacy.securesum.frames import SEED_BYTES, FrameSize
+from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
 
 RESERVED_SLOTS = 3
 """The first slot of a ciphertext counts the cohort; the last two hold the tags."""
@@ -32,9 +33,6 @@ NOISE_VARIANCE = Fraction(127, 12)
 
 NOISE_SIGMAS_SQUARED = 96
 """Square of how many standard deviations of its noise a sum may show: 9.8, a tail below 2^-68 a coefficient."""
-
-TAIL_SIGMAS = 12
-"""The range check allows the whole sum's noise this many standard deviations (a tail below 1e-32 a value)."""
 
 
 @dataclass(frozen=True)
@@ -108,33 +106,14 @@ BFV_4096 = BfvParameters(
 
 
 @dataclass(frozen=True)
-class EncodingPlan:
-    """The layout of one round's vector.
+class EncodingPlan(LanePlan):
+    """The layout of one round's vector in ciphertexts.
 
     Attributes:
-        size: d, number of values.
-        bound: each site's values are clamped to [-bound, bound] before noise, in grid units.
-        reach: largest absolute value of the opened sum, noise tails included.
-        cohort: n, number of summands.
-        offset: added to every value so that the sum of a lane is never negative.
-        width: bits of one lane.
-        lanes: lanes of one slot.
         parameters: the BFV parameters.
     """
 
-    size: int
-    bound: int
-    reach: int
-    cohort: int
-    offset: int
-    width: int
-    lanes: int
     parameters: BfvParameters
-
-    @property
-    def slots(self) -> int:
-        """Slots that carry values, over all ciphertexts."""
-        return -(-self.size // self.lanes)
 
     @property
     def ciphertexts(self) -> int:
@@ -156,17 +135,6 @@ class EncodingPlan:
         """Bytes of all ciphertexts of the cohort's sum."""
         return sum(self.parameters.sum_bytes(self.words(index) + TAGS, self.cohort) for index in range(self.ciphertexts))
 
-    def to_context(self) -> dict[str, object]:
-        """What the round's context binds."""
-        return {
-            "size": self.size,
-            "bound": str(self.bound),
-            "reach": str(self.reach),
-            "offset": str(self.offset),
-            "width": self.width,
-            "lanes": self.lanes,
-        }
-
 
 def plan_encoding(size: int, bound: int, variance: Fraction, cohort: int, parameters: BfvParameters) -> EncodingPlan:
     """Choose the narrowest lanes that hold the cohort's sum with its noise.
@@ -181,27 +149,8 @@ def plan_encoding(size: int, bound: int, variance: Fraction, cohort: int, parame
     Raises:
         Misuse: out of range, or one lane does not fit a slot.
     """
-    if size < 1 or bound < 1 or variance < 0:
-        raise Misuse("A vector needs at least one value, a positive bound and a variance that is not negative.")
-    if not 2 <= cohort <= MAX_SUMMANDS:
-        raise Misuse(f"A cohort of {cohort} cannot be summed; it must have 2 to {MAX_SUMMANDS} members.")
-    reach = cohort * bound + TAIL_SIGMAS * (math.isqrt(math.ceil(variance)) + 1 if variance else 0)
-    offset = -(-reach // cohort)
-    largest = 2 * cohort * offset
-    width = largest.bit_length()
-    lanes = 0
-    packed = 0
-    while True:
-        packed += largest << (width * lanes)
-        if packed >= parameters.plain_modulus:
-            break
-        lanes += 1
-    if lanes == 0:
-        raise Misuse(
-            f"A sum that reaches {reach} grid units does not fit a slot of {parameters.plain_modulus.bit_length()} bits.",
-            "Use a coarser grid, a smaller max_records or a smaller cohort.",
-        )
-    return EncodingPlan(size, bound, reach, cohort, offset, width, lanes, parameters)
+    plan = plan_lanes(size, bound, variance, cohort, parameters.plain_modulus, MAX_SUMMANDS)
+    return EncodingPlan(**vars(plan), parameters=parameters)
 
 
 def choose_parameters(sums: list[tuple[int, int, Fraction]], participants: int) -> BfvParameters:

@@ -9,6 +9,7 @@ from fuzzing.driver import Target
 TARGETS = {
     "objects": "objects:Objects",
     "ciphertexts": "ciphertexts:Ciphertexts",
+    "sums": "sums:Sums",
     "exports": "ledgers:Exports",
     "backups": "ledgers:Backups",
     "configuration": "settings:Configuration",

@@ -1,0 +1,330 @@
+"""Check words: what every member says about its own words once the sum stands fixed, and before anybody can open it.
+
+The order is the point. The coordinator adds up and fixes the sum by its digest D; from D and all receipts follows the
+challenge rho, and from rho three vectors r of 28-bit numbers. A member answers with <r, y> of its own masked words, under
+masks that only cancel in the sum over the cohort, and under its consent's self-mask; then everyone signs for the whole list
+of answers, with its consent and not before. So a sum that does not match what members said is refused by whoever holds the
+evidence:
+
+- A word that differs passes one vector with chance 2^-28 (t is prime, so the difference has an inverse), all three with 2^-84.
+- One challenge for each context, ever: two of them, of one member, would tell <r - r', y> without a mask.
+- The list is signed with the consent. Were only the answers signed, each by its sender, a member that lies could sign a second
+  answer once the others' consents have opened everything, and the list that is shown later would hold that one.
+
+Argued in decision 109.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_node.canonical import canonical, digest, parse_canonical
+from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.identity import Identity, Label, SigningKey, verify
+from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
+
+Words = NDArray[np.uint64]
+
+CHECKS = 3
+"""Vectors of a challenge."""
+
+CHECK_BITS = 28
+"""Bits of a number of a challenge: three vectors leave a false sum a chance of 2^-84."""
+
+_BLOCK = 1 << 11  # 28-bit numbers times 24-bit halves, so many of them, stay below 2^63
+_HALF = np.uint64(24)
+_LOW = np.uint64((1 << 24) - 1)
+
+MAX_STATEMENT_BYTES = 2048
+
+
+def sum_digest(context: bytes, share: bytes, coefficients: bytes) -> bytes:
+    """D: digest of a sum of contributions, of the digests of its key share and coefficients (32 bytes)."""
+    return digest("veilsum/6/sum", context, share, coefficients)
+
+
+def challenge(context: bytes, receipts: Sequence[bytes], fixed: bytes) -> bytes:
+    """rho (32 bytes), of the receipts' statements in the cohort's order, without signatures, and D.
+
+    ECDSA signatures are malleable: with them, whoever signs could try challenges without changing a word.
+    """
+    return digest("veilsum/6/check", context, digest("veilsum/6/receipts", *receipts), fixed)
+
+
+def products(words: Words, context: bytes, rho: bytes) -> tuple[int, ...]:
+    """<r, words> as integers, for each vector r of a challenge; words below 2^48."""
+    streams = [
+        WordStream(rho, StreamPurpose.CHALLENGE, context, bytes([number]), bound=1 << CHECK_BITS) for number in range(CHECKS)
+    ]
+    totals = [0] * CHECKS
+    for start in range(0, len(words), _BLOCK):
+        part = words[start : start + _BLOCK]
+        halves = part & _LOW, part >> _HALF
+        for number, stream in enumerate(streams):
+            r = stream.take(len(part))
+            totals[number] += int(r @ halves[0]) + (int(r @ halves[1]) << 24)
+    return tuple(totals)
+
+
+def check_words(
+    words: Words,
+    modulus: int,
+    context: bytes,
+    rho: bytes,
+    own: str,
+    sharing: Sequence[str],
+    seeds: Mapping[str, bytes],
+    consent: bytes,
+) -> tuple[int, ...]:
+    """A member's answer to a challenge: <r, y> mod t under pairwise masks and its self-mask, :data:`CHECKS` of them.
+
+    A site gives one for each context, ever: it keeps D and the answer before they leave (:class:`Answered`).
+
+    Args:
+        words: y, the masked words that it sent.
+        modulus: t.
+        context: the digest c.
+        rho: the challenge.
+        own, sharing, seeds, consent: as of :func:`.data_masks.mask_values`.
+    """
+    masks = pairwise_masks(StreamPurpose.PAIR_CHECK, context, own, sharing, seeds, CHECKS, modulus, rho)
+    masks += self_masks(StreamPurpose.SELF_CHECK, context, [consent], CHECKS, modulus, rho)
+    found = zip(products(words, context, rho), masks, strict=True)
+    return tuple((product + int(mask)) % modulus for product, mask in found)
+
+
+def verify_check_words(
+    words: Words, modulus: int, context: bytes, rho: bytes, answers: Sequence[Sequence[int]], consents: Sequence[bytes]
+) -> None:
+    """Check opened words against all members' answers.
+
+    Args:
+        words: (n,) of the opened sum, the self-masks of the data still on.
+        modulus: t.
+        context: the digest c.
+        rho: the challenge.
+        answers: of every member, :data:`CHECKS` each.
+        consents: of every member, held to its receipt before.
+
+    Raises:
+        HostileInput: the words are not the sum of what the members sent.
+    """
+    pads = self_masks(StreamPurpose.SELF_CHECK, context, consents, CHECKS, modulus, rho)
+    for number, product in enumerate(products(words, context, rho)):
+        said = sum(answer[number] for answer in answers) - int(pads[number])
+        if (product - said) % modulus:
+            raise HostileInput("The sum is not that of the contributions which its members vouched for.")
+
+
+@dataclass(frozen=True)
+class CheckStatement:
+    """What a member signs when it answers a challenge.
+
+    Attributes:
+        study: digest of the study.
+        participant: the signer's name.
+        round, attempt: which sum.
+        context: digest c of the attempt.
+        challenge: rho.
+        sum: D.
+        words: its answer.
+    """
+
+    study: bytes
+    participant: str
+    round: int
+    attempt: int
+    context: bytes
+    challenge: bytes
+    sum: bytes
+    words: tuple[int, ...] = field(repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical({"v": 6, **vars(self)})
+
+
+@dataclass(frozen=True)
+class ConsentStatement:
+    """What a member signs with its consent: for which answers, of all members, it gives it.
+
+    Attributes:
+        study, participant, round, attempt, context, challenge, sum: as of :class:`CheckStatement`.
+        checks: :func:`checks_digest` of all members' answers, in the cohort's order.
+    """
+
+    study: bytes
+    participant: str
+    round: int
+    attempt: int
+    context: bytes
+    challenge: bytes
+    sum: bytes
+    checks: bytes
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical({"v": 6, **vars(self)})
+
+
+@dataclass(frozen=True)
+class SumStatement:
+    """What the coordinator signs when it fixes a sum.
+
+    Attributes:
+        study, round, attempt, context, sum: as of :class:`CheckStatement`.
+        coordinator: the signer's name.
+    """
+
+    study: bytes
+    coordinator: str
+    round: int
+    attempt: int
+    context: bytes
+    sum: bytes
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical({"v": 6, **vars(self)})
+
+
+@dataclass(frozen=True)
+class Signed:
+    """The exact bytes of a statement with their signature."""
+
+    body: bytes
+    signature: bytes
+
+
+def sign_check(statement: CheckStatement, key: SigningKey) -> Signed:
+    """Sign an answer."""
+    body = statement.to_bytes()
+    return Signed(body, key.sign(Label.CHECK, body))
+
+
+def sign_consent(statement: ConsentStatement, key: SigningKey) -> Signed:
+    """Sign for the answers that a consent is given to."""
+    body = statement.to_bytes()
+    return Signed(body, key.sign(Label.CONSENT, body))
+
+
+def sign_sum(statement: SumStatement, key: SigningKey) -> Signed:
+    """Sign for a sum that is fixed."""
+    body = statement.to_bytes()
+    return Signed(body, key.sign(Label.SUM, body))
+
+
+def checks_digest(bodies: Sequence[bytes]) -> bytes:
+    """Digest of all members' answers in the cohort's order (32 bytes); over the bodies, for signatures are malleable."""
+    return digest("veilsum/6/checks", *bodies)
+
+
+def parse_check(body: bytes, modulus: int) -> CheckStatement:
+    """Parse an answer's bytes; says nothing about who signed them.
+
+    Raises:
+        HostileInput: malformed, or a word is not below t.
+    """
+    if len(body) > MAX_STATEMENT_BYTES:
+        raise HostileInput("A check statement is larger than allowed.")
+    value = parse_canonical(body, what="check statement")
+    names = {"v", "study", "participant", "round", "attempt", "context", "challenge", "sum", "words"}
+    if not isinstance(value, dict) or set(value) != names or value["v"] != 6 or not isinstance(value["words"], list):
+        raise HostileInput("A check statement does not have exactly the fields of version 6.")
+    try:
+        study, context, rho, fixed = (bytes.fromhex(value[name]) for name in ("study", "context", "challenge", "sum"))
+    except (TypeError, ValueError) as error:
+        raise HostileInput("A digest in a check statement is not hexadecimal.") from error
+    numbers, words, name = (value["round"], value["attempt"]), value["words"], value["participant"]
+    if any(type(number) is not int or number < 1 for number in numbers) or not isinstance(name, str):
+        raise HostileInput("A number or name in a check statement is malformed.")
+    if len(words) != CHECKS or any(type(word) is not int or not 0 <= word < modulus for word in words):
+        raise HostileInput(f"A check statement has {CHECKS} words below the study's modulus.")
+    statement = CheckStatement(study, name, *numbers, context, rho, fixed, tuple(words))
+    if statement.to_bytes() != body or {len(item) for item in (study, context, rho, fixed)} != {32}:
+        raise HostileInput("A check statement encodes a value differently than version 6 does.")
+    return statement
+
+
+def verify_sum(signed: Signed, signer: Identity, expected: SumStatement) -> None:
+    """Verify that a coordinator fixed exactly this sum.
+
+    Raises:
+        HostileInput: it said something else, or the signature is wrong.
+    """
+    if signed.body != expected.to_bytes() or expected.coordinator != signer.name:
+        raise HostileInput("The coordinator's word is about another sum.")
+    verify(signer.public_key, Label.SUM, signed.body, signed.signature)
+
+
+def verify_checks(
+    signed: Sequence[Signed], cohort: Sequence[Identity], own: Signed, modulus: int
+) -> tuple[CheckStatement, ...]:
+    """Before anyone is charged: every member of the cohort answered the challenge that this member did, its own answer stands
+    among them as it was given, and every signature is right.
+
+    Args:
+        signed: all members' answers, in the cohort's order.
+        cohort: the members.
+        own: this member's answer, as it was kept.
+        modulus: t.
+
+    Raises:
+        HostileInput: something does not hold.
+    """
+    # its own answer among them, and all to one challenge: so all to its own
+    if len(signed) != len(cohort) or [item.body for item in signed].count(own.body) != 1:
+        raise HostileInput("There is not exactly one answer of each member, or this member's own is another one.")
+    said = same_checks([item.body for item in signed], [member.name for member in cohort], modulus)
+    for item, member in zip(signed, cohort, strict=True):
+        verify(member.public_key, Label.CHECK, item.body, item.signature)
+    return said
+
+
+def same_checks(bodies: Sequence[bytes], names: Sequence[str], modulus: int) -> tuple[CheckStatement, ...]:
+    """The answers, if there is one of each member, in order, and all to one challenge about one sum of one context.
+
+    Raises:
+        HostileInput: there is not.
+    """
+    said = tuple(parse_check(body, modulus) for body in bodies)
+    if tuple(item.participant for item in said) != tuple(names):
+        raise HostileInput("The answers are not those of the cohort's members, in its order.")
+    if len({(item.study, *sum_named(item)) for item in said}) != 1:
+        raise HostileInput("The members did not all answer the same challenge about the same sum.")
+    return said
+
+
+def sum_named(statement: CheckStatement | ConsentStatement) -> tuple[int, int, bytes, bytes, bytes]:
+    """Which sum a statement is about: round, attempt, context, challenge and D."""
+    return statement.round, statement.attempt, statement.context, statement.challenge, statement.sum
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a site keeps of the challenge that it answered for a context, before the answer leaves.
+
+    Attributes:
+        sum: D.
+        challenge: rho.
+        answer: as signed.
+    """
+
+    sum: bytes
+    challenge: bytes
+    answer: Signed
+
+    def again(self, rho: bytes, fixed: bytes) -> Signed:
+        """The same answer once more, to the same question.
+
+        Raises:
+            StateError: it is another question about the same context: the attempt must be given up.
+        """
+        if (rho, fixed) != (self.challenge, self.sum):
+            raise StateError("This site answered another challenge for this context already.", "It gives the attempt up.")
+        return self.answer

@@ -1,0 +1,71 @@
+"""From a noised integer vector to masked words: lanes, pairwise masks and the self-mask of the sender's consent.
+
+This is the second lock. It stands whether one-time keys are known or not: without the self-mask, keys that were given away
+would open a sum that nobody consented to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.arrays import Integers
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
+from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
+from veilsum_privacy.securesum.streams import StreamPurpose
+from veilsum_privacy.securesum.sum_plan import SumPlan
+
+Words = NDArray[np.uint64]
+
+
+def mask_values(
+    values: Integers,
+    plan: SumPlan,
+    context: bytes,
+    own: str,
+    sharing: Sequence[str],
+    seeds: Mapping[str, bytes],
+    consent: bytes,
+) -> Words:
+    """The masked words y of a contribution: (plan.words,) below t.
+
+    Args:
+        values: (size,) clamped and noised values.
+        plan: the round's encoding.
+        context: the digest c.
+        own: this member's name.
+        sharing: this member and all members of the cohort that it shares masks with, in roster order.
+        seeds: 32-byte pair seeds by the other member's name.
+        consent: the secret of the self streams, not given to anyone yet.
+    """
+    modulus = plan.ring.plain_modulus
+    words = np.ones(plan.words, dtype=np.uint64)
+    words[1:] = pack_lanes(values, plan, plan.offset, modulus)
+    words += pairwise_masks(StreamPurpose.PAIR_DATA, context, own, sharing, seeds, plan.words, modulus)
+    words += self_masks(StreamPurpose.SELF_DATA, context, [consent], plan.words, modulus)
+    return words % np.uint64(modulus)
+
+
+def unmask_values(words: Words, plan: SumPlan, context: bytes, consents: Sequence[bytes]) -> Integers:
+    """Take the self-masks off the opened words of a sum, check it and unpack it: (size,) in grid units.
+
+    Args:
+        words: (plan.words,) below t.
+        plan: the round's encoding.
+        context: the digest c.
+        consents: of every member of the cohort.
+
+    Raises:
+        HostileInput: the count is not the cohort's size, or a value is out of range: no value may be used.
+    """
+    modulus = plan.ring.plain_modulus
+    if words.shape != (plan.words,) or len(consents) != plan.cohort:
+        raise HostileInput("A sum needs the consent of every member of its cohort and all of its words.")
+    masks = self_masks(StreamPurpose.SELF_DATA, context, consents, plan.words, modulus)
+    total = (words + np.uint64(modulus) - masks) % np.uint64(modulus)
+    if int(total[0]) != plan.cohort:
+        raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")
+    return unpack_lanes(total[1:], plan, plan.size)

@@ -1,0 +1,189 @@
+"""What shows, to anybody and for ever, that a sum is the one which its members contributed to and consented to.
+
+A verifier takes nothing on anybody's word: it holds receipts to the context, consents to receipts, the sum to its digest and
+the digest to the challenge, opens the sum itself, and holds the words to what all members signed for. Members together with a
+coordinator cannot make evidence for another sum, as long as one member kept the order of the steps: its signature stands under
+the list of answers, and its consent, without which nothing opens, came with that signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from veilsum_aggregation.arrays import Integers
+from veilsum_node.canonical import canonical, parse_canonical
+from veilsum_node.errors import HostileInput
+from veilsum_node.identity import Identity, Label, verify
+from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, verify_receipt
+from veilsum_privacy.securesum.check_words import (
+    CheckStatement,
+    ConsentStatement,
+    Signed,
+    SumStatement,
+    challenge,
+    checks_digest,
+    same_checks,
+    sum_named,
+    verify_check_words,
+    verify_sum,
+)
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.key_shares import held_to_commitment, share_from_bytes, share_size, share_to_bytes
+from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes
+from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.sum_plan import SumPlan
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that a verifier needs besides the study, the roster and what the context is made of.
+
+    Attributes:
+        receipts: of every member, in the cohort's order.
+        total: the sum of all contributions as it travels: its key share, then its coefficients.
+        fixed: the coordinator's word on the sum's digest.
+        checks: bodies of all members' answers, in the cohort's order.
+        consents: of every member; 32 bytes each.
+        agreed: every member's signature under its consent statement.
+    """
+
+    receipts: tuple[SignedReceipt, ...]
+    total: bytes = field(repr=False)
+    fixed: Signed
+    checks: tuple[bytes, ...]
+    consents: tuple[bytes, ...] = field(repr=False)
+    agreed: tuple[bytes, ...]
+
+
+def total_to_bytes(total: Contribution, plan: SumPlan) -> bytes:
+    """A contribution, or a sum of them, as it travels: key share, then coefficients."""
+    return share_to_bytes(total.share, plan.ring, plan.cohort) + coefficients_to_bytes(total.coefficients, plan.ring)
+
+
+def total_from_bytes(data: bytes | memoryview, plan: SumPlan) -> Contribution:
+    """The contribution of :func:`total_to_bytes`.
+
+    Raises:
+        HostileInput: of another size, or a number is out of range.
+    """
+    cut = share_size(plan.ring, plan.cohort)
+    if len(data) != plan.payload_bytes:
+        raise HostileInput(f"A contribution has {len(data)} bytes instead of {plan.payload_bytes}.")
+    share = share_from_bytes(data[:cut], plan.ring, plan.cohort)
+    return Contribution(share, coefficients_from_bytes(data[cut:], plan.words, plan.ring))
+
+
+def verify_evidence(
+    evidence: Evidence,
+    plan: SumPlan,
+    study: bytes,
+    context: bytes,
+    cohort: Sequence[Identity],
+    coordinator: Identity,
+) -> Integers:
+    """Open the sum again and check everything that speaks for it.
+
+    Args:
+        evidence: as it was kept.
+        plan: of the sum.
+        study: the study's digest.
+        context: the digest c, computed by the caller from what it is made of.
+        cohort: the members in the cohort's order, from the roster that the caller verified.
+        coordinator: whom the study names, its certificate verified.
+
+    Returns:
+        (size,) the released values in grid units.
+
+    Raises:
+        HostileInput: the first thing that does not hold.
+    """
+    sizes = {len(evidence.receipts), len(evidence.checks), len(evidence.consents), len(evidence.agreed), len(cohort)}
+    if sizes != {plan.cohort}:
+        raise HostileInput("There is not exactly one receipt, answer, consent and signature of each member of the cohort.")
+    receipts = [
+        verify_receipt(signed, member, study, context) for signed, member in zip(evidence.receipts, cohort, strict=True)
+    ]
+    for receipt, consent in zip(receipts, evidence.consents, strict=True):
+        held_to_commitment(consent, context, receipt.participant, receipt.consent)
+    total = total_from_bytes(evidence.total, plan)
+    said = _answers(evidence, plan, receipts, total.digest(plan, context), cohort)
+    _fixed(evidence, said[0], coordinator)
+    _agreed(evidence, said, cohort)
+    words = open_words(total, plan, context, evidence.consents)
+    answers = [item.words for item in said]
+    verify_check_words(words, plan.ring.plain_modulus, context, said[0].challenge, answers, evidence.consents)
+    return unmask_values(words, plan, context, evidence.consents)
+
+
+def _answers(
+    evidence: Evidence, plan: SumPlan, receipts: Sequence[Receipt], fixed: bytes, cohort: Sequence[Identity]
+) -> tuple[CheckStatement, ...]:
+    """All members' answers, if they are about this sum and the challenge that follows from it and these receipts."""
+    said = same_checks(evidence.checks, [member.name for member in cohort], plan.ring.plain_modulus)
+    first, receipt = said[0], receipts[0]
+    rho = challenge(receipt.context, [signed.body for signed in evidence.receipts], fixed)
+    if any((item.round, item.attempt) != (receipt.round, receipt.attempt) for item in receipts):
+        raise HostileInput("The receipts are about different rounds or attempts.")
+    if first.study != receipt.study or sum_named(first) != (receipt.round, receipt.attempt, receipt.context, rho, fixed):
+        raise HostileInput("The members answered a challenge about another sum, or one that does not follow from it.")
+    return said
+
+
+def _fixed(evidence: Evidence, said: CheckStatement, coordinator: Identity) -> None:
+    """The coordinator signed for the sum that the members were asked about."""
+    word = SumStatement(said.study, coordinator.name, said.round, said.attempt, said.context, said.sum)
+    verify_sum(evidence.fixed, coordinator, word)
+
+
+def _agreed(evidence: Evidence, said: Sequence[CheckStatement], cohort: Sequence[Identity]) -> None:
+    """Every member signed, with its consent, for this list of answers."""
+    checks = checks_digest(evidence.checks)
+    for statement, member, signature in zip(said, cohort, evidence.agreed, strict=True):
+        word = consent_statement(statement, checks)
+        verify(member.public_key, Label.CONSENT, word.to_bytes(), signature)
+
+
+def consent_statement(own: CheckStatement, checks: bytes) -> ConsentStatement:
+    """What a member signs with its consent, of its own answer and the digest of all answers."""
+    return ConsentStatement(own.study, own.participant, own.round, own.attempt, own.context, own.challenge, own.sum, checks)
+
+
+_FIELDS = {"v", "receipts", "fixed", "checks", "consents", "agreed"}
+
+
+def evidence_to_bytes(evidence: Evidence) -> tuple[bytes, bytes]:
+    """Evidence as two files: canonical JSON of all statements, and the sum."""
+    statements = {
+        "v": 6,
+        "receipts": [[item.body.decode(), item.signature] for item in evidence.receipts],
+        "fixed": [evidence.fixed.body.decode(), evidence.fixed.signature],
+        "checks": [body.decode() for body in evidence.checks],
+        "consents": list(evidence.consents),
+        "agreed": list(evidence.agreed),
+    }
+    return canonical(statements), evidence.total
+
+
+def evidence_from_bytes(statements: bytes, total: bytes) -> Evidence:
+    """Parse evidence; says nothing about whether it holds.
+
+    Raises:
+        HostileInput: malformed.
+    """
+    value = parse_canonical(statements, what="evidence")
+    if not isinstance(value, dict) or set(value) != _FIELDS or value["v"] != 6:
+        raise HostileInput("The evidence does not have exactly the fields of version 6.")
+    if any(not isinstance(value[name], list) for name in _FIELDS - {"v"}):
+        raise HostileInput("A part of the evidence is not a list.")
+    try:
+        return Evidence(
+            tuple(SignedReceipt(body.encode(), bytes.fromhex(signature)) for body, signature in value["receipts"]),
+            total,
+            Signed(value["fixed"][0].encode(), bytes.fromhex(value["fixed"][1])),
+            tuple(body.encode() for body in value["checks"]),
+            tuple(bytes.fromhex(consent) for consent in value["consents"]),
+            tuple(bytes.fromhex(signature) for signature in value["agreed"]),
+        )
+    except (AttributeError, TypeError, ValueError, IndexError) as error:
+        raise HostileInput("The evidence is malformed.") from error

@@ -1,0 +1,139 @@
+"""Lanes: several values of a vector in one word, each shifted so that its sum over the cohort is never negative.
+
+A plan is a function of public quantities (dimension, bound, noise, cohort, modulus), so every party computes the same one, and
+no floating point decides it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_aggregation.arrays import Integers
+from veilsum_node.errors import HostileInput, Misuse
+
+Words = NDArray[np.uint64]
+
+TAIL_SIGMAS = 12
+"""The range check allows the whole sum's noise this many standard deviations (a tail below 1e-32 a value)."""
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """How the values of one round's vector lie in words.
+
+    Attributes:
+        size: d, number of values.
+        bound: each site's values are clamped to [-bound, bound] before noise, in grid units.
+        reach: largest absolute value of the opened sum, noise tails included.
+        cohort: n, number of summands.
+        offset: added to every value so that the sum of a lane is never negative.
+        width: bits of one lane.
+        lanes: lanes of one word.
+    """
+
+    size: int
+    bound: int
+    reach: int
+    cohort: int
+    offset: int
+    width: int
+    lanes: int
+
+    @property
+    def slots(self) -> int:
+        """Words that carry values."""
+        return -(-self.size // self.lanes)
+
+    def to_context(self) -> dict[str, object]:
+        """What the round's context binds."""
+        return {
+            "size": self.size,
+            "bound": str(self.bound),
+            "reach": str(self.reach),
+            "offset": str(self.offset),
+            "width": self.width,
+            "lanes": self.lanes,
+        }
+
+
+def plan_lanes(size: int, bound: int, variance: Fraction, cohort: int, modulus: int, most: int) -> LanePlan:
+    """Choose the narrowest lanes that hold the cohort's sum with its noise.
+
+    Args:
+        size: number of values, at least 1.
+        bound: largest absolute value of one site's sum before noise, in grid units, at least 1.
+        variance: variance of the whole cohort's noise, in grid units squared.
+        cohort: number of summands, 2 to ``most``.
+        modulus: words are below it.
+        most: the largest cohort that can be summed.
+
+    Raises:
+        Misuse: out of range, or one lane does not fit a word.
+    """
+    if size < 1 or bound < 1 or variance < 0:
+        raise Misuse("A vector needs at least one value, a positive bound and a variance that is not negative.")
+    if not 2 <= cohort <= most:
+        raise Misuse(f"A cohort of {cohort} cannot be summed; it must have 2 to {most} members.")
+    reach = cohort * bound + TAIL_SIGMAS * (math.isqrt(math.ceil(variance)) + 1 if variance else 0)
+    offset = -(-reach // cohort)
+    largest = 2 * cohort * offset
+    width = largest.bit_length()
+    lanes = 0
+    packed = 0
+    while True:
+        packed += largest << (width * lanes)
+        if packed >= modulus:
+            break
+        lanes += 1
+    if lanes == 0:
+        raise Misuse(
+            f"A sum that reaches {reach} grid units does not fit a slot of {modulus.bit_length()} bits.",
+            "Use a coarser grid, a smaller max_records or a smaller cohort.",
+        )
+    return LanePlan(size, bound, reach, cohort, offset, width, lanes)
+
+
+def pack_lanes(values: Integers, plan: LanePlan, offset: int, modulus: int) -> Words:
+    """Pack (size,) values into (slots,) words mod ``modulus``: lanes of ``value + offset``, low lane first.
+
+    Raises:
+        Misuse: another number of values, or one too large for its lane.
+    """
+    if values.shape != (plan.size,):
+        raise Misuse(f"The plan is for {plan.size} values, the vector has shape {values.shape}.")
+    lanes = np.zeros((plan.slots, plan.lanes), dtype=np.int64)
+    lanes.reshape(-1)[: plan.size] = values
+    lanes += offset
+    if np.abs(lanes).max() >= 1 << (62 - plan.width * (plan.lanes - 1)):
+        raise Misuse("A noised value is too large for its lane.")  # a tail beyond any planned probability
+    packed = lanes[:, 0].copy()
+    for lane in range(1, plan.lanes):
+        packed += lanes[:, lane] << np.int64(plan.width * lane)
+    return np.mod(packed, modulus).astype(np.uint64)
+
+
+def unpack_lanes(words: Words, plan: LanePlan, left: int) -> Integers:
+    """Unpack words of an opened sum, of which the first ``left`` values are the vector's, less the cohort's offsets.
+
+    Raises:
+        HostileInput: a lane is out of range, or not empty beyond the vector: no value may be used.
+    """
+    rest, cut = words.copy(), np.uint64((1 << plan.width) - 1)
+    lanes = np.empty((len(rest), plan.lanes), dtype=np.int64)
+    for lane in range(plan.lanes):
+        lanes[:, lane] = rest & cut
+        rest >>= np.uint64(plan.width)
+    if rest.any():
+        raise HostileInput("A slot of the sum overflows its lanes.")
+    lanes -= plan.cohort * plan.offset
+    if len(lanes) and max(int(lanes.max()), -int(lanes.min())) > plan.reach:
+        raise HostileInput("A value of the sum lies outside the range that the cohort can reach.")
+    values = lanes.reshape(-1)
+    if values[left:].any():
+        raise HostileInput("A lane beyond the vector is not empty.")
+    return values[:left]

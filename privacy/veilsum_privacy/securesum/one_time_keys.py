@@ -1,0 +1,103 @@
+"""Encryption of one contribution under a key that exists for one context only.
+
+Words y below t become c_j = a_j s + z_j mod q for each polynomial's worth of them: a_j is common to the cohort
+(:mod:`.ring`), s is drawn here and never stored, and z is a discrete Gaussian of variance 42 about q y / t itself. So a sum of
+contributions is a BFV ciphertext of the sum of the words under the sum of the keys, and its error depends on that sum alone
+and not on how each member's words were rounded. Only the coefficients in use travel, in as many bits as q has.
+
+The errors' law and what the opened sums of keys and errors give away are argued in decision 109. This module knows no masks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.randomness import RandomSource
+from veilsum_privacy.mechanism.rounding import gaussian_rounding
+from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
+from veilsum_privacy.securesum.ring import KEY_VARIANCE, KeyProducts, RingParameters, batches, common_polynomials
+
+Words = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+
+
+def draw_key(ring: RingParameters, source: RandomSource) -> Integers:
+    """A fresh one-time key s: (N,) discrete Gaussians of variance 42. It serves one context and is never stored."""
+    zeros = np.zeros(ring.degree, dtype=np.uint64)
+    return gaussian_rounding(zeros, ring.plain_modulus, Fraction(KEY_VARIANCE), source)
+
+
+def encrypt_words(words: Words, key: Integers, context: bytes, ring: RingParameters, source: RandomSource) -> Iterator[Words]:
+    """Encrypt (n,) words below t under a key of this context's own; yields coefficients below q, a batch of polynomials each.
+
+    Args:
+        words: masked words.
+        key: of :func:`draw_key`, drawn for this call.
+        context: the digest c.
+        ring: the parameters.
+        source: where the errors come from.
+
+    Raises:
+        Misuse: a word is not below t, or the key is not short.
+    """
+    if words.ndim != 1 or not len(words) or int(words.max()) >= ring.plain_modulus:
+        raise Misuse("Only words below the plain modulus can be encrypted.")
+    products = KeyProducts(key, ring)
+    for first, count, part in batches(len(words), ring):
+        product = products.times(common_polynomials(context, ring, first, count)).reshape(-1)[: part.stop - part.start]
+        yield _plus_rounded(product, words[part], ring, source)
+
+
+def _plus_rounded(product: Words, words: Words, ring: RingParameters, source: RandomSource) -> Words:
+    """product + a discrete Gaussian about q words / t, mod q. With q = d t + r: q y / t = d y + r y / t."""
+    prime, modulus = np.uint64(ring.prime), np.uint64(ring.plain_modulus)
+    d, r = divmod(ring.prime, ring.plain_modulus)
+    bits = ring.plain_modulus.bit_length()
+    low = bits // 2  # r is below 2^20: r times the words' high half needs no more than 64 bits
+    whole = (np.uint64(r) * (words >> np.uint64(low))) >> np.uint64(bits - low)  # floor(r y / t), or one less
+    rest = np.uint64(r) * words - whole * modulus  # below 2t, so it is right modulo 2^64
+    over = rest >= modulus
+    whole += over
+    rest -= modulus * over
+    total = product + np.uint64(d) * words + whole  # below 2q
+    total -= prime * (total >= prime)
+    noisy = total.view(np.int64) + gaussian_rounding(rest, ring.plain_modulus, Fraction(KEY_VARIANCE), source)
+    noisy += ring.prime * (noisy < 0)
+    noisy -= ring.prime * (noisy >= ring.prime)
+    coefficients: Words = noisy.view(np.uint64)
+    return coefficients
+
+
+def coefficients_to_bytes(coefficients: Words, ring: RingParameters) -> bytes:
+    """Coefficients below q as they travel."""
+    return pack_numbers(coefficients, ring.coefficient_bits)
+
+
+def coefficients_size(count: int, ring: RingParameters) -> int:
+    """Bytes of so many coefficients."""
+    return packed_size(count, ring.coefficient_bits)
+
+
+def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingParameters) -> Words:
+    """The (count,) coefficients of :func:`coefficients_to_bytes`.
+
+    Raises:
+        HostileInput: another length, or one is not below q.
+    """
+    found = unpack_numbers(data, count, ring.coefficient_bits, "polynomial")
+    if (found >= ring.prime).any():
+        raise HostileInput("A coefficient is not below the prime of the study's parameters.")
+    return found
+
+
+def coefficients_digest(coefficients: Words, ring: RingParameters) -> bytes:
+    """SHA-256 over coefficients as they travel, all of one vector (32 bytes); also H(c_i) of a contribution."""
+    state = hashlib.sha256(b"veilsum/6/coefficients" + len(coefficients).to_bytes(8, "big"))
+    state.update(coefficients_to_bytes(coefficients, ring))
+    return state.digest()

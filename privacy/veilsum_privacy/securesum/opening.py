@@ -1,0 +1,131 @@
+"""Opening a sum: the sum of the keys from consents, the words from the sum of the keys, and every bound on the way.
+
+Nothing here holds a key or knows a member's words. Whoever has the sum of all contributions and the consent of every member
+opens it, and finds the same words or refuses for the same reason, wherever that is: the coordinator once, a verifier again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veilsum_node.errors import HostileInput
+from veilsum_privacy.securesum.check_words import sum_digest
+from veilsum_privacy.securesum.key_shares import open_keys, share_digest
+from veilsum_privacy.securesum.one_time_keys import coefficients_digest
+from veilsum_privacy.securesum.ring import KeyProducts, RingParameters, batches, common_polynomials
+from veilsum_privacy.securesum.sum_plan import SumPlan
+
+Words = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One member's contribution as it travels, or the sum of several.
+
+    Attributes:
+        share: (N + 1,) key share, below 2^w.
+        coefficients: (plan.words,) below q.
+    """
+
+    share: Words = field(repr=False)
+    coefficients: Words = field(repr=False)
+
+    def digest(self, plan: SumPlan, context: bytes) -> bytes:
+        """D, of a sum."""
+        return sum_digest(
+            context, share_digest(self.share, plan.ring, plan.cohort), coefficients_digest(self.coefficients, plan.ring)
+        )
+
+
+class Total:
+    """The running sum of a cohort's contributions.
+
+    Args:
+        plan: of the sum.
+    """
+
+    def __init__(self, plan: SumPlan) -> None:
+        self._bound = np.uint64(1 << plan.ring.share_bits(plan.cohort))
+        self._prime = np.uint64(plan.ring.prime)
+        self._plan = plan
+        self._share = np.zeros(plan.ring.degree + 1, dtype=np.uint64)
+        self._coefficients = np.zeros(plan.words, dtype=np.uint64)
+
+    def add(self, contribution: Contribution) -> None:
+        """Add one.
+
+        Raises:
+            HostileInput: another number of coefficients, or one out of range; the sum is what it was.
+        """
+        check_contribution(contribution, self._plan)
+        self._share = (self._share + contribution.share) % self._bound
+        self._coefficients += contribution.coefficients
+        self._coefficients -= self._prime * (self._coefficients >= self._prime)
+
+    @property
+    def contribution(self) -> Contribution:
+        """What was added up."""
+        return Contribution(self._share, self._coefficients)
+
+
+def check_contribution(contribution: Contribution, plan: SumPlan) -> None:
+    """Check the form of a contribution or of a sum.
+
+    Raises:
+        HostileInput: another number of coefficients than the plan's, or one out of range.
+    """
+    share, coefficients = contribution.share, contribution.coefficients
+    if share.shape != (plan.ring.degree + 1,) or coefficients.shape != (plan.words,):
+        raise HostileInput("A contribution has a different number of coefficients than its plan.")
+    if int(share.max()) >> plan.ring.share_bits(plan.cohort) or int(coefficients.max()) >= plan.ring.prime:
+        raise HostileInput("A coefficient of a contribution is out of range.")
+
+
+def open_words(total: Contribution, plan: SumPlan, context: bytes, consents: Sequence[bytes]) -> Words:
+    """The opened words M, (plan.words,) below t, the self-masks of the data still on.
+
+    Args:
+        total: the sum of all contributions of the cohort.
+        plan: of the sum.
+        context: the digest c.
+        consents: of every member in the cohort's order, held to its receipt before.
+
+    Raises:
+        HostileInput: not a sum of exactly this cohort: of another form or size, its keys do not open, or it shows more error
+            than contributions of so many leave.
+    """
+    if len(consents) != plan.cohort:
+        raise HostileInput("A sum needs the consent of every member of its cohort.")
+    check_contribution(total, plan)
+    products = KeyProducts(open_keys(total.share, plan.ring, context, consents), plan.ring)
+    words = np.empty(plan.words, dtype=np.uint64)
+    prime = np.uint64(plan.ring.prime)
+    for first, count, part in batches(plan.words, plan.ring):
+        pads = products.times(common_polynomials(context, plan.ring, first, count)).reshape(-1)[: part.stop - part.start]
+        phase = total.coefficients[part] + prime - pads
+        phase -= prime * (phase >= prime)
+        words[part] = _rounded(phase, plan.ring, plan.cohort)
+    return words
+
+
+def _rounded(phase: Words, ring: RingParameters, members: int) -> Words:
+    """round(t phase / q) mod t, if the error of every one is within what so many contributions leave.
+
+    t phase - M q is right modulo 2^64, because it is less than 2^60 either way: a float64 finds M to one.
+    """
+    prime, modulus = ring.prime, ring.plain_modulus
+    words = np.rint(phase.astype(np.float64) * (modulus / prime)).astype(np.uint64)
+    error = (phase * np.uint64(modulus) - words * np.uint64(prime)).view(np.int64)
+    over = (error > prime // 2).astype(np.int64) - (error < -(prime // 2))
+    if over.any():
+        words += over.view(np.uint64)
+        error -= over * prime
+    if int(np.abs(error).max()) > ring.most_error(members):
+        raise HostileInput(f"A sum holds more error than {members} contributions leave: it is not of exactly this cohort.")
+    words[words == modulus] = 0
+    return words

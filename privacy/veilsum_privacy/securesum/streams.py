@@ -1,0 +1,85 @@
+"""Keystreams of protocol 6: each of one secret, one purpose and one context, and of no other.
+
+A stream's key is HKDF(secret, purpose | context [| more]) and it starts at counter 0, so no two streams share a key and
+nothing is keyed by a part of a context. The purpose fixes the cipher too: data are masked by ChaCha20, everything else by
+AES-256 in counter mode, so that a weakness of either cipher leaves one of the first two locks shut.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+SECRET_BYTES = 32
+
+
+class StreamPurpose(StrEnum):
+    """What a stream is for."""
+
+    PAIR_KEY = "pair-key"
+    PAIR_CHECK = "pair-check"
+    PAIR_DATA = "pair-data"
+    SELF_KEY = "self-key"
+    SELF_CHECK = "self-check"
+    SELF_DATA = "self-data"
+    COMMON = "common"
+    CHALLENGE = "challenge"
+    CONSENT = "consent"
+
+
+_OF_DATA = frozenset({StreamPurpose.PAIR_DATA, StreamPurpose.SELF_DATA})
+_PREFIX = b"veilsum/6/"
+
+
+def derived_key(secret: bytes, purpose: StreamPurpose, context: bytes, *more: bytes) -> bytes:
+    """HKDF-SHA256 (RFC 5869) of a secret to 32 bytes, bound to a purpose and to length-prefixed parts."""
+    parts = (_PREFIX + purpose.encode(), context, *more)
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
+
+
+class WordStream:
+    """Uniform words below a bound: cut to the bound's bits, and rejected if they are not below it.
+
+    Args:
+        secret: whose stream it is.
+        purpose: what for.
+        context: of which attempt.
+        more: further parts of the key's name.
+        bound: of the words, at most 2^64; a power of two up to 2^16 takes two bytes a word, up to 2^32 four, all others eight.
+    """
+
+    def __init__(self, secret: bytes, purpose: StreamPurpose, context: bytes, *more: bytes, bound: int) -> None:
+        key = derived_key(secret, purpose, context, *more)
+        if purpose in _OF_DATA:
+            self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+        else:
+            self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        bits = (bound - 1).bit_length()
+        whole = bound == 1 << bits
+        self._bound = None if whole else np.uint64(bound)
+        self._cut = np.uint64((1 << bits) - 1)
+        size = next(size for size in (2, 4, 8) if bits <= 8 * size) if whole else 8
+        self._type = np.dtype(f"<u{size}")
+
+    def take(self, count: int) -> Words:
+        """The next ``count`` words, (count,) uint64."""
+        words = self._words(count)
+        while len(words) < count:
+            words = np.concatenate([words, self._words(count - len(words))])
+        return words
+
+    def _words(self, count: int) -> Words:
+        raw = np.frombuffer(self._encryptor.update(bytes(self._type.itemsize * count)), dtype=self._type)
+        words = raw.astype(np.uint64, copy=False) & self._cut
+        if self._bound is None:
+            return words
+        good = words < self._bound
+        return words if good.all() else words[good]

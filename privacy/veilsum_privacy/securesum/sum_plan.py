@@ -1,0 +1,68 @@
+"""The plan of a sum under one-time keys: lanes in words, words in polynomials, and what each message then measures.
+
+The first word counts the cohort; the others carry lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from veilsum_node.errors import Misuse
+from veilsum_privacy.securesum.key_shares import share_size
+from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
+from veilsum_privacy.securesum.one_time_keys import coefficients_size
+from veilsum_privacy.securesum.ring import RING_2048, RING_2048_LARGE, RING_4096, RING_4096_LARGE, RingParameters
+
+
+@dataclass(frozen=True)
+class SumPlan(LanePlan):
+    """The layout of one round's vector in polynomials.
+
+    Attributes:
+        ring: the parameters of the encryption.
+    """
+
+    ring: RingParameters
+
+    @property
+    def words(self) -> int:
+        """The count and the words that carry values."""
+        return 1 + self.slots
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of a contribution: its key share and its coefficients. A sum of contributions has as many."""
+        return share_size(self.ring, self.cohort) + coefficients_size(self.words, self.ring)
+
+
+def plan_sum(size: int, bound: int, variance: Fraction, cohort: int, ring: RingParameters) -> SumPlan:
+    """Choose the narrowest lanes that hold the cohort's sum with its noise; arguments as of :func:`.lanes.plan_lanes`.
+
+    Raises:
+        Misuse: out of range, or one lane does not fit a word.
+    """
+    plan = plan_lanes(size, bound, variance, cohort, ring.plain_modulus, ring.most_members)
+    return SumPlan(**vars(plan), ring=ring)
+
+
+def choose_ring(sums: list[tuple[int, int, Fraction]], participants: int) -> RingParameters:
+    """The parameter set of a study: that in which its tasks' contributions have the fewest bytes at the full roster.
+
+    Args:
+        sums: (size, bound, variance of the whole noise) of each task.
+        participants: size of the roster.
+
+    Raises:
+        Misuse: some task fits neither set.
+    """
+    small, large = (RING_2048, RING_4096) if participants <= RING_2048.most_members else (RING_2048_LARGE, RING_4096_LARGE)
+
+    def cost(ring: RingParameters) -> int:
+        return sum(plan_sum(size, bound, variance, participants, ring).payload_bytes for size, bound, variance in sums)
+
+    most = cost(large)
+    try:
+        return small if cost(small) <= most else large
+    except Misuse:
+        return large
