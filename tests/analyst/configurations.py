@@ -54,6 +54,7 @@ class Configuration:
         broadcast: that its round starts from.
         base: records D, and ``added``: those of one unit, r.
         additive: whether what a unit adds to the sum is the same in any company.
+        rounded: whether the sum is rounded after it was added up.
     """
 
     task: str
@@ -63,6 +64,7 @@ class Configuration:
     base: Records
     added: Records
     additive: bool = False
+    rounded: bool = False
 
     def worlds(self) -> list[Records]:
         """{}, {r}, D and D + r."""
@@ -86,7 +88,13 @@ def configuration(seed: int) -> Configuration | None:
     rows = {name: np.stack([row] * study.sites) for name, row in setting.given.items()}
     broadcast = {**setting.broadcast, **rows}
     return Configuration(
-        setting.task, study, TASK_LABEL, broadcast, *_both(rng, setting.schema, unit), additive=setting.additive
+        setting.task,
+        study,
+        TASK_LABEL,
+        broadcast,
+        *_both(rng, setting.schema, unit),
+        additive=setting.additive,
+        rounded=setting.rounded,
     )
 
 

@@ -18,11 +18,11 @@ from benchmarks.sums import timed
 from support.one_time import Members, make_members
 from support.securesum import Cohort, make_cohort
 from veilsum_node.randomness import SYSTEM_RANDOM
+from veilsum_privacy.results.sum_evidence import total_from_bytes
 from veilsum_privacy.securesum.bfv import Adder, SecretKey
 from veilsum_privacy.securesum.check_words import challenge, check_words, verify_check_words
 from veilsum_privacy.securesum.contribution import decrypt_sum, encrypt_contribution, open_sum
 from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.evidence import total_from_bytes
 from veilsum_privacy.securesum.key_shares import share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes, draw_key, encrypt_words
 from veilsum_privacy.securesum.opening import Total, open_words

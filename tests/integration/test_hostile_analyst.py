@@ -310,7 +310,7 @@ def test_nothing_that_leaves_depends_on_a_record(tmp_path: Path) -> None:
     assert report.carried >= 4
 
 
-PARTS = 18
+PARTS = 17
 
 
 @pytest.mark.sampled(17)

@@ -126,6 +126,7 @@ def check_modes(folder: Path, given: set[Path]) -> None:
         "ready": 0o644,
         "state": 0o700,
         "participant.db": 0o600,
+        "participant.db.backup.json": 0o600,
         "participant.db.lock": 0o600,
     } | {name: 0o600 for name in names if name.startswith("participant.db-")}
 

@@ -399,9 +399,9 @@ HARMLESS: dict[str, str] = {
         "NOISE_VARIANCE * summands) -> math.ceil(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * "
         "summands)"
     ): "96 * 127 / 12 is a whole number",
-    f"{_SECURESUM}/evidence.py::_answers: 0 -> 1": _ALIKE,
-    f"{_SECURESUM}/evidence.py::verify_evidence: 0 -> 1": _ALIKE,
-    f"{_SECURESUM}/evidence.py::verify_evidence: True -> False": _PAIRED,
+    "privacy/veilsum_privacy/results/sum_evidence.py::_answers: 0 -> 1": _ALIKE,
+    "privacy/veilsum_privacy/results/sum_evidence.py::verify_evidence: 0 -> 1": _ALIKE,
+    "privacy/veilsum_privacy/results/sum_evidence.py::verify_evidence: True -> False": _PAIRED,
     f"{_SECURESUM}/lanes.py::pack_lanes: 1 -> 2": _LENGTH,
     f"{_SECURESUM}/lanes.py::plan_lanes: packed >= modulus -> packed > modulus": (
         "a sum of even numbers is never the modulus, which is odd"

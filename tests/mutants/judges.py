@@ -13,7 +13,7 @@ _SECURESUM = (
     "tests/integration/test_hostile_rounds.py",
 )
 _ONE_TIME = tuple(f"tests/unit/test_one_time_{part}.py" for part in ("keys", "locks", "evidence", "attacks"))
-_ONE_TIME_MODULES = "streams packed ring one_time_keys key_shares data_masks sum_plan check_words opening evidence"
+_ONE_TIME_MODULES = "streams packed ring one_time_keys key_shares data_masks sum_plan check_words opening"
 _NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py", "tests/unit/test_unrounded.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
 _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")
@@ -42,6 +42,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "tests/integration/test_kept.py",
     ),
     **{f"privacy/veilsum_privacy/securesum/{part}.py": _ONE_TIME for part in _ONE_TIME_MODULES.split()},
+    "privacy/veilsum_privacy/results/sum_evidence.py": _ONE_TIME,
     "privacy/veilsum_privacy/mechanism/rounding.py": ("tests/unit/test_one_time_rounding.py",),
     "privacy/veilsum_privacy/securesum/graph.py": ("tests/unit/test_securesum_graph.py",),
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,

@@ -29,6 +29,7 @@ from veilsum_privacy.training.gradients import ModelGradient
 from veilsum_privacy.training.losses import OutcomeLoss
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.per_record import LossOf, PerRecordGradients
+from veilsum_privacy.training.traced import NETWORK
 
 GRID, PLACES = 2**22, 20
 
@@ -134,12 +135,12 @@ def engine_sum(
     used = used_of(record.features, record.label, 2**30)
     terms = made.terms(loss_of, x.shape[1:])
     given = joined(where(used, record.features, 0.0), real(only(record.label, used)))
-    row = opaque("engine", given, sum(term.given for term in terms))
+    row = opaque(NETWORK, given, sum(term.given for term in terms))
 
     def factors(values: Floats) -> Floats:
         return made.factors(loss_of, values[:, :-1], values[:, -1].astype(np.int64))
 
-    return factor_sum(only(row, used), {"engine": factors}, Products(terms, clip), records_of(x, labels), groups)
+    return factor_sum(only(row, used), {NETWORK: factors}, Products(terms, clip), records_of(x, labels), groups)
 
 
 def task_vector(task: Any, records: Records, broadcast: Mapping[str, Floats]) -> Floats:

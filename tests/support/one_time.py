@@ -19,6 +19,7 @@ from support.ledgers import any_receipt
 from support.randomness import SeededRandom
 from veilsum_node.identity import Identity, Role, SigningKey
 from veilsum_privacy.ledger.receipts import SignedReceipt, sign_receipt
+from veilsum_privacy.results.sum_evidence import Evidence, consent_statement, total_to_bytes
 from veilsum_privacy.securesum.bfv import Scratch, inflate
 from veilsum_privacy.securesum.check_words import (
     CheckStatement,
@@ -32,7 +33,6 @@ from veilsum_privacy.securesum.check_words import (
     sign_sum,
 )
 from veilsum_privacy.securesum.data_masks import mask_values
-from veilsum_privacy.securesum.evidence import Evidence, consent_statement, total_to_bytes
 from veilsum_privacy.securesum.frames import Template
 from veilsum_privacy.securesum.key_shares import (
     consent_commitment,
@@ -45,7 +45,7 @@ from veilsum_privacy.securesum.key_shares import (
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest, draw_key, encrypt_words
 from veilsum_privacy.securesum.opening import Contribution, Total
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters
-from veilsum_privacy.securesum.sum_plan import SumPlan, plan_sum
+from veilsum_privacy.securesum.sum_plan import OneTimePlan, plan_sum
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -79,7 +79,7 @@ class Members:
         source: of keys and errors.
     """
 
-    plan: SumPlan
+    plan: OneTimePlan
     names: tuple[str, ...]
     pairs: dict[frozenset[str], bytes]
     selves: dict[str, bytes]

@@ -60,9 +60,7 @@ def rows_of(task: RowTask[Any], broadcast: Mapping[str, Floats]) -> Callable[[Re
 
     def rows(records: Records) -> NDArray[Any]:
         own, counted = (records, None) if persons is None else persons.counted(records)
-        return np.concatenate(
-            [np.zeros((0, task.layout().size), dtype=DTYPES[evaluation.kind]), *evaluation.rows(own, counted)]
-        )
+        return np.concatenate([np.zeros((0, task.row_size()), dtype=DTYPES[evaluation.kind]), *evaluation.rows(own, counted)])
 
     return rows
 

@@ -22,7 +22,9 @@ from support.securesum import ALPHA, uniform_p_value
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity import Label, SigningKey, verify
-from veilsum_privacy.securesum import check_words, data_masks, evidence, key_shares, opening, streams
+from veilsum_privacy.results import sum_evidence as evidence
+from veilsum_privacy.results.sum_evidence import Evidence, total_to_bytes, verify_evidence
+from veilsum_privacy.securesum import check_words, data_masks, key_shares, opening, streams
 from veilsum_privacy.securesum.check_words import (
     CHECK_BITS,
     CHECKS,
@@ -33,7 +35,6 @@ from veilsum_privacy.securesum.check_words import (
     verify_check_words,
     verify_checks,
 )
-from veilsum_privacy.securesum.evidence import Evidence, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum.key_shares import consent_of, open_keys, self_masks
 from veilsum_privacy.securesum.one_time_keys import draw_key
 from veilsum_privacy.securesum.opening import Contribution, open_words

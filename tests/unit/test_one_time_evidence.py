@@ -20,8 +20,7 @@ from support.one_time import STUDY, Members, Played, identity, make_members, pla
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.check_words import Signed, SumStatement, checks_digest, parse_check, products, sign_sum
-from veilsum_privacy.securesum.evidence import (
+from veilsum_privacy.results.sum_evidence import (
     Evidence,
     consent_statement,
     evidence_from_bytes,
@@ -30,6 +29,7 @@ from veilsum_privacy.securesum.evidence import (
     total_to_bytes,
     verify_evidence,
 )
+from veilsum_privacy.securesum.check_words import Signed, SumStatement, checks_digest, parse_check, products, sign_sum
 from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RINGS, RingParameters, common_polynomials
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 

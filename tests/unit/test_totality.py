@@ -120,7 +120,8 @@ def test_a_lookup_out_of_range_is_zero(places: list[int], rows: int, shape: tupl
 
 
 def test_a_class_that_there_is_not_weighs_nothing() -> None:
-    weights = class_weights({CLASS_WEIGHTS: np.array([0.5, 1.0])}, np.array([0, 1, -1, 2, 2**62, -(2**62)]), 2)
+    table = class_weights({CLASS_WEIGHTS: np.array([0.5, 1.0])}, 2)
+    weights = lookup(table, np.array([0, 1, -1, 2, 2**62, -(2**62)]))
     np.testing.assert_array_equal(weights, [0.5, 1.0, 0, 0, 0, 0])
 
 

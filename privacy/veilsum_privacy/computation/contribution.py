@@ -184,7 +184,7 @@ def compute_sum(
     place = SitePlace() if place is None else place
     agreed, task = plan.task, plan.task.task
     factor = _factor(agreed.study, broadcast, place) if task.weighted() else 1.0
-    broadcast = _own_rows(agreed, broadcast, place.index)
+    broadcast = own_rows(agreed, broadcast, place.index)
     batches = [records] if isinstance(records, Records) else records
     if isinstance(task, DerivedTask):
         found = _derive(agreed, task, broadcast, place)
@@ -201,7 +201,7 @@ def compute_sum(
     return found._replace(total=whole.ravel())
 
 
-def _own_rows(agreed: AgreedTask, broadcast: Mapping[str, Floats], index: int) -> Mapping[str, Floats]:
+def own_rows(agreed: AgreedTask, broadcast: Mapping[str, Floats], index: int) -> Mapping[str, Floats]:
     """The broadcast with the site's own row in place of arrays that have one for each participant."""
     rows: dict[str, Floats] = {}
     for name in agreed.task.site_arrays():

@@ -25,7 +25,7 @@ from veilsum_aggregation.alignment import example_reference
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records
+from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records, own_rows
 from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.graph import RowGraph
@@ -143,6 +143,7 @@ def _opaque_graphs(
 ) -> Iterator[tuple[RowGraph, Mapping[str, Callable[[Floats], Floats]]]]:
     """A task's graphs that have opaque maps, with these; of training, answered by zeros, the first request of each kind."""
     task, declared = plan.task.task, plan.declaration
+    arrays = own_rows(plan.task, arrays, 0)
     if isinstance(task, RowTask) and (maps := task.maps(arrays)):
         yield task.traced(arrays), maps
     if isinstance(task, TrainingTask) and plan.noise.kind == "training":

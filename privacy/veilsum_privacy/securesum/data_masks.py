@@ -16,14 +16,14 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
 from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
 from veilsum_privacy.securesum.streams import StreamPurpose
-from veilsum_privacy.securesum.sum_plan import SumPlan
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 Words = NDArray[np.uint64]
 
 
 def mask_values(
     values: Integers,
-    plan: SumPlan,
+    plan: OneTimePlan,
     context: bytes,
     own: str,
     sharing: Sequence[str],
@@ -49,7 +49,7 @@ def mask_values(
     return words % np.uint64(modulus)
 
 
-def unmask_values(words: Words, plan: SumPlan, context: bytes, consents: Sequence[bytes]) -> Integers:
+def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Integers:
     """Take the self-masks off the opened words of a sum, check it and unpack it: (size,) in grid units.
 
     Args:

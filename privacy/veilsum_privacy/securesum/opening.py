@@ -17,7 +17,7 @@ from veilsum_privacy.securesum.check_words import sum_digest
 from veilsum_privacy.securesum.key_shares import open_keys, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
 from veilsum_privacy.securesum.ring import KeyProducts, RingParameters, batches, common_polynomials
-from veilsum_privacy.securesum.sum_plan import SumPlan
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -35,7 +35,7 @@ class Contribution:
     share: Words = field(repr=False)
     coefficients: Words = field(repr=False)
 
-    def digest(self, plan: SumPlan, context: bytes) -> bytes:
+    def digest(self, plan: OneTimePlan, context: bytes) -> bytes:
         """D, of a sum."""
         return sum_digest(
             context, share_digest(self.share, plan.ring, plan.cohort), coefficients_digest(self.coefficients, plan.ring)
@@ -49,7 +49,7 @@ class Total:
         plan: of the sum.
     """
 
-    def __init__(self, plan: SumPlan) -> None:
+    def __init__(self, plan: OneTimePlan) -> None:
         self._bound = np.uint64(1 << plan.ring.share_bits(plan.cohort))
         self._prime = np.uint64(plan.ring.prime)
         self._plan = plan
@@ -73,7 +73,7 @@ class Total:
         return Contribution(self._share, self._coefficients)
 
 
-def check_contribution(contribution: Contribution, plan: SumPlan) -> None:
+def check_contribution(contribution: Contribution, plan: OneTimePlan) -> None:
     """Check the form of a contribution or of a sum.
 
     Raises:
@@ -86,7 +86,7 @@ def check_contribution(contribution: Contribution, plan: SumPlan) -> None:
         raise HostileInput("A coefficient of a contribution is out of range.")
 
 
-def open_words(total: Contribution, plan: SumPlan, context: bytes, consents: Sequence[bytes]) -> Words:
+def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> Words:
     """The opened words M, (plan.words,) below t, the self-masks of the data still on.
 
     Args:

@@ -16,7 +16,7 @@ from veilsum_privacy.securesum.ring import RING_2048, RING_2048_LARGE, RING_4096
 
 
 @dataclass(frozen=True)
-class SumPlan(LanePlan):
+class OneTimePlan(LanePlan):
     """The layout of one round's vector in polynomials.
 
     Attributes:
@@ -36,14 +36,14 @@ class SumPlan(LanePlan):
         return share_size(self.ring, self.cohort) + coefficients_size(self.words, self.ring)
 
 
-def plan_sum(size: int, bound: int, variance: Fraction, cohort: int, ring: RingParameters) -> SumPlan:
+def plan_sum(size: int, bound: int, variance: Fraction, cohort: int, ring: RingParameters) -> OneTimePlan:
     """Choose the narrowest lanes that hold the cohort's sum with its noise; arguments as of :func:`.lanes.plan_lanes`.
 
     Raises:
         Misuse: out of range, or one lane does not fit a word.
     """
     plan = plan_lanes(size, bound, variance, cohort, ring.plain_modulus, ring.most_members)
-    return SumPlan(**vars(plan), ring=ring)
+    return OneTimePlan(**vars(plan), ring=ring)
 
 
 def choose_ring(sums: list[tuple[int, int, Fraction]], participants: int) -> RingParameters:

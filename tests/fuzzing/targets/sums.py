@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fuzzing.targets.base import Corpus
 from support.one_time import STUDY, Played, make_members, play, some_vectors
-from veilsum_privacy.securesum.check_words import parse_check
-from veilsum_privacy.securesum.evidence import (
+from veilsum_privacy.results.sum_evidence import (
     evidence_from_bytes,
     evidence_to_bytes,
     total_from_bytes,
     total_to_bytes,
     verify_evidence,
 )
+from veilsum_privacy.securesum.check_words import parse_check
 from veilsum_privacy.securesum.opening import open_words
 
 

@@ -32,7 +32,7 @@ from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import held_to_commitment, share_from_bytes, share_size, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes
 from veilsum_privacy.securesum.opening import Contribution, open_words
-from veilsum_privacy.securesum.sum_plan import SumPlan
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Evidence:
     agreed: tuple[bytes, ...]
 
 
-def total_to_bytes(total: Contribution, plan: SumPlan) -> bytes:
+def total_to_bytes(total: Contribution, plan: OneTimePlan) -> bytes:
     """A contribution, or a sum of them, as it travels: key share, then coefficients."""
     return share_to_bytes(total.share, plan.ring, plan.cohort) + coefficients_to_bytes(total.coefficients, plan.ring)
 
 
-def total_from_bytes(data: bytes | memoryview, plan: SumPlan) -> Contribution:
+def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contribution:
     """The contribution of :func:`total_to_bytes`.
 
     Raises:
@@ -76,7 +76,7 @@ def total_from_bytes(data: bytes | memoryview, plan: SumPlan) -> Contribution:
 
 def verify_evidence(
     evidence: Evidence,
-    plan: SumPlan,
+    plan: OneTimePlan,
     study: bytes,
     context: bytes,
     cohort: Sequence[Identity],
@@ -117,7 +117,7 @@ def verify_evidence(
 
 
 def _answers(
-    evidence: Evidence, plan: SumPlan, receipts: Sequence[Receipt], fixed: bytes, cohort: Sequence[Identity]
+    evidence: Evidence, plan: OneTimePlan, receipts: Sequence[Receipt], fixed: bytes, cohort: Sequence[Identity]
 ) -> tuple[CheckStatement, ...]:
     """All members' answers, if they are about this sum and the challenge that follows from it and these receipts."""
     said = same_checks(evidence.checks, [member.name for member in cohort], plan.ring.plain_modulus)
