@@ -500,7 +500,7 @@ def test_a_store_that_fails_ends_the_session_not_the_process(tmp_path: Path, mon
 
         monkeypatch.setattr(ParticipantCore, "catch_up", fail)
         with running_client(site, address):
-            wait_for(lambda: server.hub.sessions.get("a") is not None, "the next session")
+            wait_for(lambda: "a" in server.hub.sessions and server.hub.sessions["a"].serial > 1, "the next session")
     assert len(failures) == 1
 
 

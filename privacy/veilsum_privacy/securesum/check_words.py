@@ -16,6 +16,7 @@ Argued in decision 109.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -325,6 +326,6 @@ class Answered:
         Raises:
             StateError: it is another question about the same context: the attempt must be given up.
         """
-        if (rho, fixed) != (self.challenge, self.sum):
+        if not (hmac.compare_digest(rho, self.challenge) and hmac.compare_digest(fixed, self.sum)):
             raise StateError("This site answered another challenge for this context already.", "It gives the attempt up.")
         return self.answer

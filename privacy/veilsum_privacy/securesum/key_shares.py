@@ -7,6 +7,7 @@ from other streams than those of the data (:mod:`.streams`), so neither lock is 
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,7 +45,8 @@ def held_to_commitment(consent: bytes, context: bytes, sender: str, commitment: 
     Raises:
         HostileInput: it is another one.
     """
-    if len(consent) != SECRET_BYTES or consent_commitment(context, sender, consent_proof(consent)) != commitment:
+    found = consent_commitment(context, sender, consent_proof(consent))
+    if len(consent) != SECRET_BYTES or not hmac.compare_digest(found, commitment):
         raise HostileInput(f"The consent of {sender} is not the one that its receipt commits it to.")
 
 
