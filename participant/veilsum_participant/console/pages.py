@@ -63,7 +63,7 @@ class SitePages:
     def inbox(self, asked: PageRequest) -> Response:
         """What waits, and what the site takes part in."""
         config = self._config
-        if not config.state.exists():  # the participant was not started yet: that is no fault of who looks
+        if not config.state.exists():  # the participant was not started yet
             return asked.render("inbox.html.j2", waiting=[], known=[], manual=config.policy.approval == "manual")
         with open_to_read(config) as site:
             waiting = [facts.inbox_row(item) for item in waiting_studies(site)]

@@ -72,7 +72,7 @@ class Finding:
         longest: the largest change that one unit makes to the sum before noise, put in or taken out, alone or in company, as a
             share of the booked sensitivity.
         interaction: by how much, at most, a value of the sum before noise is another one than what each unit adds alone makes
-            up, as a share of the booked sensitivity; None where the task's vector is no sum over units.
+            up, as a share of the booked sensitivity.
         noise: standard deviation of the noise that was found, as a share of the booked one.
         lower, lower_epsilon: bounds from below with 95% confidence.
         general_epsilon: the same by a bound that asks nothing of the mechanism.

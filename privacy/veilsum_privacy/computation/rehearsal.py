@@ -120,7 +120,7 @@ def rehearse(
 
 
 def _try_purity(plan: RoundPlan, arrays: Mapping[str, Floats]) -> None:
-    """Insist that what is no graph treats each record alike in any company, as far as made-up records show it."""
+    """Insist that opaque maps treat each record alike in any company, as far as made-up records show it."""
     for graph, maps in _opaque_graphs(plan, arrays):
         evaluation = Evaluation(graph, maps, _TRIED)
 

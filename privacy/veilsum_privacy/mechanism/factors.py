@@ -20,6 +20,7 @@ What is not finite contributes zeros. Nothing here raises because of what a reco
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -384,7 +385,7 @@ def _whole(products: Products, values: Floats, units: FineUnits) -> tuple[_Whole
     """Factors (b, given) as integers; how many records were clipped, and how many are not finite."""
     count, start, weights = len(values), 0, None
     if products.weighted:
-        weights, start = np.fmin(np.fmax(values[:, 0], 0.0), 1.0), 1  # of what is no number: 0
+        weights, start = np.fmin(np.fmax(values[:, 0], 0.0), 1.0), 1  # NaN becomes 0
     squares, longest = np.zeros(count), np.zeros(count)
     drawn: list[_Scaled] = []
     for term in products.terms:
@@ -418,7 +419,7 @@ def _whole(products: Products, values: Floats, units: FineUnits) -> tuple[_Whole
 
 
 def _beyond(squares: Floats, bound: int) -> tuple[Mask, Floats]:
-    """Which squared norms, or what is no number, may be above the bound's; and what their vectors are multiplied by then."""
+    """Which squared norms may be above the bound's; and what their vectors are multiplied by then."""
     long: Mask = np.logical_not(squares <= float(bound) ** 2 * (1.0 - MARGIN))
     if not long.any():
         return long, np.ones(len(squares))
@@ -433,7 +434,7 @@ def _scaled(term: Term, values: Floats) -> _Scaled:
     return _ScaledGram(values, term.weight) if isinstance(term, Gram) else _ScaledEntries(values)
 
 
-class _Scaled:
+class _Scaled(ABC):
     """Some records' values of a term.
 
     Attributes:
@@ -442,9 +443,9 @@ class _Scaled:
 
     norms: Floats
 
+    @abstractmethod
     def rounded(self, factors: Floats) -> tuple[tuple[Floats, ...], Floats]:
         """Integers whose products are the term's, times ``factors`` (b,); and the squares of the products' norms."""
-        raise NotImplementedError
 
     def pull(self, part: tuple[Floats, ...], odd: NDArray[np.intp], pull: Floats) -> None:
         """Multiply the products of some records by ``pull`` (o,) at most; 0 makes them zeros, whatever they were."""

@@ -122,8 +122,16 @@ def verify_check_words(
             raise HostileInput("The sum is not that of the contributions which its members vouched for.")
 
 
+class _Statement:
+    """What a party signs of a sum."""
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical({"v": 6, **vars(self)})
+
+
 @dataclass(frozen=True)
-class CheckStatement:
+class CheckStatement(_Statement):
     """What a member signs when it answers a challenge.
 
     Attributes:
@@ -145,13 +153,9 @@ class CheckStatement:
     sum: bytes
     words: tuple[int, ...] = field(repr=False)
 
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical({"v": 6, **vars(self)})
-
 
 @dataclass(frozen=True)
-class ConsentStatement:
+class ConsentStatement(_Statement):
     """What a member signs with its consent: for which answers, of all members, it gives it.
 
     Attributes:
@@ -168,13 +172,9 @@ class ConsentStatement:
     sum: bytes
     checks: bytes
 
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical({"v": 6, **vars(self)})
-
 
 @dataclass(frozen=True)
-class SumStatement:
+class SumStatement(_Statement):
     """What the coordinator signs when it fixes a sum.
 
     Attributes:
@@ -188,10 +188,6 @@ class SumStatement:
     attempt: int
     context: bytes
     sum: bytes
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical({"v": 6, **vars(self)})
 
 
 @dataclass(frozen=True)
