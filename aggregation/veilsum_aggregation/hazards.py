@@ -6,7 +6,8 @@ has sums over everyone at risk at each event, in which a record stands many time
 with as many periods as the events bear its coefficients are Cox's. A first release tells how many ended in which interval,
 and the moments of the terms and of the events: whitening, periods of about equally many events, a baseline and a first
 gamma. Each later release gives score and information at one point (theta, gamma), and the next point is a joint Newton step
-of all releases so far. The baseline's error is thus in the covariance. Measured: docs/results.md, "Regression".
+of all releases so far; along theta many, for there a release tells the likelihood itself. The baseline's error is thus in
+the covariance. Measured: docs/results.md, "Regression".
 
 In gamma the terms have about the identity for their covariance at any data, so one length C bounds all records well. The
 centre is the mean of the terms at the events: there the information of hazards and terms together is about 0.
@@ -37,6 +38,9 @@ from veilsum_aggregation.newton import (
     without,
 )
 from veilsum_aggregation.regression import Fit, told_directions, too_weak
+
+STEPS = 8
+"""Newton steps along the baseline at one release: four settle a shape whose log is .9 off (`tests/unit/test_cox.py`)."""
 
 FIRST_STEP = 1.5
 """Longest first gamma: the association with the event overstates that with the hazard."""
@@ -189,11 +193,9 @@ class HazardFit(Fit):
         return self.model.untold
 
     @cached_property
-    def _information(self) -> tuple[Floats, Floats, Floats, float, float]:
-        """Of theta (q, q), of both (q, p), of gamma (p, p); the noise of the second and the third.
-
-        That of a piece's log hazard are its expected events. What is known of the shape beforehand counts as well.
-        """
+    def _averages(self) -> tuple[Floats, Floats, Floats, float, float]:
+        """Of each piece what is expected in it (m,), its information with gamma (m, p), that of gamma (p, p); the noise of the
+        second and the third."""
         stds = [release.information_std for release in self.releases]
         shares = release_shares(stds, OLD_INFORMATION)
         mean = {
@@ -202,10 +204,20 @@ class HazardFit(Fit):
         }
         cross_stds = [release.cross_std for release in self.releases]
         noise = [float(np.sqrt((shares**2) @ np.square(each))) for each in (cross_stds, stds)]
-        basis = self.model.baseline.basis
-        expected = self.model.baseline.expected(mean["hazards"])
-        theta = basis.T @ (basis * expected[:, None]) + self.model.baseline.prior
-        return theta, basis.T @ mean["cross"], mean["information"], noise[0], noise[1]
+        return self.model.baseline.expected(mean["hazards"]), mean["cross"], mean["information"], noise[0], noise[1]
+
+    @cached_property
+    def _information(self) -> tuple[Floats, Floats, Floats, float, float]:
+        """Of theta (q, q), of both (q, p), of gamma (p, p); the noise of the second and the third.
+
+        That of a piece's log hazard are its expected events. What is known of the shape beforehand counts as well.
+        """
+        expected, cross, information, cross_std, information_std = self._averages
+        return *self._of_baseline(expected, cross), information, cross_std, information_std
+
+    def _of_baseline(self, expected: Floats, cross: Floats) -> tuple[Floats, Floats]:
+        baseline = self.model.baseline
+        return baseline.basis.T @ (baseline.basis * expected[:, None]) + baseline.prior, baseline.basis.T @ cross
 
     @property
     def baseline_told(self) -> dict[str, object]:
@@ -230,13 +242,22 @@ class HazardFit(Fit):
         return values, vectors
 
     @cached_property
-    def _matrix(self) -> Floats:
-        """The joint information (q + p, q + p), that of gamma given alpha with no eigenvalue below its noise."""
-        hazards, cross, _, _, _ = self._information
+    def _given(self) -> Floats:
+        """The information of gamma (p, p) given alpha, with no eigenvalue below its noise."""
         values, vectors = self._spectrum
         least = max(self.reach, FLAT * float(np.abs(values).max()), 1e-300)
-        given = (vectors * np.maximum(values, least)) @ vectors.T
-        return np.block([[hazards, cross], [cross.T, given + cross.T @ np.linalg.solve(hazards, cross)]])
+        return np.asarray((vectors * np.maximum(values, least)) @ vectors.T)
+
+    def _joint(self, factors: Floats) -> Floats:
+        """The joint information (q + p, q + p) where the hazards of pieces (m,) have been multiplied."""
+        expected, cross, _, _, _ = self._averages
+        hazards, both = self._of_baseline(expected * factors, cross * factors[:, None])
+        return np.block([[hazards, both], [both.T, self._given + both.T @ np.linalg.solve(hazards, both)]])
+
+    @cached_property
+    def _matrix(self) -> Floats:
+        """The same at the last point."""
+        return self._joint(np.ones(len(self.model.baseline.offset)))
 
     @cached_property
     def _score(self) -> tuple[Floats, Floats]:
@@ -257,13 +278,30 @@ class HazardFit(Fit):
         return np.asarray(np.tensordot(shares, np.array(moved), 1)), np.sum(noise, axis=0)
 
     @cached_property
+    def _solved(self) -> tuple[Floats, Floats]:
+        """The step (q + p,), and the factors (m,) that it multiplies hazards by.
+
+        What is expected in a piece, and its information with gamma, go with its hazard: along theta the likelihood is known
+        and not only its slope, so that a shape which moves far is no matter of a second order.
+        """
+        expected, cross, _, _, _ = self._averages
+        basis, prior, q = self.model.baseline.basis, self.model.baseline.prior, self.model.q
+        found = np.zeros(q + cross.shape[1])
+        factors = np.ones(len(basis))
+        for _ in range(STEPS):
+            grown = np.concatenate([basis.T @ (expected * (factors - 1.0)), cross.T @ (factors - 1.0)])
+            matrix = self._joint(factors)
+            grown[:q] += prior @ found[:q]
+            found = found + np.linalg.solve(matrix, self._score[0] - grown - matrix[:, q:] @ found[q:])
+            found[:q] = basis.T @ np.clip(basis @ found[:q], -1.0, 1.0)
+            found[q:] = limited(found[q:], LONGEST_STEP)
+            factors = np.exp(basis @ found[:q])
+        return found, factors
+
+    @property
     def step(self) -> Floats:
         """From the last point, (q + p,): gamma no farther than :data:`~veilsum_aggregation.newton.LONGEST_STEP`."""
-        whole = np.asarray(np.linalg.solve(self._matrix, self._score[0]), dtype=np.float64)
-        basis = self.model.baseline.basis
-        return np.concatenate(
-            [basis.T @ np.clip(basis @ whole[: self.model.q], -1.0, 1.0), limited(whole[self.model.q :], LONGEST_STEP)]
-        )
+        return self._solved[0]
 
     @property
     def point(self) -> Floats:
@@ -284,7 +322,7 @@ class HazardFit(Fit):
     @property
     def influence(self) -> Floats:
         """U (1 + p, p): how the coefficients change with the terms' score less what the baseline explains of it."""
-        inverse = np.linalg.inv(self._matrix)[self.model.q :, self.model.q :]
+        inverse = np.linalg.inv(self._joint(self._solved[1]))[self.model.q :, self.model.q :]
         return np.pad(self.model.whiten @ inverse, ((1, 0), (0, 0)))
 
     @cached_property
@@ -293,7 +331,7 @@ class HazardFit(Fit):
 
         With d = (a, g) the step, the noise of the information adds that of the information times d to the score's.
         """
-        inverse, variance = np.linalg.inv(self._matrix), self._score[1]
+        inverse, variance = np.linalg.inv(self._joint(self._solved[1])), self._score[1]
         _, _, _, cross_std, information_std = self._information
         q, p = self.model.q, self.model.whiten.shape[1]
         a, g = self.step[:q], self.step[q:]

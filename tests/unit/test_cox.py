@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import optimize
 
 from support.neighbours import check_rows_stand_alone
 from support.studies import agreed, demand, drafted, federation, split_records
@@ -15,7 +16,8 @@ from veilsum.compile import StudyRequest
 from veilsum.exports import to_csv
 from veilsum.pictures import plot
 from veilsum.plan import plan_study
-from veilsum_aggregation.baselines import MOST_PERIODS, LifeTable, first_baseline, log_shape
+from veilsum_aggregation.baselines import MOST_PERIODS, Baseline, LifeTable, first_baseline, log_shape
+from veilsum_aggregation.hazards import HazardFit, HazardModel, HazardRelease
 from veilsum_coordinator.methods import METHODS
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.computation.contribution import task_rows
@@ -352,6 +354,50 @@ def test_any_life_table_has_a_baseline_that_sites_take(name: str, std: float) ->
     assert ("constant in each" in str(told["hazard"])) == (q == found.periods)
     if std == 0.0 or name in {"nobody died", "drowned", "nobody at all", "negative"}:
         assert told["hazard"] == "constant in each period"
+
+
+@pytest.mark.parametrize("apart", [-0.9, -0.3, 0.4, 0.9])
+def test_a_step_of_the_shape_alone_is_exact_however_far_it_goes(apart: float) -> None:
+    """Where the terms' coefficients are right already, one step leads to the maximum of the likelihood, which scipy finds."""
+    rng = np.random.default_rng(3)
+    terms, ends = rng.normal(size=(2000, 2)), np.linspace(0.0, 1.0, 6)
+    followed = np.clip(rng.uniform(0.1, 1.2, 2000) * np.exp(-0.3 * terms[:, 0]), 0.0, 1.0)
+    spent = np.clip(followed[:, None] - ends[:-1], 0.0, 0.2)
+    died = rng.poisson(spent * np.exp(np.linspace(-2.0, 1.0, 5) + (terms @ [0.6, -0.4])[:, None])).astype(float)
+    flat = np.full(5, 1 / math.sqrt(5))
+    steep = np.linspace(-1.0, 1.0, 5) / np.linalg.norm(np.linspace(-1.0, 1.0, 5))
+    basis = np.column_stack([flat, steep])
+
+    def expected(point: np.ndarray) -> np.ndarray:
+        return np.asarray(spent * np.exp(basis @ point[:2] + (terms @ point[2:])[:, None]))
+
+    def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
+        rates = expected(point)
+        log = basis @ point[:2] + (terms @ point[2:])[:, None]
+        missing = rates - died
+        slope = np.concatenate([basis.T @ missing.sum(axis=0), terms.T @ missing.sum(axis=1)])
+        return float(rates.sum() - (died * log).sum()), slope
+
+    best = optimize.minimize(loss, np.zeros(4), jac=True, method="BFGS", options={"gtol": 1e-8}).x
+    at = best + np.array([-0.4, apart, 0.0, 0.0])
+    rates = expected(at)
+    events = rates.sum(axis=0) * died.sum() / rates.sum()
+    model = HazardModel(np.eye(2), np.zeros(2), Baseline(ends, np.zeros(5), basis, events, np.zeros(5), 1, unit=1.0), at)
+    release = HazardRelease(
+        at=at,
+        hazards=(died - rates).sum(axis=0),
+        score=terms.T @ (died - rates).sum(axis=1),
+        cross=rates.T @ terms,
+        information=(terms * rates.sum(axis=1)[:, None]).T @ terms,
+        hazard_std=0.0,
+        score_std=0.0,
+        cross_std=0.0,
+        information_std=0.0,
+    )
+    found = HazardFit(model, (release,)).point
+    assert found == pytest.approx(best, abs=1e-4)
+    linear = np.linalg.solve(HazardFit(model, (release,))._matrix, HazardFit(model, (release,))._score[0])
+    assert np.abs(at + linear - best).max() > 0.02  # which a step by the slope alone does not find
 
 
 def test_without_noise_hazards_are_constant_in_periods_and_the_result_says_how_many() -> None:
