@@ -530,7 +530,8 @@ def test_the_dossier_says_on_whose_word(attack: Adversary) -> None:
     assert (account["analyst"], account["purpose"]) == ("analyst", WORDS["purpose"])
 
 
-def test_health_and_settings_say_where(attack: Adversary) -> None:
+def test_health_and_settings_say_where(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veilsum_node.web.looking.PATIENCE", 60.0)
     console = console_of(attack)
     path = attack.bed.directory("a") / "participant.toml"
     path.write_text(path.read_text().replace('approval = "manual"', '# by hand\napproval = "manual"'))

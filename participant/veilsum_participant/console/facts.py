@@ -19,8 +19,8 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
-from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.health import ask_ready
+from veilsum_node.web.looking import Look, Row
 from veilsum_participant.budget_changes import read_epsilon
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.cli.entries import entry_row, read_time
@@ -322,18 +322,16 @@ def dossier(config: ParticipantConfig, contact: str) -> dict[str, Any]:
     )
 
 
-def health(config: ParticipantConfig) -> list[dict[str, str]]:
-    """What is known of the participant without asking for a record: its session, and every check of the site itself."""
-    rows = [_session(config)]
-    rows += [
-        {"state": item.status.value, "of": item.check, "found": item.detail, "what to do": item.advice}
-        for item in SiteCheck(config, lambda: int(time.time())).run(reach=False)
-    ]
-    rows.append({"state": "ok", "of": "version", "found": f"veilsum {installed_version()}", "what to do": ""})
-    return rows
+def health(config: ParticipantConfig) -> list[tuple[str, Look]]:
+    """What can be known of the participant without asking for a record: its session, and every check of the site itself."""
+
+    def site() -> list[Row]:
+        return [item.row() for item in SiteCheck(config, lambda: int(time.time())).run(reach=False)]
+
+    return [("session", lambda: [_session(config)]), ("the site's checks", site)]
 
 
-def _session(config: ParticipantConfig) -> dict[str, str]:
+def _session(config: ParticipantConfig) -> Row:
     try:
         found = ask_ready(config.metrics)
     except ConfigurationError as error:
