@@ -19,13 +19,13 @@ LOOKS = ((1280, "light"), (390, "dark"))
 
 
 @contextmanager
-def running_browser() -> Iterator[Browser]:
-    """Chromium; the test is skipped where it is absent, or fails where ``VEILSUM_REQUIRE_TOOLS=1``."""
+def running_browser(*more: str) -> Iterator[Browser]:
+    """Chromium, with further arguments; the test is skipped where it is absent, or fails where ``VEILSUM_REQUIRE_TOOLS=1``."""
     program = shutil.which("chromium")
     if program is None:
         give_up("the program chromium is not on PATH: install Debian's package chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=[*ARGUMENTS])
+        browser = playwright.chromium.launch(executable_path=program, args=[*ARGUMENTS, *more])
         try:
             yield browser
         finally:
