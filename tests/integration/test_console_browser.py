@@ -69,8 +69,9 @@ class Consoles:
             query = "SELECT object FROM coordinator_study WHERE digest = ?"
             (data,) = connection.execute(query, (key,)).fetchone()
             found = pb.StudyObject.FromString(data)
-            expires = parse_study(found.study).expires
-            found.study = found.study.replace(f'"expires":{expires}'.encode(), f'"expires":{expires - 10**7}'.encode())
+            study = parse_study(found.study)
+            for name, moment in (("created", study.created), ("expires", study.expires)):
+                found.study = found.study.replace(f'"{name}":{moment}'.encode(), f'"{name}":{moment - 10**7}'.encode())
             connection.execute("UPDATE coordinator_study SET object = ? WHERE digest = ?", (found.SerializeToString(), key))
 
     def others_approve(self, key: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A site's console behind nginx with the lines of docs/console.md, in a real browser: log-ins, redirections, cookies, forms."""
+"""A site's console behind nginx by the lines of docs/console.md, in a real browser: log-ins, redirections, cookies, forms."""
 
 from __future__ import annotations
 

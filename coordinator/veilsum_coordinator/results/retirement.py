@@ -77,7 +77,7 @@ def open_holdings(config: CoordinatorConfig) -> Iterator[tuple[Database, Path]]:
 
 
 def held_studies(database: Database, results: Path) -> list[EndedStudy]:
-    """All studies that a coordinator holds, oldest first."""
+    """All studies that a coordinator holds, oldest first, but for those of a version that wrote them in another way."""
     columns = (STUDIES.c.digest, STUDIES.c.object, STUDIES.c.analyst, STUDIES.c.submitted, STUDIES.c.phase, STUDIES.c.status)
     with database.reading() as connection:
         rows = connection.execute(select(*columns).order_by(STUDIES.c.submitted, STUDIES.c.digest)).all()
@@ -87,7 +87,10 @@ def held_studies(database: Database, results: Path) -> list[EndedStudy]:
                 sizes[bytes(study)] = sizes.get(bytes(study), 0) + int(size)
     found = []
     for row in rows:
-        study, digest = parse_study(pb.StudyObject.FromString(row.object).study), bytes(row.digest)
+        try:
+            study, digest = parse_study(pb.StudyObject.FromString(row.object).study), bytes(row.digest)
+        except HostileInput:
+            continue
         files = [path for path in (results / digest.hex()).rglob("*") if path.is_file()]
         size = sizes.get(digest, 0) + sum(path.stat().st_size for path in files)
         found.append(
