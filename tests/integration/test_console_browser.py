@@ -245,7 +245,7 @@ def test_no_other_page_frames_it_or_sends_its_forms(consoles: Consoles) -> None:
 
 
 def test_every_page_reads_well(consoles: Consoles) -> None:
-    """axe-core finds nothing, nothing is wider than its window, at 1280 and 390 px, in light and dark; also what was asked."""
+    """axe-core finds nothing, nothing is wider than its window, at 1280 and 360 px, in light and dark; also what was asked."""
     wrong: list[str] = []
     page = consoles.person("Otto Ops", "operator")
     for path in ("/", "/budgets", "/ledger", "/dossier", "/health", "/settings", "/nowhere"):

@@ -227,7 +227,9 @@ def test_health_has_the_rows_of_the_command(desk: Desk, monkeypatch: pytest.Monk
     found = [item.row() for item in check_coordinator(config, desk.place.bed.clock)]
     assert [row["of"] for row in found] == ["certificate", "mirror", "disk", "backup"]
     free = re.compile(r"[\d,]+ MiB free")  # which others use meanwhile
-    command = [[row["state"], row["of"], free.sub("", row["found"]), row["what to do"] or "–"] for row in found]
+    command = [
+        [row["state"], row["of"], free.sub("", row["found"]), row["what to do"].replace("`", "") or "–"] for row in found
+    ]
     assert [[*row[:2], free.sub("", row[2]), row[3]] for row in shown[2:-1]] == command
     assert [row[1] for row in shown[:2]] == ["service", "interface"]
     assert page.xpath("//*[@hx-trigger]") == []  # all is known: the page does not renew itself

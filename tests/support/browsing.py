@@ -14,7 +14,7 @@ from support.tools import give_up
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
 
-LOOKS = ((1280, "light"), (390, "dark"))
+LOOKS = ((1280, "light"), (360, "dark"))
 """Widths of windows in pixels and schemes of colours: what is wrong depends on the one or the other."""
 
 

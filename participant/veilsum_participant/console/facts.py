@@ -189,9 +189,10 @@ def what_if(config: ParticipantConfig, population: str, epsilon: str, study: str
             return opened.headroom(population, more).after
 
         stands = after(number)
+        with_more = (f"with {counted(number, 'more such study', 'more such studies')}", cost(stands))
         rows = [
             ("spent and promised", cost(after(0))),
-            (f"with {counted(number, 'more such study', 'more such studies')}", cost(stands)),
+            *([with_more] if price else []),
             ("budget", "no bound" if bound is None else f"{bound:g}"),
             ("a guess about a person is right at most", f"{of_hundred(meaning(stands, in_force.delta).guess)} times in 100"),
         ]
