@@ -56,7 +56,14 @@ def faults(page: Page) -> list[str]:
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         told: Any = page.evaluate("axe.run()")
         found += [f"{page.url} {width} {scheme}: {item['id']}: {item['help']}" for item in told["violations"]]
+    return found + too_wide(page)
+
+
+def too_wide(page: Page) -> list[str]:
+    """At which widths a page is wider than its window."""
+    found = []
+    for width, _ in reversed(LOOKS):
+        page.set_viewport_size({"width": width, "height": 900})
         if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
             found.append(f"{page.url} {width}: wider than the window")
-    page.set_viewport_size({"width": 1280, "height": 900})
     return found
