@@ -8,6 +8,7 @@ import math
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from veilsum_participant.ledgers import (
     spending_fields,
     study_labels,
 )
-from veilsum_participant.protocol.approval import Waiting
+from veilsum_participant.protocol.approval import Waiting, most_borne
 from veilsum_participant.protocol.budget_changes import proposals
 from veilsum_participant.protocol.budgets import promised
 from veilsum_participant.protocol.shown import shown_text
@@ -203,16 +204,11 @@ def what_if(config: ParticipantConfig, population: str, epsilon: str, study: str
     return rows
 
 
-def _most(after: Any, bound: float) -> str:
-    low, high = 0, 1
+def _most(after: Callable[[int], float], bound: float) -> str:
     if after(0) > bound:
         return "none: more is spent and promised already"
-    while high <= MOST_STUDIES and after(high) <= bound:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if after(middle) <= bound else (low, middle)
-    return f"{low:,}" if low < MOST_STUDIES else f"{MOST_STUDIES:,} or more"
+    most = most_borne(lambda studies: after(studies) <= bound, MOST_STUDIES)
+    return f"{most:,}" if most < MOST_STUDIES else f"{MOST_STUDIES:,} or more"
 
 
 def _price(config: ParticipantConfig, study: str) -> Counter[Mechanism]:
@@ -337,11 +333,6 @@ def _session(config: ParticipantConfig) -> Row:
         found = ask_ready(config.metrics)
     except ConfigurationError as error:
         return {"state": "warning", "of": "session", "found": "not known", "what to do": f"{error.message} {error.advice}"}
-    state = "ok" if found.ready else "failed"
-    detail = "open" if found.ready else found.reason
-    return {
-        "state": state,
-        "of": "session",
-        "found": detail,
-        "what to do": "" if found.ready else "See the participant's log.",
-    }
+    if found.ready:
+        return {"state": "ok", "of": "session", "found": "open", "what to do": ""}
+    return {"state": "failed", "of": "session", "found": found.reason, "what to do": "See the participant's log."}

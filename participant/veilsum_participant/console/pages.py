@@ -119,15 +119,8 @@ class SitePages:
             delta = float(form.get("delta", ""))
         except ValueError as error:
             raise Misuse(f"{form.get('delta', '')!r} is not a delta.", "Give a number such as 1e-5.") from error
-        population = form.get("population", "")
-        change_budget(
-            config,
-            population,
-            form.get("epsilon", "").strip(),
-            delta,
-            reason=form.get("reason", ""),
-            operator=asked.person.name,
-        )
+        population, epsilon = form.get("population", ""), form.get("epsilon", "").strip()
+        change_budget(config, population, epsilon, delta, reason=form.get("reason", ""), operator=asked.person.name)
         LOG.info("%s: budget of %s", printable(asked.person.name), printable(population))
         return asked.go("/budgets")
 
