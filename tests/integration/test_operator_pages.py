@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lxml import html
 
 from support import commands
 from support.consoles import URL, Visitor, words
@@ -177,6 +178,7 @@ def test_nothing_is_deleted_without_its_name_or_before_its_time(desk: Desk) -> N
     for name in ("", desk.place.name.upper(), desk.place.name[:-1], desk.place.key.hex()):
         answer = desk.settle("delete", name=name)
         assert (answer.status_code, "nothing was deleted" in words_of(answer)) == (409, True)
+        assert html.fromstring(answer.text).xpath("//main//a/@href") == [desk.one]  # back to the form
     assert desk.settle("delete").status_code == 409
     assert desk.settle("", name=desk.place.name).status_code == 409
     desk.now = desk.place.expires - 1
@@ -272,6 +274,4 @@ def test_a_row_that_takes_long_keeps_no_page_waiting(desk: Desk, monkeypatch: py
 
 
 def words_of(answer: Any) -> str:
-    from lxml import html
-
     return words(html.fromstring(answer.text))
