@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BOOT = ROOT / "tests" / "support" / "host.sh"
 PAGE = ROOT / "docs" / "deployment" / "systemd.md"
 CONSOLE = ROOT / "docs" / "console.md"
-SECONDS = 150
+SECONDS = 450
 
 SIGN = r"""
 veilsum federation sign /etc/veilsum/coordinator/identity/request.csr --authority /root/authority --role coordinator \
