@@ -33,7 +33,7 @@ help:
 	@echo "  make mutants       plant faults in the code that guards records and let its tests find them (ARGS=\"--sample 300\")"
 	@echo "  make audit         known advisories on every pinned version, bills of materials, into audit/ (needs the network)"
 	@echo "Maintain it"
-	@echo "  make venv tools    only install: Python packages into .venv; Prometheus, Alertmanager, Helm and a server of S3 into .tools"
+	@echo "  make venv tools    only install: Python packages into .venv; Prometheus, Alertmanager, nginx, Helm and a server of S3 into .tools"
 	@echo "  make proto         write the code generated from proto/; make proto-check compares"
 	@echo "  make constraints   pin what is installed now, after an upgrade"
 	@echo "  make wheelhouse    all that a machine without a network installs from, into wheelhouse/ (WHAT=participant for a site alone)"

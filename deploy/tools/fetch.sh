@@ -12,9 +12,10 @@ PACKAGES=(
     "prometheus: prometheus promtool"
     "prometheus-alertmanager: alertmanager amtool"
     "spin: spin"
+    "nginx: nginx"
 )
 declare -A DEBIAN=([alertmanager]=prometheus-alertmanager)
-declare -A VERSION=([spin]=-V) # what asks a program for its version, where it is not --version
+declare -A VERSION=([spin]=-V [nginx]=-v) # what asks a program for its version, where it is not --version
 
 tools=$PWD/.tools
 mkdir -p "$tools/bin"
@@ -42,7 +43,7 @@ Install these programs so that they are on PATH, or put them (or links to them) 
 $(printf '  %s\n' "${wanted[@]}")
 Debian, Ubuntu: apt-get install ${packages[*]}
 Elsewhere: prometheus and promtool, alertmanager and amtool come from https://prometheus.io/download/, spin from
-https://spinroot.com
+https://spinroot.com, nginx from https://nginx.org
 END
     exit 1
 }

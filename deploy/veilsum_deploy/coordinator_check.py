@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
 from veilsum_node.errors import HostileInput, VeilsumError
@@ -17,6 +18,9 @@ from veilsum_node.telemetry.logs import printable
 from veilsum_participant.checks.check import Check, CheckOutcome, storage_checks
 from veilsum_participant.ledgers import open_source
 
+Look = Callable[[], list[Check]]
+"""Makes a check; raises no :class:`VeilsumError`, and can be called in a thread of its own."""
+
 
 def check_coordinator(config: CoordinatorConfig, clock: Callable[[], int] = lambda: int(time.time())) -> list[Check]:
     """Run every check of a coordinator, in order.
@@ -25,16 +29,23 @@ def check_coordinator(config: CoordinatorConfig, clock: Callable[[], int] = lamb
         config: its configuration.
         clock: Unix seconds.
     """
-    known: list[Credentials] = []
+    return [check for _, look in coordinator_checks(config, clock) for check in look()]
+
+
+def coordinator_checks(config: CoordinatorConfig, clock: Callable[[], int]) -> list[tuple[str, Look]]:
+    """Every check by its name, in order; none needs another one to have run."""
+
+    def own() -> Credentials:
+        return load_credentials(config.identity, clock(), Role.COORDINATOR)
 
     def certificate() -> Iterator[Check]:
-        known.append(load_credentials(config.identity, clock(), Role.COORDINATOR))
-        own, authority = known[0].identity, certificate_end(known[0].authority)
-        yield Check("certificate", CheckOutcome.OK, f"{own.name}, until {moment(own.not_after)}")
+        credentials = own()
+        identity, authority = credentials.identity, certificate_end(credentials.authority)
+        yield Check("certificate", CheckOutcome.OK, f"{identity.name}, until {moment(identity.not_after)}")
         for whose, until, advice in (
             (
-                f"coordinator {own.name}",
-                own.not_after,
+                f"coordinator {identity.name}",
+                identity.not_after,
                 "Have the authority sign a request again, and put the certificate there.",
             ),
             ("the federation's authority", authority, "Make its successor known to every member before that."),
@@ -51,10 +62,14 @@ def check_coordinator(config: CoordinatorConfig, clock: Callable[[], int] = lamb
         if config.database is None and not (config.state / "coordinator.db").exists():
             yield Check("mirror", CheckOutcome.WARNING, "there is none yet", "It is made when the coordinator starts.")
             return
+        try:
+            known: Credentials | None = own()
+        except VeilsumError:  # which the check of the certificate says
+            known = None
         with open_source(config.database_place) as reader:
-            if known and reader.site != known[0].identity.name:
+            if known is not None and reader.site != known.identity.name:
                 raise HostileInput(f"The mirror belongs to {printable(reader.site)}.", "Check identity and database.")
-            count = reader.verify(authority=known[0].authority if known else None).entries
+            count = reader.verify(authority=None if known is None else known.authority).entries
         yield Check("mirror", CheckOutcome.OK, f"{counted(count, 'entry', 'entries')}: chain, signatures and receipts hold")
 
     def storage() -> Iterator[Check]:
@@ -62,10 +77,14 @@ def check_coordinator(config: CoordinatorConfig, clock: Callable[[], int] = lamb
             found = look_at(config.state / "coordinator.db", config.state / "results")
             yield from storage_checks(found, clock(), "coordinator", backups=config.database is None)
 
-    checks: list[Check] = []
-    for name, look in (("certificate", certificate), ("TLS certificate", tls), ("mirror", mirror), ("disk", storage)):
-        try:
-            checks += look()
-        except VeilsumError as error:
-            checks.append(Check(name, CheckOutcome.FAILED, printable(error.message), printable(error.advice)))
-    return checks
+    checks = (("certificate", certificate), ("TLS certificate", tls), ("mirror", mirror), ("disk", storage))
+    return [(name, partial(_tried, name, check)) for name, check in checks]
+
+
+def _tried(name: str, check: Callable[[], Iterator[Check]]) -> list[Check]:
+    found: list[Check] = []
+    try:
+        found.extend(check())
+    except VeilsumError as error:
+        found.append(Check(name, CheckOutcome.FAILED, printable(error.message), printable(error.advice)))
+    return found

@@ -119,7 +119,7 @@ class Policy(Frozen):
         attempt_hours: how long a reservation stays open at most, whatever deadline the coordinator names.
         max_budget_answers: how often a day an analyst is told whether a population's budget bears a study, by being let in or
             refused; answers to studies that paid all that they declared do not count
-            (:mod:`veilsum_participant.protocol.approval`).
+            (:mod:`veilsum_participant.protocol.answers`).
         four_eyes_above: with ``approval = "manual"``, epsilon of one study above which two people have to approve it, each by
             their own name; a study without noise is above every epsilon. None: one is enough.
         four_eyes_budget: whether two people have to set a budget, each by their own name; one is enough to lower it.

@@ -361,6 +361,27 @@ def test_a_decline_needs_a_reason(attack: Adversary) -> None:
     assert len(entries(attack, Kind.REFUSAL)) == 1
 
 
+def test_what_was_decided_waits_no_more(attack: Adversary) -> None:
+    """The inbox counts what waits, and says until when of that alone."""
+    visitor = Visitor(console_of(attack)).log_in()
+    said = visitor.text("/")
+    assert ("1 study waits for your word." in said, "Decided" in said) == (True, False)
+    visitor.decide(attack.key, "decline", "no agreement with this group")
+    said = visitor.text("/")
+    assert ("Nothing waits for your word." in said, "Decided, and not joined" in said) == (True, True)
+    assert "the coordinator waits until" not in said
+
+
+def test_who_is_refused_keeps_the_way_to_other_pages(attack: Adversary) -> None:
+    visitor = Visitor(console_of(attack)).log_in("Olga Maier", "officer")
+    for path, status in (("/settings", 403), ("/nowhere", 404), (f"/study/{'0' * 64}", 409)):
+        answer = visitor.client.get(path)
+        assert (answer.status_code, "/ledger" in html.fromstring(answer.text).xpath("//nav//a/@href")) == (status, True)
+    assert html.fromstring(Visitor(visitor.console).client.get("/nowhere").text).xpath("//nav") == []
+    answer = visitor.decide(attack.key, "decline", " ")
+    assert html.fromstring(answer.text).xpath("//main//a/@href") == [f"/study/{attack.key.hex()}"]
+
+
 def test_nobody_decides_on_another_text_than_was_shown(attack: Adversary) -> None:
     visitor = Visitor(console_of(attack)).log_in()
     path = f"/study/{attack.key.hex()}"
@@ -530,7 +551,8 @@ def test_the_dossier_says_on_whose_word(attack: Adversary) -> None:
     assert (account["analyst"], account["purpose"]) == ("analyst", WORDS["purpose"])
 
 
-def test_health_and_settings_say_where(attack: Adversary) -> None:
+def test_health_and_settings_say_where(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("veilsum_node.web.looking.PATIENCE", 60.0)
     console = console_of(attack)
     path = attack.bed.directory("a") / "participant.toml"
     path.write_text(path.read_text().replace('approval = "manual"', '# by hand\napproval = "manual"'))

@@ -25,14 +25,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from support.charts import Pod, Release, render
+from support.identity_provider import CLIENT, IdentityProvider
 from support.network import PATIENCE, wait_for
 from support.postgres import server
 from support.processes import lasting_ports
+from veilsum.access import LoginSettings
+from veilsum_deploy.login.person import log_in
+from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 
 TOKEN = "a-token-of-at-least-thirty-two-characters"
 MONITORED = "trial-veilsum-coordinator-metrics.veilsum.svc"
-PORTS = (8461, 9464, 9465)
+PORTS = (8461, 8463, 9464, 9465, 9466)
 
 
 class Machine:
@@ -199,3 +203,33 @@ def test_a_participant_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) ->
         assert (done.returncode, process.poll()) == (1, None)  # no coordinator is there: not ready, and alive
         assert "not ready" in done.stdout + done.stderr
     assert (machine.folder / "var/lib/veilsum/participant.db").exists()
+
+
+@pytest.mark.system
+def test_the_service_for_logins_runs_from_the_rendered_files(tmp_path: Path) -> None:
+    """Its probes find it, somebody logs in, and it stops in its grace period."""
+    with IdentityProvider(tmp_path) as provider:
+        found = {"issuer": provider.issuer, "client_id": CLIENT, "ca_bundle": str(provider.ca_bundle)}
+        roles = {"analyst": ["research"], "operator": []}
+        release = render("logins", values={"logins": {"config": {"provider": found, "roles": roles}}})
+        pod, machine = release.pod("logins"), Machine(tmp_path / "host")
+        key, certificate = (path.read_bytes() for path in (provider.key_file, provider.certificate_file))
+        tls = "veilsum-logins-tls"
+        secrets = {(tls, "tls.crt"): certificate, (tls, "tls.key"): key, ("veilsum-authority", "passphrase"): b"of the key\n"}
+        machine.lay_out(release, pod, secrets)
+        place = Path(machine.local("/var/lib/veilsum/authority"))
+        place.parent.mkdir(parents=True)
+        Authority.create(place, "trial", lambda: int(time.time()), passphrase=b"of the key")
+        url = f"https://localhost:{machine.ports[8463]}"
+        with machine.running(pod) as process:
+            for probe in ("readinessProbe", "livenessProbe"):
+                get = pod.container[probe]["httpGet"]
+                assert (get["scheme"], pod.port(get["port"])) == ("HTTPS", 8463)
+                reached = url + get["path"]
+                wait_for(lambda at=reached: process.poll() is not None or status(at, provider.ca_bundle) == 200, probe)
+                assert process.poll() is None, (machine.folder / "log").read_text()
+            settings = LoginSettings(url=url, ca_bundle=provider.ca_bundle)
+            log_in(settings, tmp_path / "ada", Role.ANALYST, provider.browse, lambda: int(time.time()))
+        credentials = load_credentials(tmp_path / "ada", int(time.time()), Role.ANALYST)
+        assert (credentials.identity.name, (place / "issued" / "index.jsonl").exists()) == ("ada", True)
+        assert "certified analyst ada" in (machine.folder / "log").read_text()

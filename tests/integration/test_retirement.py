@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,18 +15,16 @@ from sqlalchemy import select
 from support import commands
 from support.durable import NAMES, WIDTH
 from support.durable_studies import STUDIES
-from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.federation import TestBed, make_bed, make_data
+from support.held import HeldStudies
 from support.network import wait_for
-from support.processes import write_toml
 from veilsum.verification import verify_result
 from veilsum_coordinator.protocol.settings import Retention
 from veilsum_coordinator.results.retirement import (
     OUTCOME,
-    EndedStudy,
     archive_study,
     delete_study,
     find_study,
-    held_studies,
     retire,
 )
 from veilsum_coordinator.service.runner import Supervisor
@@ -43,41 +39,12 @@ from veilsum_privacy.ledger import LedgerReader
 DAY = 86400
 
 
-class Bed:
-    """Two studies of a coordinator in this process: one that has finished, and one that waits for enrolments."""
-
-    def __init__(self, directory: Path) -> None:
-        self.bed = make_bed(directory, make_data(NAMES, 24, WIDTH))
-        self.results = directory / "results"
-        study = STUDIES["fedsgd"](self.bed)
-        self.key = bytes(self.bed.local.run(study, self.bed.analyst, self.results).study)
-        self.name, self.expires = study.name, study.expires
-        self.open = self.bed.local.submit(self.bed.compile(make_request(schema_of(WIDTH))), self.bed.analyst)
-        self.database = self.bed.hub.journal.database
-
-    def held(self) -> dict[bytes, EndedStudy]:
-        return {item.digest: item for item in held_studies(self.database, self.results)}
-
-    def tables(self) -> dict[str, int]:
-        """How many rows every table of the coordinator has of the finished study."""
-        found = {}
-        with self.database.reading() as connection:
-            names = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars().all()
-            for name in names:
-                columns = {row[1] for row in connection.exec_driver_sql(f"PRAGMA table_info({name})")}
-                column = "study" if "study" in columns else "digest" if name == "coordinator_study" else None
-                if name.startswith("coordinator_") and column:
-                    query = f"SELECT count(*) FROM {name} WHERE {column} = ?"  # noqa: S608
-                    found[name] = connection.exec_driver_sql(query, (self.key,)).scalar_one()
-        return found
-
-
 @pytest.fixture
-def place(tmp_path: Path) -> Bed:
-    return Bed(tmp_path)
+def place(tmp_path: Path) -> HeldStudies:
+    return HeldStudies(tmp_path)
 
 
-def test_an_archived_study_verifies_and_stays(place: Bed, tmp_path: Path) -> None:
+def test_an_archived_study_verifies_and_stays(place: HeldStudies, tmp_path: Path) -> None:
     before = place.tables()
     found = archive_study(place.database, place.results, place.held()[place.key], tmp_path / "archive")
     verified = verify_result(found, place.bed.analyst.authority)
@@ -93,7 +60,7 @@ def test_an_archived_study_verifies_and_stays(place: Bed, tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "archive").iterdir()] == [found.name]
 
 
-def test_a_deleted_study_leaves_its_proof_and_the_ledger(place: Bed, tmp_path: Path) -> None:
+def test_a_deleted_study_leaves_its_proof_and_the_ledger(place: HeldStudies, tmp_path: Path) -> None:
     held, database = place.held(), place.database
     mirror = place.bed.hub.journal.mirror
     head, entries = mirror.head(), len(mirror.entries())
@@ -123,13 +90,13 @@ def test_a_deleted_study_leaves_its_proof_and_the_ledger(place: Bed, tmp_path: P
         assert all(bytes(item.study) == place.open for item in place.bed.hub.directives(name))
 
 
-def test_a_deletion_that_was_cut_off_is_repeated(place: Bed) -> None:
+def test_a_deletion_that_was_cut_off_is_repeated(place: HeldStudies) -> None:
     shutil.rmtree(place.results / place.key.hex())
     assert delete_study(place.database, place.results, place.held()[place.key], place.expires) is None
     assert set(place.tables().values()) == {0}
 
 
-def test_which_study_is_meant(place: Bed) -> None:
+def test_which_study_is_meant(place: HeldStudies) -> None:
     studies = list(place.held().values())
     assert find_study(studies, place.key.hex()[:8].upper()).digest == place.key
     for wanted in ("", "zz", "0" * 64):
@@ -140,7 +107,7 @@ def test_which_study_is_meant(place: Bed) -> None:
 
 
 @pytest.mark.parametrize("days", [0, 30])
-def test_studies_are_deleted_when_they_were_held_long_enough(place: Bed, tmp_path: Path, days: int) -> None:
+def test_studies_are_deleted_when_they_were_held_long_enough(place: HeldStudies, tmp_path: Path, days: int) -> None:
     due = place.expires + days * DAY
     assert retire(place.database, place.results, due - 1, days, proofs=None) == []
     supervisor = Supervisor(place.bed.hub, place.results, place.bed.clock, Retention(studies=days))
@@ -197,7 +164,7 @@ def test_a_site_forgets_what_it_need_not_hold(
         assert ledger.head(connection) == head
 
 
-def test_a_running_study_is_never_forgotten(place: Bed) -> None:
+def test_a_running_study_is_never_forgotten(place: HeldStudies) -> None:
     site = place.bed.sites["a"]
     site.config = site.config.model_copy(update={"retention": RetentionConfig(studies=0, kept_vectors=0)})
     with place.bed.sites["a"].database.transaction() as connection:
@@ -210,16 +177,9 @@ def test_a_running_study_is_never_forgotten(place: Bed) -> None:
 # -- commands and logs -----------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_beside_a_database(place: Bed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_beside_a_database(place: HeldStudies, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the first digits of the study's name, on a state of the coordinator's as it lies on the disk."""
-    state = tmp_path / "hub" / "state"
-    state.mkdir(parents=True)
-    source = place.bed.kit.coordinator.directory / "coordinator.db"
-    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(state / "coordinator.db")) as two:
-        one.backup(two)
-    shutil.copytree(place.results, state / "results")
-    config = tmp_path / "hub" / "coordinator.toml"
-    write_toml(config, {"": {"state": "state", "identity": str(place.bed.kit.coordinator.identity)}})
+    config = place.copy(tmp_path / "hub")
     wanted = place.key.hex()[:10]
     told = commands.shown(capsys, "coordinator", "archive", wanted, "--to", tmp_path / "out", "--config", config)
     assert verify_result(Path(told["archived"]), place.bed.analyst.authority).comparison.exact

@@ -14,18 +14,18 @@ from support.tools import give_up
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking")
 
-LOOKS = ((1280, "light"), (390, "dark"))
+LOOKS = ((1280, "light"), (360, "dark"))
 """Widths of windows in pixels and schemes of colours: what is wrong depends on the one or the other."""
 
 
 @contextmanager
-def running_browser() -> Iterator[Browser]:
-    """Chromium; the test is skipped where it is absent, or fails where ``VEILSUM_REQUIRE_TOOLS=1``."""
+def running_browser(*more: str) -> Iterator[Browser]:
+    """Chromium, with further arguments; the test is skipped where it is absent, or fails where ``VEILSUM_REQUIRE_TOOLS=1``."""
     program = shutil.which("chromium")
     if program is None:
         give_up("the program chromium is not on PATH: install Debian's package chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=[*ARGUMENTS])
+        browser = playwright.chromium.launch(executable_path=program, args=[*ARGUMENTS, *more])
         try:
             yield browser
         finally:
@@ -56,7 +56,14 @@ def faults(page: Page) -> list[str]:
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         told: Any = page.evaluate("axe.run()")
         found += [f"{page.url} {width} {scheme}: {item['id']}: {item['help']}" for item in told["violations"]]
+    return found + too_wide(page)
+
+
+def too_wide(page: Page) -> list[str]:
+    """At which widths a page is wider than its window."""
+    found = []
+    for width, _ in reversed(LOOKS):
+        page.set_viewport_size({"width": width, "height": 900})
         if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
             found.append(f"{page.url} {width}: wider than the window")
-    page.set_viewport_size({"width": 1280, "height": 900})
     return found

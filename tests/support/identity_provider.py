@@ -100,12 +100,14 @@ class IdentityProvider:
         algorithm: of its tokens.
         keys: replaced where a test rotates them.
         denies: answers ``access_denied``.
+        client: an origin beside loopback that people are sent back to.
         ca_bundle: PEM file of the authority of its TLS certificate, which signs others of a test as well.
     """
 
     def __init__(self, directory: Path) -> None:
         self.person: dict[str, Any] = {"sub": "0a1b", "preferred_username": "ada", "groups": ["research"]}
         self.algorithm, self.keys, self.denies = "RS256", Keys("first", _first_rsa()), False
+        self.client = ""
         self._codes: dict[str, dict[str, str]] = {}
         authority = EndpointAuthority(int(time.time()))
         self.ca_bundle = directory / "tls-authority.pem"
@@ -186,7 +188,8 @@ class IdentityProvider:
         if path != "/authorize":
             return 404, {}
         redirect = urlsplit(query.get("redirect_uri", ""))
-        if query.get("client_id") != CLIENT or redirect.hostname != "127.0.0.1" or redirect.scheme != "http":
+        known = (redirect.scheme, redirect.hostname) == ("http", "127.0.0.1")
+        if query.get("client_id") != CLIENT or not (known or f"{redirect.scheme}://{redirect.netloc}" == self.client):
             return 400, {"error": "invalid_request"}  # nobody is sent to an address that is not the client's
         code = secrets.token_urlsafe(16)
         answer = {"state": query.get("state", ""), "iss": self.issuer}

@@ -136,7 +136,7 @@ def test_storage_is_what_the_journal_and_the_results_hold(tmp_path: Path) -> Non
                 total += sum(len(value) for value in texts if isinstance(value, str | bytes))
     found = facts.storage(config)
     (row,) = found["rows"]
-    assert (row["study"], row["phase"], row["results"]) == (key.hex()[:12], "enrolling", "1.2 kB")
+    assert (row["id"], row["held"].phase, row["results"]) == (key.hex(), "enrolling", "1.2 kB")
     assert row["journal"] == facts.size(total)
     assert total > len(study.to_bytes())
 

@@ -14,7 +14,7 @@ from local.tools import find_tool
 from support.tools import DEMANDED, need_tool
 
 FETCH = Path(__file__).resolve().parents[2] / "deploy" / "tools" / "fetch.sh"
-PROGRAMS = ("prometheus", "promtool", "alertmanager", "amtool", "spin")
+PROGRAMS = ("prometheus", "promtool", "alertmanager", "amtool", "spin", "nginx")
 
 
 def make(path: Path, script: str = 'echo "$0, version 1 (test)"') -> Path:
@@ -100,11 +100,11 @@ def test_without_apt_it_says_what_to_install(machine: Path) -> None:
     assert done.returncode == 1
     assert "there is no apt-get on this machine" in done.stderr
     assert all(f"  {name}\n" in done.stderr for name in PROGRAMS)
-    assert "apt-get install prometheus prometheus-alertmanager spin" in done.stderr
+    assert "apt-get install prometheus prometheus-alertmanager spin nginx" in done.stderr
 
 
 def test_nothing_is_fetched_where_everything_is(machine: Path) -> None:
-    for name in ("prometheus", "promtool", "prometheus-alertmanager", "amtool", "spin"):
+    for name in ("prometheus", "promtool", "prometheus-alertmanager", "amtool", "spin", "nginx"):
         make(machine / "path" / name)
     done = fetch(machine)
     assert done.returncode == 0, done.stderr
@@ -114,6 +114,7 @@ def test_nothing_is_fetched_where_everything_is(machine: Path) -> None:
         "prometheus-alertmanager",
         "amtool",
         "spin",
+        "nginx",
     ]
     assert sorted(path.name for path in (machine / ".tools").iterdir()) == ["bin", "lock"]
 
@@ -126,7 +127,7 @@ esac
 """
 DPKG = r"""
 mkdir -p "$3/usr/bin"
-for name in prometheus promtool prometheus-alertmanager amtool spin; do
+for name in prometheus promtool prometheus-alertmanager amtool spin nginx; do
     printf '#!/bin/bash\necho "%s, version 1 (test)"\n' "$name" > "$3/usr/bin/$name"; chmod +x "$3/usr/bin/$name"
 done
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import time
 from collections import Counter
@@ -15,16 +16,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import LargeBinary, Text, func, inspect, select
 
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
-from veilsum_coordinator.storage.journal import STUDIES
+from veilsum_coordinator.results.retirement import PROOFS, EndedStudy, due_studies, held_studies
 from veilsum_coordinator.storage.long_values import METADATA
 from veilsum_node.database import open_readonly
-from veilsum_node.errors import ConfigurationError, VeilsumError
+from veilsum_node.errors import ConfigurationError, Misuse, VeilsumError
 from veilsum_node.identity.authority import requested
 from veilsum_node.identity.certificate import moment
 from veilsum_node.identity.files import read_file
 from veilsum_node.identity.record import Issued, IssuedRecord
 from veilsum_node.identity.renewal import DAY, FEW_DAYS
+from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_metrics
+from veilsum_node.web.looking import Look
 from veilsum_node.web.settings import ConsoleSettings
 
 EXPIRY = "veilsum_participant_certificate_expiry_timestamp_seconds"
@@ -33,6 +36,7 @@ DUPLICATES = "veilsum_sessions_held_total"
 """Sessions that were refused because another process with the same identity had one; of coordinators that count them."""
 
 MOST_LOGINS = 100
+MOST_DAYS = 36_500
 
 
 class RunningCoordinator(Protocol):
@@ -53,11 +57,13 @@ class Sources:
         path: of ``coordinator.toml``.
         settings: the console's own.
         connect: opens the interface of the running coordinator as its operator.
+        checks: what `coordinator check` looks at, by name.
     """
 
     path: Path
     settings: ConsoleSettings
     connect: Callable[[], AbstractContextManager[RunningCoordinator]]
+    checks: Callable[[], Sequence[tuple[str, Look]]]
 
 
 Samples = Mapping[str, Mapping[tuple[str, ...], float]]
@@ -149,7 +155,7 @@ def round_rows(study: Any) -> list[dict[str, Any]]:
 
 def storage(config: CoordinatorConfig) -> dict[str, Any]:
     """What studies occupy, in the journal and as results; the largest first."""
-    journal, names = Counter[str](), dict[str, tuple[str, str]]()
+    journal, folder = Counter[str](), config.state / "results"
     with open_readonly(config.database_place) as database, database.reading() as connection:
         there = set(inspect(connection).get_table_names())
         for table in METADATA.sorted_tables:
@@ -160,21 +166,67 @@ def storage(config: CoordinatorConfig) -> dict[str, Any]:
             sizes: Any = sum(func.coalesce(func.sum(func.length(column)), 0) for column in values)
             for digest, total in connection.execute(select(key, sizes).group_by(key)):
                 journal[bytes(digest).hex()] += int(total)
-        for row in connection.execute(select(STUDIES.c.digest, STUDIES.c.phase, STUDIES.c.submitted)):
-            names[bytes(row.digest).hex()] = row.phase, moment(row.submitted)
-    folder = config.state / "results"
+    studies = {item.digest.hex(): item for item in held(config)}
     results = {place.name: _folder_size(place) for place in folder.iterdir()} if folder.is_dir() else {}
     rows = [
         {
-            "study": digest[:12],
-            "phase": names.get(digest, ("unknown", ""))[0],
-            "submitted": names.get(digest, ("", ""))[1],
+            "id": digest,
+            "held": studies.get(digest),
+            "submitted": moment(studies[digest].submitted) if digest in studies else "",
+            "expires": moment(studies[digest].expires) if digest in studies else "",
             "journal": size(journal[digest]),
             "results": size(results.get(digest, 0)),
         }
         for digest in sorted({*journal, *results}, key=lambda key: -(journal[key] + results.get(key, 0)))
     ]
     return {"rows": rows, "journal": size(journal.total()), "results": size(sum(results.values()))}
+
+
+def held(config: CoordinatorConfig) -> list[EndedStudy]:
+    """All studies that the coordinator holds, oldest first."""
+    with open_readonly(config.database_place) as database:
+        return held_studies(database, config.state / "results")
+
+
+@dataclass(frozen=True)
+class Due:
+    """Studies that expired so many days ago or earlier.
+
+    Attributes:
+        words: what somebody types who wants all of them deleted.
+        digest: of the list, which a form brings back.
+    """
+
+    days: int
+    studies: Sequence[EndedStudy]
+
+    @property
+    def words(self) -> str:
+        return f"delete {counted(len(self.studies), 'study', 'studies')}"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(b"".join(item.digest for item in self.studies)).hexdigest()
+
+    @property
+    def size(self) -> str:
+        return size(sum(item.size for item in self.studies))
+
+
+def due(studies: Sequence[EndedStudy], days: str) -> Due:
+    """Which of some studies are over and expired a number of days ago or earlier.
+
+    Raises:
+        Misuse: it is no number of days.
+    """
+    if not (days.isascii() and days.isdigit() and len(days) < 7 and int(days) <= MOST_DAYS):
+        raise Misuse(f"Days are a whole number of 0 to {MOST_DAYS:,}.", "Give days since studies expired, such as 90.")
+    return Due(int(days), due_studies(studies, now(), int(days)))
+
+
+def places(config: CoordinatorConfig, settings: ConsoleSettings) -> dict[str, Path]:
+    """Folders for what is kept: ``archive`` for copies of studies, ``proofs`` of deleted ones."""
+    return {"archive": settings.archive or config.state / "archive", "proofs": config.state / PROOFS}
 
 
 def _folder_size(place: Path) -> int:

@@ -1,20 +1,27 @@
-"""The operator's pages and the form that stops a study."""
+"""The operator's pages and the forms that stop, archive and delete studies."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from starlette.responses import Response
 
 from veilsum_coordinator.console import facts
 from veilsum_coordinator.protocol.settings import CoordinatorConfig, load_coordinator_config, read_coordinator_settings
-from veilsum_node.errors import Unavailable, VeilsumError
+from veilsum_coordinator.results.retirement import archive_study, delete_study, find_study, held_studies, open_holdings
+from veilsum_node.errors import Misuse, StateError, Unavailable, VeilsumError
+from veilsum_node.identity.certificate import moment
+from veilsum_node.phrases import counted
 from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.web.application import Page, PageRequest
+from veilsum_node.web.application import RENEWS, Page, PageRequest
 from veilsum_node.web.configuration import setting_rows
+from veilsum_node.web.looking import Looks, Row
 from veilsum_node.web.people import Right
 
 LOG = logging.getLogger("veilsum.console")
@@ -25,6 +32,7 @@ class OperatorPages:
 
     def __init__(self, sources: facts.Sources) -> None:
         self._from = sources
+        self._looks = Looks()
 
     def pages(self) -> list[Page]:
         """All pages, as they stand in the navigation."""
@@ -36,6 +44,9 @@ class OperatorPages:
             Page("/requests", self.requests, "Requests"),
             Page("/refusals", self.refusals, "Log-ins"),
             Page("/storage", self.storage, "Storage"),
+            Page("/storage", self.delete_due, right=Right.OPERATE, form=True),
+            Page("/storage/{study}", self.held),
+            Page("/storage/{study}", self.settle, right=Right.OPERATE, form=True),
             Page("/health", self.health, "Health"),
             Page("/settings", self.settings, "Settings", Right.OPERATE),
         ]
@@ -93,17 +104,62 @@ class OperatorPages:
         )
 
     def storage(self, asked: PageRequest) -> Response:
-        """What studies occupy. Archiving and deleting one come here, as forms beside :meth:`abort`."""
-        return self._render(asked, "storage.html.j2", **facts.storage(self._config))
+        """What studies occupy, when they are deleted by themselves, and which a number of days would delete now."""
+        config, days = self._config, asked.query.get("days", "").strip()
+        due = facts.due(facts.held(config), days) if days else None
+        found = {**facts.storage(config), **facts.places(config, self._from.settings)}
+        return self._render(asked, "storage.html.j2", retention=config.retention, due=due, now=facts.now(), **found)
+
+    def delete_due(self, asked: PageRequest) -> Response:
+        """Delete the studies that the page listed for a number of days, if these are still the ones."""
+        config, form = self._config, asked.form
+        with open_holdings(config) as (database, results):
+            due = facts.due(held_studies(database, results), form.get("days", ""))
+            if form.get("shown") != due.digest:
+                raise StateError("Other studies are due by now than the page listed; nothing was deleted.", "Ask again.")
+            if form.get("name", "").strip() != due.words:
+                raise Misuse("The words do not match; nothing was deleted.", f"Type: {due.words}")
+            proofs = facts.places(config, self._from.settings)["proofs"] if "keep" in form else None
+            for item in due.studies:
+                delete_study(database, results, item, facts.now(), proofs=proofs)
+                LOG.warning("%s deleted study %s", printable(asked.person.name), item.digest.hex()[:12])
+        return self._done(asked, f"{counted(len(due.studies), 'study is', 'studies are')} deleted.", proofs)
+
+    def held(self, asked: PageRequest) -> Response:
+        """What is kept of one study, and the forms that archive and delete it, with what becomes of it."""
+        config = self._config
+        item = find_study(facts.held(config), asked.path["study"])
+        values: dict[str, Any] = {**facts.places(config, self._from.settings), "due": item.expires <= facts.now()}
+        return self._render(
+            asked, "held.html.j2", item=item, size=facts.size(item.size), expires=moment(item.expires), **values
+        )
+
+    def settle(self, asked: PageRequest) -> Response:
+        """Archive a study, or delete it once its name was typed."""
+        config, form = self._config, asked.form
+        places = facts.places(config, self._from.settings)
+        with open_holdings(config) as (database, results):
+            item = find_study(held_studies(database, results), asked.path["study"])
+            kept: Path | None
+            if form.get("action") == "archive":
+                done, kept = "archived", archive_study(database, results, item, places["archive"])
+            elif form.get("action") == "delete":
+                if form.get("name", "").strip() != item.name:
+                    raise Misuse("The name does not match; nothing was deleted.", f"Type the study's name: {item.name}")
+                proofs = places["proofs"] if "keep" in form else None
+                done, kept = "deleted", delete_study(database, results, item, facts.now(), proofs=proofs)
+            else:
+                raise Misuse("The form neither archives nor deletes.")
+        LOG.warning("%s %s study %s", printable(asked.person.name), done, item.digest.hex()[:12])
+        return self._done(asked, f"The study {item.name} is {done}.", kept)
+
+    def _done(self, asked: PageRequest, said: str, kept: Path | None) -> Response:
+        return self._render(asked, "done.html.j2", said=said, kept=kept)
 
     def health(self, asked: PageRequest) -> Response:
-        """How the coordinator is; what a command checks of disk, backup and certificates comes here as further rows."""
-        rows = []
-        for name, look in (("service", self._ready), ("interface", self._answers)):
-            try:
-                rows.append({"state": "ok", "of": name, "found": look(), "what to do": ""})
-            except VeilsumError as error:
-                rows.append({"state": "failed", "of": name, "found": error.message, "what to do": error.advice})
+        """How the coordinator is: whether it answers, and what `coordinator check` finds."""
+        checks = [("service", partial(_row, "service", self._ready)), ("interface", partial(_row, "interface", self._answers))]
+        rows = self._looks.rows([*checks, *self._from.checks()], again=RENEWS not in asked.query)
         rows.append({"state": "ok", "of": "version", "found": f"veilsum {installed_version()}", "what to do": ""})
         return self._render(asked, "state.html.j2", rows=rows)
 
@@ -121,3 +177,10 @@ class OperatorPages:
         """The configuration, to read."""
         rows = setting_rows(read_coordinator_settings(self._from.path), self._from.path)
         return self._render(asked, "values.html.j2", rows=rows, path=self._from.path)
+
+
+def _row(name: str, look: Callable[[], str]) -> list[Row]:
+    try:
+        return [{"state": "ok", "of": name, "found": look(), "what to do": ""}]
+    except VeilsumError as error:
+        return [{"state": "failed", "of": name, "found": error.message, "what to do": error.advice}]

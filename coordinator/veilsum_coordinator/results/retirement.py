@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToJson
 from sqlalchemy import delete, func, select
 
+from veilsum_coordinator.protocol.settings import CoordinatorConfig
 from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.storage.journal import STUDIES
 from veilsum_coordinator.storage.long_values import RELEASE_PIECES, SUM_PIECES
 from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, RELEASES, ROUNDS, SUMS
-from veilsum_node.database import Database
+from veilsum_node.database import Database, open_database
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity.certificate import moment
 from veilsum_node.identity.files import write_new
@@ -60,8 +62,22 @@ class EndedStudy:
     size: int
 
 
+@contextmanager
+def open_holdings(config: CoordinatorConfig) -> Iterator[tuple[Database, Path]]:
+    """The coordinator's database, to write to beside the running coordinator, and the folder of its results.
+
+    Raises:
+        StateError: there is no database.
+    """
+    place = config.database_place
+    if "://" not in place and not Path(place).exists():
+        raise StateError(f"There is no database {place}.", "It is made when the coordinator starts for the first time.")
+    with open_database(place) as database:
+        yield database, config.state / "results"
+
+
 def held_studies(database: Database, results: Path) -> list[EndedStudy]:
-    """All studies that a coordinator holds, oldest first."""
+    """All studies that a coordinator holds, oldest first, but for those of a version that wrote them in another way."""
     columns = (STUDIES.c.digest, STUDIES.c.object, STUDIES.c.analyst, STUDIES.c.submitted, STUDIES.c.phase, STUDIES.c.status)
     with database.reading() as connection:
         rows = connection.execute(select(*columns).order_by(STUDIES.c.submitted, STUDIES.c.digest)).all()
@@ -71,7 +87,10 @@ def held_studies(database: Database, results: Path) -> list[EndedStudy]:
                 sizes[bytes(study)] = sizes.get(bytes(study), 0) + int(size)
     found = []
     for row in rows:
-        study, digest = parse_study(pb.StudyObject.FromString(row.object).study), bytes(row.digest)
+        try:
+            study, digest = parse_study(pb.StudyObject.FromString(row.object).study), bytes(row.digest)
+        except HostileInput:
+            continue
         files = [path for path in (results / digest.hex()).rglob("*") if path.is_file()]
         size = sizes.get(digest, 0) + sum(path.stat().st_size for path in files)
         found.append(
@@ -179,10 +198,15 @@ def delete_study(database: Database, results: Path, study: EndedStudy, now: int,
 
 def retire(database: Database, results: Path, now: int, days: int, *, proofs: Path | None) -> list[EndedStudy]:
     """Delete every study that expired ``days`` ago or earlier; returns those that were deleted."""
-    ended = [item for item in held_studies(database, results) if not item.running and now >= item.expires + 86400 * days]
+    ended = due_studies(held_studies(database, results), now, days)
     for item in ended:
         delete_study(database, results, item, now, proofs=proofs)
     return ended
+
+
+def due_studies(studies: Sequence[EndedStudy], now: int, days: int) -> list[EndedStudy]:
+    """Those of some studies that are over and expired ``days`` ago or earlier."""
+    return [item for item in studies if not item.running and now >= item.expires + 86400 * days]
 
 
 def _rounds(database: Database, study: bytes) -> list[int]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
-from veilsum_node.process.console import JsonOption, print_fields, print_line
+from veilsum_node.process.console import JsonOption, print_fields, print_line, print_rows
 from veilsum_node.process.imports import loading
 from veilsum_participant.cli.consoles import add_console
 from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file, show_checks
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from veilsum_coordinator.results.retirement import EndedStudy
     from veilsum_node.database import Database
     from veilsum_node.overrides import Loaded
+    from veilsum_node.web.looking import Look
     from veilsum_node.web.people import Links, Person
     from veilsum_node.web.settings import ConsoleSettings
+    from veilsum_participant.checks import Check
     from veilsum_privacy.backup.backup import BackupOwner
 
 ACCESS = "operator.toml"
@@ -110,18 +112,29 @@ def delete(
     print_fields(fields, title="Deleted", as_json=as_json)
 
 
+@app.command()
+def retire(
+    days: Annotated[int, typer.Option("--days", min=0, max=36500, help="Days since a study expired.")],
+    keep_proofs: Annotated[bool, typer.Option("--keep-proofs", help="Keep results and proofs in the state's folder.")] = False,
+    config: ConfigOption = Path("coordinator.toml"),
+    as_json: JsonOption = False,
+) -> None:
+    """Delete every study that is over and expired so many days ago or earlier, as [retention] does by itself."""
+    from veilsum_coordinator.results.retirement import PROOFS, open_holdings, retire
+
+    with open_holdings(_load(config)) as (database, results):
+        proofs = results.parent / PROOFS if keep_proofs else None
+        gone = retire(database, results, int(time.time()), days, proofs=proofs)
+    rows = [{"study": item.digest.hex(), "name": item.name, "bytes": item.size} for item in gone]
+    print_rows(rows, title="Deleted", as_json=as_json, empty=f"No study expired {days} days ago or earlier.")
+
+
 @contextmanager
 def _held(config: Path, wanted: str) -> Iterator[tuple[Database, Path, EndedStudy]]:
     """The coordinator's database, the folder of its results, and a study that it holds."""
-    from veilsum_coordinator.results.retirement import find_study, held_studies
-    from veilsum_node.database import open_database
+    from veilsum_coordinator.results.retirement import find_study, held_studies, open_holdings
 
-    settings = _load(config)
-    place = settings.database_place
-    if "://" not in place and not Path(place).exists():
-        raise StateError(f"There is no database {place}.", "It is made when the coordinator starts for the first time.")
-    results = settings.state / "results"
-    with open_database(place) as database:
+    with open_holdings(_load(config)) as (database, results):
         yield database, results, find_study(held_studies(database, results), wanted)
 
 
@@ -145,13 +158,11 @@ def _owner(settings: CoordinatorConfig) -> BackupOwner:
 
 
 def _run_console(config: Path, settings: ConsoleSettings, people: list[Person], in_reach: bool) -> None:
-    import time
-    from contextlib import contextmanager
-
     from veilsum.access import resolve_access
     from veilsum.remote import Remote, connect
     from veilsum_coordinator.console.facts import Sources
     from veilsum_coordinator.console.run import run_operator_console
+    from veilsum_deploy.coordinator_check import coordinator_checks
 
     @contextmanager
     def opened() -> Iterator[Remote]:
@@ -160,7 +171,16 @@ def _run_console(config: Path, settings: ConsoleSettings, people: list[Person], 
         with connect(found.route, found.credentials(now), found.identity, now) as remote:
             yield remote
 
-    run_operator_console(Sources(config, settings, opened), people, print_line)
+    def checks() -> list[tuple[str, Look]]:
+        """The rows of `coordinator check`."""
+        found = coordinator_checks(_load(config), lambda: int(time.time()))
+
+        def rows(look: Callable[[], list[Check]]) -> list[dict[str, str]]:
+            return [item.row() for item in look()]
+
+        return [(name, partial(rows, look)) for name, look in found]
+
+    run_operator_console(Sources(config, settings, opened, checks), people, print_line)
 
 
 def _console_links(config: Path, settings: ConsoleSettings) -> Links:

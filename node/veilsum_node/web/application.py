@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.parser import BytesParser
 from email.policy import HTTP
 from http import HTTPStatus
@@ -20,6 +21,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from jinja2 import ChoiceLoader, Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -69,6 +71,7 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
+_COMMAND = re.compile(r"`([^`]+)`")
 STATIC = {"console.css": "text/css", "htmx.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
@@ -162,6 +165,7 @@ class Console:
             lstrip_blocks=True,
             loader=ChoiceLoader([FunctionLoader(_source(package)), FunctionLoader(_source(__package__ or ""))]),
         )
+        self._templates.filters["coded"] = _coded
         self._templates.globals.update(counted=counted, listed=listed, version=installed_version())
         routes = [Route(page.path, self._endpoint(page), methods=["POST" if page.form else "GET"]) for page in pages]
         routes += [
@@ -213,7 +217,10 @@ class Console:
         return guarded
 
     async def _nothing(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._failed(HTTPStatus.NOT_FOUND, "There is nothing here.")(scope, receive, send)
+        request = Request(scope)
+        session = self.sessions.find(request.cookies.get(self._cookie, ""), click=False)
+        asked = None if session is None else PageRequest(self, session, {}, {}, {}, request.url.path)
+        await self._failed(HTTPStatus.NOT_FOUND, "There is nothing here.", asked=asked)(scope, receive, send)
 
     def _fault(self, request: Request) -> tuple[HTTPStatus, str] | None:
         if request.headers.get("host", "") not in self._hosts:
@@ -231,29 +238,33 @@ class Console:
             session = self.sessions.find(secret, click=RENEWS not in request.query_params)
             if session is None:
                 return self._log_in_first(request)
+            texts = {name: str(value) for name, value in request.path_params.items()}
+            asked = PageRequest(self, session, texts, _once(request.url.query), {}, request.url.path)
             if not self._asks.take(session.csrf):
-                return self._failed(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: wait a moment.")
+                return self._failed(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests: wait a moment.", asked=asked)
             if not session.person.may(page.right):
                 LOG.warning("%s may not %s: %s", session.person.name, page.right.value, page.path)
                 said = f"Your role may not do this: it needs the right to {page.right.value}."
-                return self._failed(HTTPStatus.FORBIDDEN, said)
+                return self._failed(HTTPStatus.FORBIDDEN, said, asked=asked)
             form = await _form(request) if page.form else {}
             if page.form and not hmac.compare_digest(form.get("csrf", "").encode(), session.csrf.encode()):
                 LOG.warning("a form without its session's token was refused: %s", page.path)
                 return self._failed(HTTPStatus.FORBIDDEN, "The form is not this session's. Open its page again.")
-            texts = {name: str(value) for name, value in request.path_params.items()}
-            asked = PageRequest(self, session, texts, _once(request.url.query), form, request.url.path)
-            return await run_in_threadpool(self._answered, page.answer, asked)
+            return await run_in_threadpool(self._answered, page, replace(asked, form=form))
 
         return answered
 
-    def _answered(self, answer: Callable[[PageRequest], Response], asked: PageRequest) -> Response:
+    def _answered(self, page: Page, asked: PageRequest) -> Response:
         try:
-            return answer(asked)
+            return page.answer(asked)
         except VeilsumError as error:
             reasons = error.reasons if isinstance(error, Refusal) else ()
             status = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, Unavailable) else HTTPStatus.CONFLICT
-            return asked.render("error.html.j2", status, message=error.message, advice=error.advice, reasons=reasons)
+            of_a_form = page.form and any(other.path == page.path and not other.form for other in self._pages)
+            back = asked.place if of_a_form else "/"
+            return asked.render(
+                "error.html.j2", status, message=error.message, advice=error.advice, reasons=reasons, back=back
+            )
 
     def _log_in_first(self, request: Request) -> Response:
         if request.headers.get("hx-request") == "true":  # a part of a page: the whole of it goes to the log-in
@@ -275,8 +286,8 @@ class Console:
 
         return answered
 
-    def _failed(self, status: HTTPStatus, message: str, advice: str = "") -> Response:
-        return self.render("error.html.j2", None, status, message=message, advice=advice, reasons=())
+    def _failed(self, status: HTTPStatus, message: str, advice: str = "", *, asked: PageRequest | None = None) -> Response:
+        return self.render("error.html.j2", asked, status, message=message, advice=advice, reasons=(), back="/")
 
     def render(self, template: str, asked: PageRequest | None, status: int = 200, **values: Any) -> Response:
         """A page, for somebody with a session or for nobody."""
@@ -404,6 +415,11 @@ async def _form(request: Request) -> dict[str, str]:
         if isinstance(name, str) and isinstance(value, bytes) and len(fields) < MOST_FIELDS:
             fields[name] = value.decode("utf-8", "replace")
     return fields
+
+
+def _coded(text: str) -> Markup:
+    """A text as markup, in which what stands between backticks, as messages name commands, is code."""
+    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704  it is escaped
 
 
 def _source(package: str) -> Callable[[str], str | None]:

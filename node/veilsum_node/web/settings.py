@@ -78,6 +78,7 @@ class ConsoleSettings(Frozen):
         record: the authority's directory, or one with a copy of its ``issued/index.jsonl``: who is certified until when, and
             who logged in. The authority's key is neither needed nor wanted there. For a coordinator's console, as is the next.
         requests: folder of the requests to sign that parties sent.
+        archive: folder for copies of studies; by default ``archive`` in the coordinator's state.
         provider: an OpenID Connect provider that people log in with; needs the extra ``login``.
         roles: who may what, by the provider's groups.
         log: where the log goes and in which form.
@@ -91,6 +92,7 @@ class ConsoleSettings(Frozen):
     grafana: Annotated[StrictStr, AfterValidator(_origin)] | None = None
     record: Path | None = None
     requests: Path | None = None
+    archive: Path | None = None
     provider: ProviderSettings | None = None
     roles: RoleGroups = RoleGroups()
     log: LogSettings = LogSettings()

@@ -31,6 +31,10 @@ class Check:
         """Plain values."""
         return asdict(self)
 
+    def row(self) -> dict[str, str]:
+        """What tables and pages show of it."""
+        return {"state": self.status.value, "of": self.check, "found": self.detail, "what to do": self.advice}
+
 
 def storage_checks(found: Storage, now: int, party: str, *, backups: bool = True) -> Iterator[Check]:
     """What is wrong with a party's disk and backups.

@@ -8,6 +8,7 @@ import math
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
-from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.health import ask_ready
+from veilsum_node.web.looking import Look, Row
 from veilsum_participant.budget_changes import read_epsilon
 from veilsum_participant.checks import SiteCheck
 from veilsum_participant.cli.entries import entry_row, read_time
@@ -35,7 +36,7 @@ from veilsum_participant.ledgers import (
     spending_fields,
     study_labels,
 )
-from veilsum_participant.protocol.approval import Waiting
+from veilsum_participant.protocol.approval import Waiting, most_borne
 from veilsum_participant.protocol.budget_changes import proposals
 from veilsum_participant.protocol.budgets import promised
 from veilsum_participant.protocol.shown import shown_text
@@ -189,9 +190,10 @@ def what_if(config: ParticipantConfig, population: str, epsilon: str, study: str
             return opened.headroom(population, more).after
 
         stands = after(number)
+        with_more = (f"with {counted(number, 'more such study', 'more such studies')}", cost(stands))
         rows = [
             ("spent and promised", cost(after(0))),
-            (f"with {counted(number, 'more such study', 'more such studies')}", cost(stands)),
+            *([with_more] if price else []),
             ("budget", "no bound" if bound is None else f"{bound:g}"),
             ("a guess about a person is right at most", f"{of_hundred(meaning(stands, in_force.delta).guess)} times in 100"),
         ]
@@ -202,16 +204,11 @@ def what_if(config: ParticipantConfig, population: str, epsilon: str, study: str
     return rows
 
 
-def _most(after: Any, bound: float) -> str:
-    low, high = 0, 1
+def _most(after: Callable[[int], float], bound: float) -> str:
     if after(0) > bound:
         return "none: more is spent and promised already"
-    while high <= MOST_STUDIES and after(high) <= bound:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if after(middle) <= bound else (low, middle)
-    return f"{low:,}" if low < MOST_STUDIES else f"{MOST_STUDIES:,} or more"
+    most = most_borne(lambda studies: after(studies) <= bound, MOST_STUDIES)
+    return f"{most:,}" if most < MOST_STUDIES else f"{MOST_STUDIES:,} or more"
 
 
 def _price(config: ParticipantConfig, study: str) -> Counter[Mechanism]:
@@ -322,27 +319,20 @@ def dossier(config: ParticipantConfig, contact: str) -> dict[str, Any]:
     )
 
 
-def health(config: ParticipantConfig) -> list[dict[str, str]]:
-    """What is known of the participant without asking for a record: its session, and every check of the site itself."""
-    rows = [_session(config)]
-    rows += [
-        {"state": item.status.value, "of": item.check, "found": item.detail, "what to do": item.advice}
-        for item in SiteCheck(config, lambda: int(time.time())).run(reach=False)
-    ]
-    rows.append({"state": "ok", "of": "version", "found": f"veilsum {installed_version()}", "what to do": ""})
-    return rows
+def health(config: ParticipantConfig) -> list[tuple[str, Look]]:
+    """What can be known of the participant without asking for a record: its session, and every check of the site itself."""
+
+    def site() -> list[Row]:
+        return [item.row() for item in SiteCheck(config, lambda: int(time.time())).run(reach=False)]
+
+    return [("session", lambda: [_session(config)]), ("the site's checks", site)]
 
 
-def _session(config: ParticipantConfig) -> dict[str, str]:
+def _session(config: ParticipantConfig) -> Row:
     try:
         found = ask_ready(config.metrics)
     except ConfigurationError as error:
         return {"state": "warning", "of": "session", "found": "not known", "what to do": f"{error.message} {error.advice}"}
-    state = "ok" if found.ready else "failed"
-    detail = "open" if found.ready else found.reason
-    return {
-        "state": state,
-        "of": "session",
-        "found": detail,
-        "what to do": "" if found.ready else "See the participant's log.",
-    }
+    if found.ready:
+        return {"state": "ok", "of": "session", "found": "open", "what to do": ""}
+    return {"state": "failed", "of": "session", "found": found.reason, "what to do": "See the participant's log."}

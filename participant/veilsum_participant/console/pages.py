@@ -12,9 +12,11 @@ from pathlib import Path
 from starlette.responses import Response
 
 from veilsum_node.errors import Misuse, StateError
+from veilsum_node.process.software import installed_version
 from veilsum_node.telemetry.logs import printable
-from veilsum_node.web.application import HEADERS, Page, PageRequest
+from veilsum_node.web.application import HEADERS, RENEWS, Page, PageRequest
 from veilsum_node.web.configuration import setting_rows
+from veilsum_node.web.looking import Looks
 from veilsum_node.web.people import Right
 from veilsum_participant.budget_changes import change_budget
 from veilsum_participant.config import ParticipantConfig, load_participant_config, read_participant_settings
@@ -37,7 +39,7 @@ class SitePages:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._looks = path, Looks()
 
     def pages(self) -> list[Page]:
         """All pages, as they stand in the navigation."""
@@ -117,15 +119,8 @@ class SitePages:
             delta = float(form.get("delta", ""))
         except ValueError as error:
             raise Misuse(f"{form.get('delta', '')!r} is not a delta.", "Give a number such as 1e-5.") from error
-        population = form.get("population", "")
-        change_budget(
-            config,
-            population,
-            form.get("epsilon", "").strip(),
-            delta,
-            reason=form.get("reason", ""),
-            operator=asked.person.name,
-        )
+        population, epsilon = form.get("population", ""), form.get("epsilon", "").strip()
+        change_budget(config, population, epsilon, delta, reason=form.get("reason", ""), operator=asked.person.name)
         LOG.info("%s: budget of %s", printable(asked.person.name), printable(population))
         return asked.go("/budgets")
 
@@ -161,7 +156,9 @@ class SitePages:
 
     def health(self, asked: PageRequest) -> Response:
         """How the participant is."""
-        return asked.render("health.html.j2", rows=facts.health(self._config))
+        rows = self._looks.rows(facts.health(self._config), again=RENEWS not in asked.query)
+        rows.append({"state": "ok", "of": "version", "found": f"veilsum {installed_version()}", "what to do": ""})
+        return asked.render("health.html.j2", rows=rows)
 
     def settings(self, asked: PageRequest) -> Response:
         """The configuration, to read."""

@@ -3,24 +3,16 @@
 With ``approval = "manual"`` a study that policy and budget bear waits in the store, neither enrolled nor refused. The
 operator's commands act on the same file while the participant runs; it sees their word at its next tick and holds the study
 against everything once more before it enrols. This module says nothing to the coordinator.
-
-How often an analyst is told whether a population's budget bears a study: enough to work with, too seldom to search by.
-
-Whoever may submit studies learns one bit of what is left by each that is let in or refused, and a bisection needs few. So an
-answer counts for a day, by analyst and population, until everything that its study declares is paid: an accepted study that
-releases less than it declared told as much as a refused one, for less. Who has had ``policy.max_budget_answers`` of them is
-refused without a look at the budget. An unlimited budget bears everything, and has nothing to find.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, RowMapping, delete, select
-from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy import Connection
 
 from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.identity import Label, Role, verify, verify_certificate
@@ -28,7 +20,8 @@ from veilsum_node.phrases import listed
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.open_studies import check_directory
 from veilsum_participant.policy import study_faults
-from veilsum_participant.protocol.budgets import budget_faults, promised, record_refused_study, remaining, too_many
+from veilsum_participant.protocol.answers import answer_fault, keep_answer
+from veilsum_participant.protocol.budgets import budget_faults, promised, record_refused_study, too_many
 from veilsum_participant.protocol.cohorts import joining_faults
 from veilsum_participant.protocol.shown import shown_text
 from veilsum_participant.site import LOG, Site
@@ -41,16 +34,13 @@ from veilsum_participant.store.pending import (
     find_pending,
     pending_studies,
 )
-from veilsum_participant.store.populations import ANSWERS
-from veilsum_participant.store.studies import find_study, studies_of
+from veilsum_participant.store.studies import studies_of
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Kind, Mechanism
 from veilsum_privacy.ledger.entries import Entry, RequestedStudy, declared_mechanisms
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy
-
-DAY = 86_400
 
 MOST_WAITING = 256
 """Studies that wait for the operator's word at most; further ones are refused."""
@@ -419,6 +409,17 @@ def _row(connection: Connection, digest: bytes) -> PendingRow:
     return row
 
 
+def most_borne(bears: Callable[[int], bool], most: int) -> int:
+    """How many more studies a budget bears, ``most`` at most: ``bears`` says it of a number, and is true below it as well."""
+    low, high = 0, 1
+    while high <= most and bears(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bears(middle) else (low, middle)
+    return min(low, most)
+
+
 def _such_studies(connection: Connection, site: Site, population: str, others: Counter[Mechanism], study: Study) -> int | None:
     """How many studies of the same price the budget bears on top of ``others``; None where it has no bound."""
     price = declared_mechanisms(study)
@@ -429,13 +430,7 @@ def _such_studies(connection: Connection, site: Site, population: str, others: C
 
     if site.ledger.headroom(population, others, connection).budget.epsilon is None:
         return None
-    low, high = 0, 1
-    while high <= MOST_SUCH and bears(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bears(middle) else (low, middle)
-    return min(low, MOST_SUCH)
+    return most_borne(bears, MOST_SUCH)
 
 
 def _earlier(connection: Connection, study: Study, key: bytes, analyst: str) -> Study | None:
@@ -481,58 +476,3 @@ def _waiting(connection: Connection, site: Site, row: PendingRow, *, whole: bool
         after=after,
         obstacle=obstacle,
     )
-
-
-def answer_fault(connection: Connection, site: Site, key: bytes, study: Study, analyst: str) -> Refusal | None:
-    """Why the analyst is not told today whether the budget bears a study; None if it may be looked at.
-
-    Args:
-        connection: of a write transaction.
-        key: the study's digest; its own answers do not count, so that it may be asked again.
-        analyst: certified name.
-    """
-    if not _is_bounded(connection, site, study):
-        return None
-    population, most = site.config.population(study.dataset), site.config.policy.max_budget_answers
-    recent = connection.execute(
-        select(ANSWERS)
-        .where(ANSWERS.c.analyst == analyst, ANSWERS.c.population == population)
-        .where(ANSWERS.c.study != key, ANSWERS.c.time > site.clock() - DAY)
-    )
-    unpaid = sum(not _is_paid(connection, row) for row in recent.mappings().all())
-    if unpaid < most:
-        return None
-    LOG.warning("analyst %s has asked for the budget of population %s %d times within a day", analyst, population, unpaid)
-    return Refusal(
-        RefusalCode.ASKED,
-        f"Analyst {analyst!r} was told {most} times within a day (policy.max_budget_answers) whether the budget of population"
-        f" {population} bears a study that was not paid since; it was not looked at for this one.",
-        "Let running studies release what they declare, ask again tomorrow, or let the operator raise the policy's bound.",
-    )
-
-
-def keep_answer(connection: Connection, site: Site, key: bytes, study: Study, analyst: str, *, fits: bool) -> None:
-    """Remember that the budget was looked at for a study, once for each digest and answer; former days' are dropped."""
-    if not _is_bounded(connection, site, study):
-        return
-    now = site.clock()
-    connection.execute(delete(ANSWERS).where(ANSWERS.c.time <= now - DAY))
-    values = {"analyst": analyst, "population": site.config.population(study.dataset), "time": now}
-    kept = upsert(ANSWERS).values(study=key, fits=fits, **values)
-    connection.execute(kept.on_conflict_do_update(index_elements=["study", "fits"], set_=values))
-
-
-def _is_bounded(connection: Connection, site: Site, study: Study) -> bool:
-    if study.dataset not in site.config.datasets:
-        return False
-    budget = site.ledger.budget(site.config.population(study.dataset), connection)
-    return budget is None or budget.epsilon is not None
-
-
-def _is_paid(connection: Connection, row: RowMapping) -> bool:
-    """Whether all that the study declared was paid; then the answer is dropped."""
-    study = find_study(connection, row["study"]) if row["fits"] else None
-    if study is None or remaining(connection, row["study"], parse_study(study.study), paid_only=True):
-        return False
-    connection.execute(delete(ANSWERS).where(ANSWERS.c.study == row["study"], ANSWERS.c.fits.is_(True)))
-    return True
