@@ -75,7 +75,6 @@ class CsvReader(FileReader):
         return names
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        """See :meth:`OpenRows.parts`."""
         with readable(self._file), open_text(self._stored(), self._dialect) as file:
             lines = Lines(file, self._dialect.delimiter)
             every = self._columns(lines)
@@ -87,7 +86,6 @@ class CsvReader(FileReader):
                 records += table.num_rows + len(broken)
 
     def lines(self, numbers: Collection[int]) -> dict[int, int]:
-        """See :meth:`Reader.lines`."""
         with readable(self._file), open_text(self._stored(), self._dialect) as file:
             return line_numbers(file, numbers, header=self._names is None)
 

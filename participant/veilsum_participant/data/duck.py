@@ -30,8 +30,8 @@ from veilsum_participant.data.json_files import is_document, is_json, json_texts
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import ParquetReader, file_parts
 from veilsum_participant.data.reader import (
-    Found,
-    Reader,
+    OpenRows,
+    QueryReader,
     RowRequest,
     SourcePart,
     distinct_names,
@@ -57,46 +57,35 @@ _ending = threading.Event()
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
 
 
-class DuckReader(Reader):
+class DuckReader(QueryReader):
     """Reads what a query on files yields."""
 
-    def __init__(self, query: SourceQuery) -> None:
-        self._query = query
-
-    def layout(self) -> list[Found]:
-        """The columns and types of its answer on empty tables."""
+    def _schema(self) -> Any:
+        """Of its answer on empty tables."""
         query = self._query
         with _connection() as connection:
             for name, path in query.files.items():
                 _add_empty(connection, name, path, query.dialect)
             connection.execute("SET enable_external_access = false")
             try:
-                schema = _answer(connection, query).to_arrow_table().schema
+                return _answer(connection, query).to_arrow_table().schema
             except _errors() as error:
                 told = _of_the_query(str(error).splitlines()[0].rstrip("."), query.text)
                 raise DataError(f"The {query}: {told}.", "Correct the query, or the files that it reads.") from error
-        return [Found(f"The {query}", f"The {query} yields", schema)]
 
     @contextmanager
     def opened(self) -> Iterator[_DuckRows]:
-        """See :meth:`Reader.opened`."""
         with _connection() as connection:
             yield _DuckRows(connection, self._query, _open(connection, self._query))
 
 
 @dataclass
-class _DuckRows:
+class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
     connection: Any
     query: SourceQuery
     texts: list[_Texts]
-    steady = False
-
-    def orders(self, subject: str) -> bool:
-        """Never: it would hold all that it sorts."""
-        return False
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        """See :meth:`OpenRows.parts`."""
         import duckdb
 
         left = float(self.query.timeout)
