@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from veilsum_node.addresses import bare_host
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private, write_new
@@ -160,10 +160,8 @@ class Authority:
                 f"The authority's key {directory / 'key.pem'} cannot be opened.",
                 "Check the passphrase; if the file is damaged, keep it and put it back from a backup.",
             ) from error
-        try:
+        with told_as(ConfigurationError, HostileInput, what=directory / "certificate.pem"):
             certificate = certificates.load_authority_certificate(data)
-        except HostileInput as error:
-            raise ConfigurationError(f"{directory / 'certificate.pem'}: {error.message}", error.advice) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise ConfigurationError(f"Key and certificate in {directory} do not match.", "Restore both from one backup.")
         return cls(directory, key, certificate, clock)

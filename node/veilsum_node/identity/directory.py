@@ -25,7 +25,7 @@ from cryptography import x509
 from pydantic import Field, StrictInt, StrictStr, StringConstraints, ValidationError
 
 from veilsum_node.canonical import canonical, parse_canonical
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.identity.certificate import Role, federation_id, moment, p256_key
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file
@@ -200,10 +200,8 @@ def read_directory(path: Path, authority: x509.Certificate) -> Directory:
         ConfigurationError: it cannot be read, or does not verify; names the file.
     """
     data = read_file(path, "directory of the federation", advice="Ask the authority's operator for it.")
-    try:
+    with told_as(ConfigurationError, HostileInput, what=path):
         return parse_directory(data, authority)
-    except HostileInput as error:
-        raise ConfigurationError(f"{path}: {error.message}", error.advice) from error
 
 
 def check_words(heard: str, directory: Directory) -> None:
