@@ -8,17 +8,8 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.trees import margin_of, walked
+from veilsum_privacy.mechanism.trees import margin_of
 from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESHOLDS
-
-
-def leaves_of(x: Floats, features: Floats, thresholds: Floats) -> Integers:
-    """The leaf (n, K) in which each record (n, d) ends in each of K trees; ``features`` and ``thresholds`` are (K, 2^D - 1).
-
-    Raises:
-        HostileInput: a feature that there is not, or a threshold that is not finite.
-    """
-    return walked(x, _named(features, thresholds, x.shape[1]), thresholds)
 
 
 def tree_margin(arrays: Mapping[str, Floats], x: Floats) -> Floats:
@@ -26,7 +17,7 @@ def tree_margin(arrays: Mapping[str, Floats], x: Floats) -> Floats:
     class. Trees without a leaf other than 0 are passed over.
 
     Raises:
-        HostileInput: as :func:`leaves_of`, or a leaf beyond float32.
+        HostileInput: a feature that there is not, a threshold that is not finite, or a leaf beyond float32.
     """
     named = _named(arrays[FEATURES], arrays[THRESHOLDS], x.shape[1])
     with np.errstate(over="ignore"):
