@@ -25,19 +25,17 @@ from cryptography import x509
 from pydantic import Field, StrictInt, StrictStr, StringConstraints, ValidationError
 
 from veilsum_node.canonical import canonical, parse_canonical
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, told_as
 from veilsum_node.fields import Frozen, Hex32, Name
+from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
 from veilsum_node.identity.certificate import Role, federation_id, moment, p256_key
-from veilsum_node.identity.files import MAX_FILE_BYTES, read_file
+from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, write_new
 from veilsum_node.identity.record import Issued
 from veilsum_node.identity.signatures import Label, SigningKey, verify
 
 if TYPE_CHECKING:
     from mnemonic import Mnemonic
 
-from veilsum_node.errors import StateError
-from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
-from veilsum_node.identity.files import write_new
 
 FORMAT = "veilsum/1/directory"
 LISTED = (Role.PARTICIPANT, Role.ANALYST)

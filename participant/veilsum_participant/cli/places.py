@@ -16,22 +16,20 @@ import typer
 
 from veilsum_node.database import Database
 from veilsum_node.errors import Misuse
-from veilsum_node.identity.tls import AUTHORITY_FILE
+from veilsum_node.identity import Role, SigningKey
+from veilsum_node.identity.files import read_private
+from veilsum_node.identity.provision import prepare
+from veilsum_node.identity.tls import AUTHORITY_FILE, KEY_FILE
 from veilsum_node.overrides import overridden_tables
+from veilsum_node.process.console import print_fields, print_line
 from veilsum_participant.ledgers import Checked, check, load_authority
+from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
 
 if TYPE_CHECKING:
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
     from veilsum_privacy.ledger import Ledger, LedgerReader
 
-
-from veilsum_node.identity import Role, SigningKey
-from veilsum_node.identity.files import read_private
-from veilsum_node.identity.provision import prepare
-from veilsum_node.identity.tls import KEY_FILE
-from veilsum_node.process.console import print_fields, print_line
-from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="The party's directory; made if it is missing.")]
 NameOption = Annotated[str, typer.Option("--name", help="Name in the federation: a-z, 0-9, '.', '_', '-'.")]
