@@ -74,6 +74,15 @@ def told_as(kind: type[VeilsumError], *of: type[VeilsumError], what: object = ""
         raise kind(f"{what}: {error.message}" if what else error.message, error.advice) from error
 
 
+@contextmanager
+def installed(otherwise: VeilsumError) -> Iterator[None]:
+    """Raise an error that says what to install, where the block imports a package of an extra that is not there."""
+    try:
+        yield
+    except ImportError as error:
+        raise otherwise from error
+
+
 class RefusalCode(StrEnum):
     """Why a participant refuses: all that anyone outside the site is told."""
 

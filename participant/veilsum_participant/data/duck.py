@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from veilsum_node.errors import DataError, VeilsumError
+from veilsum_node.errors import DataError, VeilsumError, installed
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.formats import is_csv
 from veilsum_participant.data.json_files import is_document, is_json, json_texts
@@ -236,10 +236,8 @@ def _end() -> None:
 
 @contextmanager
 def _connection() -> Iterator[Any]:
-    try:
+    with installed(missing_package("duckdb", "sql")):
         import duckdb
-    except ImportError as error:
-        raise missing_package("duckdb", "sql") from error
     _stops_at_exit()
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     connection.execute("SET enable_progress_bar = false")  # where somebody types, DuckDB draws one between what they see

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from veilsum_node.errors import DataError, Unavailable, VeilsumError
+from veilsum_node.errors import DataError, Unavailable, VeilsumError, installed
 from veilsum_participant.data.reader import (
     OpenRows,
     QueryReader,
@@ -154,10 +154,8 @@ def _told(query: SourceQuery) -> Iterator[None]:
 @contextmanager
 def _cursor(query: SourceQuery) -> Iterator[Any]:
     """A cursor in a read-only transaction, whose statements may take as long as the query may."""
-    try:
+    with installed(missing_package("adbc-driver-postgresql", "sql")):
         from adbc_driver_postgresql import dbapi
-    except ImportError as error:
-        raise missing_package("adbc-driver-postgresql", "sql") from error
     connection = None
     try:
         connection = dbapi.connect(_with_parameters(query.url))
