@@ -13,7 +13,7 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data.dialects import HEAD, advice
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import BATCH, Fault, Lines, line_numbers, open_text
-from veilsum_participant.data.objects import AnyFile, open_file, stored_csv
+from veilsum_participant.data.objects import AnyFile, open_file, stored_files
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.query import PLAIN, Bucket, Dialect
 
@@ -90,7 +90,7 @@ class CsvReader(FileReader):
             return line_numbers(file, numbers, header=self._names is None)
 
     def _stored(self) -> AnyFile:
-        return stored_csv(self._file) if isinstance(self._file, Bucket) else self._file
+        return stored_files(self._file)[0] if isinstance(self._file, Bucket) else self._file
 
     def _columns(self, lines: Lines) -> list[str]:
         return lines.names(self._file) if self._names is None else list(self._names)

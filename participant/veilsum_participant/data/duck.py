@@ -156,7 +156,7 @@ def _open(connection: Any, query: SourceQuery) -> list[_Texts]:
     """Show the query its tables, and nothing else from here on; return those that are texts."""
     texts: list[_Texts] = []
     for name, path in query.files.items():
-        if _is_text(path):
+        if is_json(path) or is_csv(path):
             if not texts:
                 connection.execute("SET threads = 1")  # no thread but the one that asks comes back to the interpreter
             texts.append(_texts(path, query.dialect))
@@ -265,7 +265,7 @@ def _answer(connection: Any, query: SourceQuery) -> Any:
 
 def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None:
     """Make a table with the columns of a file and without its records."""
-    if _is_text(path):
+    if is_json(path) or is_csv(path):
         connection.register(name, _texts(path, dialect).schema.empty_table())
     else:
         connection.read_parquet(_parts(path)).limit(0).create(name)
@@ -278,12 +278,12 @@ def _texts(path: Path, dialect: Dialect) -> _Texts:
         return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
     reader = CsvReader(path, dialect=dialect)
     names = reader.columns() or []
-    return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), lambda: map(_trimmed, reader.parts(RowRequest(names))))
 
+    def read() -> Iterator[Any]:
+        for part in reader.parts(RowRequest(names)):  # broken lines are left out
+            yield pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in names})
 
-def _trimmed(part: SourcePart) -> Any:
-    """The trimmed cells of a CSV file; broken lines are left out."""
-    return pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in part.table.column_names})
+    return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), read)
 
 
 def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
@@ -326,7 +326,3 @@ def _parts(path: Path) -> list[str]:
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
     return [one.label for one in found]
-
-
-def _is_text(path: Path) -> bool:
-    return is_json(path) or is_csv(path)

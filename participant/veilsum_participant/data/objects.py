@@ -60,15 +60,6 @@ def open_file(file: AnyFile) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(file.open(), _FETCH))
 
 
-def stored_csv(bucket: Bucket) -> StoredFile:
-    """The object of a URL of CSV.
-
-    Raises:
-        DataError, Unavailable, ConfigurationError: as :func:`stored_files`.
-    """
-    return stored_files(bucket)[0]
-
-
 def stored_files(bucket: Bucket) -> list[StoredFile]:
     """The objects that a URL means, in the order of their keys.
 

@@ -169,7 +169,8 @@ class SourceTables:
         images = self.source if isinstance(self.source, Images) else None
         own = self.schema if images is None else _beside_pixels(images, self.schema)
         subject = self.subject if subjects else None
-        decimal, query = _decimal(self.source), asked_query(self.source)
+        source, query = _table(self.source), asked_query(self.source)
+        decimal = source.dialect.decimal if isinstance(source, TextFile) else PLAIN.decimal
         asked = RowRequest(wanted_columns(own, subject), rows, subject if ordered else None, wanted)
         for part in self.rows.parts(asked):
             if query is not None:
@@ -273,11 +274,6 @@ def _query_reader(query: SourceQuery) -> Reader:
 def _table(source: Source) -> Path | Bucket | TextFile | SourceQuery:
     """What a source's columns are read from, but for pixels."""
     return source.table if isinstance(source, Images) else source
-
-
-def _decimal(source: Source) -> str:
-    table = _table(source)
-    return table.dialect.decimal if isinstance(table, TextFile) else PLAIN.decimal
 
 
 def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:
