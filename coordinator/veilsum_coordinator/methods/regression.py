@@ -222,7 +222,7 @@ class Regression(Method[RegressionParameters]):
         cohort = {"cohort": len(first.cohort)}
         outcome = study.parameters["outcome"]
         about = {"query": QUERY, "kind": family, "over": ", ".join(question.query.over), "where": question.query.where}
-        clustered = _is_clustered(study)
+        clustered = any(task.label == SCORES for task in study.tasks)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
         (asked,) = (each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if isinstance(each, LinearRegression))
@@ -325,10 +325,6 @@ def _is_robust(study: Study) -> bool:
 def _robust(federation: Federation, first: FirstMoments, fit: Fit) -> RobustFit:
     spread = spread_of(*first.spread, math.sqrt(first.rate))
     return robust(federation, first.release, fit, float(first.moments[0, 0]), spread)
-
-
-def _is_clustered(study: Study) -> bool:
-    return any(task.label == SCORES for task in study.tasks)
 
 
 def _score_releases(
