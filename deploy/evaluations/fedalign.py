@@ -33,7 +33,6 @@ from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.simulation.partition import partition
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
