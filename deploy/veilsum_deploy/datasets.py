@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from veilsum_deploy.data_names import PACKAGED
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import ConfigurationError, DataError, Misuse, installed
+from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.sources import read_table
@@ -173,7 +173,7 @@ def packaged_dataset(name: str) -> TableWithSchema:
 
 
 def _digits() -> tuple[NDArray[np.float64], Rows]:
-    with installed(Misuse("scikit-learn, which brings the digits, is not installed.", EXTRA)):
+    with raising(Misuse("scikit-learn, which brings the digits, is not installed.", EXTRA), on=ImportError):
         from sklearn import datasets  # takes a second: only here
     bunch = datasets.load_digits()
     return bunch.data, bunch.target

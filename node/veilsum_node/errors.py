@@ -75,12 +75,12 @@ def told_as(kind: type[VeilsumError], *of: type[VeilsumError], what: object = ""
 
 
 @contextmanager
-def installed(otherwise: VeilsumError) -> Iterator[None]:
-    """Raise an error that says what to install, where the block imports a package of an extra that is not there."""
+def raising(told: VeilsumError, *, on: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raise an error that says what to do, in place of what the block raises of these kinds."""
     try:
         yield
-    except ImportError as error:
-        raise otherwise from error
+    except on as error:
+        raise told from error
 
 
 class RefusalCode(StrEnum):

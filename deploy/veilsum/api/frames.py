@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from veilsum.exports import flat_rows
-from veilsum_node.errors import ConfigurationError, installed
+from veilsum_node.errors import ConfigurationError, raising
 
 
 def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -16,7 +16,7 @@ def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
         ConfigurationError: pandas is not installed.
     """
     advice = "Install it with: pip install 'veilsum[notebook]'; or use to_arrow() or rows()."
-    with installed(ConfigurationError("pandas is not installed.", advice)):
+    with raising(ConfigurationError("pandas is not installed.", advice), on=ImportError):
         import pandas
     return pandas.DataFrame(flat_rows(rows))
 

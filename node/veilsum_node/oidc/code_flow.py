@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from veilsum_node.errors import HostileInput, installed
+from veilsum_node.errors import HostileInput, raising
 from veilsum_node.oidc.fetcher import AnsweredError, Fetch
 from veilsum_node.oidc.provider import Metadata, missing_package
 from veilsum_node.telemetry.logs import printable
@@ -34,7 +34,7 @@ class Visit:
         Raises:
             ConfigurationError: authlib is not installed.
         """
-        with installed(missing_package()):
+        with raising(missing_package(), on=ImportError):
             from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
             from authlib.oauth2.rfc7636 import create_s256_code_challenge
         return str(

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StrictStr
 
-from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable, installed
+from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable, raising
 from veilsum_node.fields import Frozen
 from veilsum_node.oidc.fetcher import Fetch, check_url
 
@@ -89,7 +89,7 @@ def discover(issuer: str, fetch: Fetch) -> Metadata:
         HostileInput: what is found there is another issuer's or incomplete.
         Unavailable: nobody answers.
     """
-    with installed(missing_package()):
+    with raising(missing_package(), on=ImportError):
         from authlib.oidc.discovery import OpenIDProviderMetadata
     found = OpenIDProviderMetadata(fetch(check_url(issuer, "issuer").rstrip("/") + "/.well-known/openid-configuration"))
     names = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
@@ -148,7 +148,7 @@ class TokenVerifier:
             Unavailable: the provider's keys cannot be fetched.
             ConfigurationError: authlib is not installed.
         """
-        with installed(missing_package()):
+        with raising(missing_package(), on=ImportError):
             from authlib.oidc.core import CodeIDToken
             from joserfc.errors import JoseError
         if not token.isascii() or len(token) > _MOST_TOKEN:

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from veilsum_node.errors import DataError, VeilsumError, installed
+from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.formats import is_csv
 from veilsum_participant.data.json_files import is_document, is_json, json_texts
@@ -236,7 +236,7 @@ def _end() -> None:
 
 @contextmanager
 def _connection() -> Iterator[Any]:
-    with installed(missing_package("duckdb", "sql")):
+    with raising(missing_package("duckdb", "sql"), on=ImportError):
         import duckdb
     _stops_at_exit()
     connection = duckdb.connect(":memory:", config=_SETTINGS)

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from veilsum_node.errors import DataError, installed
+from veilsum_node.errors import DataError, raising
 from veilsum_participant.data.dicom import open_dicom
 from veilsum_participant.data.reader import missing_package
 from veilsum_participant.data.slices import Floats, NoPixels, NotAnImage, Slices, check_size
@@ -50,7 +50,7 @@ def check_images(images: Images) -> None:
             f"{images.folder}: {said}.", "Check `folder` under [datasets.NAME.images], and the permissions above it."
         )
     for name in ("PIL.Image", "pydicom", "nibabel"):
-        with installed(missing_package(name.partition(".")[0], "images")):
+        with raising(missing_package(name.partition(".")[0], "images"), on=ImportError):
             __import__(name)
 
 

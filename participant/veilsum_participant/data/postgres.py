@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from veilsum_node.errors import DataError, Unavailable, VeilsumError, installed
+from veilsum_node.errors import DataError, Unavailable, VeilsumError, raising
 from veilsum_participant.data.reader import (
     OpenRows,
     QueryReader,
@@ -154,7 +154,7 @@ def _told(query: SourceQuery) -> Iterator[None]:
 @contextmanager
 def _cursor(query: SourceQuery) -> Iterator[Any]:
     """A cursor in a read-only transaction, whose statements may take as long as the query may."""
-    with installed(missing_package("adbc-driver-postgresql", "sql")):
+    with raising(missing_package("adbc-driver-postgresql", "sql"), on=ImportError):
         from adbc_driver_postgresql import dbapi
     connection = None
     try:
