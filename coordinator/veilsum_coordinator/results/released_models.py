@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE, predictor_bounds, predicts
 from veilsum_coordinator.parts.predictions import Prediction, Predictor
-from veilsum_node.errors import HostileInput, Misuse, StateError, VeilsumError
+from veilsum_node.errors import HostileInput, Misuse, StateError, VeilsumError, raising
 from veilsum_privacy.results.result import MANIFEST, Result, load_result
 from veilsum_privacy.study.encoder import Encoder, Program, Projection, projection_digest
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
@@ -81,7 +81,7 @@ def result_model(result: Result) -> ReleasedModel:
             "The result aligns features at each site; a federated evaluation has no alignment.",
             "Measure it at each site with `veilsum participant evaluate`.",
         )
-    try:
+    with raising(HostileInput("The result's application is malformed.", _AGAIN), on=(KeyError, TypeError, ValueError)):
         columns = TypeAdapter(tuple[Column, ...]).validate_python(told["features"])
         classes, missing = tuple(str(name) for name in told["classes"]), str(told["missing_rule"])
         if len(classes) < 2:
@@ -90,8 +90,6 @@ def result_model(result: Result) -> ReleasedModel:
         width = sum(column.width for column in columns) if encoder is None else encoder.width
         spec, architecture, arrays = _built(told["head"], result.arrays, width, len(classes))
         sha256 = model_digest(architecture, arrays)
-    except (KeyError, TypeError, ValueError) as error:
-        raise HostileInput("The result's application is malformed.", _AGAIN) from error
     return ReleasedModel(spec, sha256, classes, missing, columns, encoder, to_broadcast(arrays))
 
 

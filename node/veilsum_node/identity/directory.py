@@ -25,7 +25,7 @@ from cryptography import x509
 from pydantic import Field, StrictInt, StrictStr, StringConstraints, ValidationError
 
 from veilsum_node.canonical import canonical, parse_canonical
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, told_as
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, raising, told_as
 from veilsum_node.fields import Frozen, Hex32, Name
 from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
 from veilsum_node.identity.certificate import Role, federation_id, moment, p256_key
@@ -184,10 +184,8 @@ def parse_directory(data: bytes, authority: x509.Certificate) -> Directory:
         raise HostileInput("The directory's root is not that of its contents.", "It was changed: ask for it again.")
     if document.federation != federation_id(authority):
         raise HostileInput("The directory is of another federation.")
-    try:
+    with raising(HostileInput("The directory is not signed by this federation's authority."), on=HostileInput):
         verify(p256_key(authority.public_key(), "authority"), Label.DIRECTORY, root, bytes.fromhex(document.signature))
-    except HostileInput as error:
-        raise HostileInput("The directory is not signed by this federation's authority.") from error
     return Directory(document, data)
 
 
