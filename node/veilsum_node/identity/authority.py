@@ -217,8 +217,7 @@ class Authority:
         public_key = _request_key(csr, name, role)
         now = self._clock()
         expires = self.expiry(now, days)
-        certificate = self._certificate(public_key, name, alternatives, role, now, expires)
-        return self._issue(certificate, name, role, now, expires, replace=replace).certificate.encode()
+        return self._issue(public_key, name, alternatives, role, now, expires, replace=replace).certificate.encode()
 
     def sign_login(self, csr: bytes, *, name: str, subject: str, seconds: int) -> Issued:
         """Certify the key of a person who logged in; whoever calls this has verified the login, and that it is this key's.
@@ -250,10 +249,9 @@ class Authority:
         if expires > certificates.certificate_end(self.certificate):
             raise Misuse("The certificate would outlive its authority.", "Set up a new authority.")
         alternatives = [x509.UniformResourceIdentifier(certificates.identity_uri(self.federation_name, role, name))]
-        certificate = self._certificate(public_key, name, alternatives, role, now, expires)
-        return self._issue(certificate, name, role, now, expires, subject=subject)
+        return self._issue(public_key, name, alternatives, role, now, expires, subject=subject)
 
-    def _certificate(
+    def _issue(
         self,
         public_key: ec.EllipticCurvePublicKey,
         name: str,
@@ -261,8 +259,12 @@ class Authority:
         role: Role,
         now: int,
         expires: int,
-    ) -> x509.Certificate:
-        return (
+        *,
+        replace: bool = False,
+        subject: str = "",
+    ) -> Issued:
+        """Make a certificate and put it on record before it is handed out: what is not on record could be signed over."""
+        certificate = (
             certificate_builder(
                 x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
                 self.certificate.subject,
@@ -281,23 +283,10 @@ class Authority:
             )
             .sign(self._key, hashes.SHA256())
         )
-
-    def _issue(
-        self,
-        certificate: x509.Certificate,
-        name: str,
-        role: Role,
-        now: int,
-        expires: int,
-        *,
-        replace: bool = False,
-        subject: str = "",
-    ) -> Issued:
-        """Put a certificate on record, before it is handed out: what is not on record could be signed over."""
         entry = Issued(
             name=name,
             role=role,
-            fingerprint=key_fingerprint(certificates.p256_key(certificate.public_key(), "certificate")),
+            fingerprint=key_fingerprint(public_key),
             serial=f"{certificate.serial_number:x}",
             issued=now,
             expires=expires,
