@@ -5,7 +5,6 @@ What the ``init`` commands of the parties share: a private key, a certificate si
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from veilsum_node.identity.provision import prepare
 from veilsum_node.identity.tls import AUTHORITY_FILE, KEY_FILE
 from veilsum_node.overrides import overridden_tables
 from veilsum_node.process.console import print_fields, print_line
+from veilsum_node.process.steady_clock import now
 from veilsum_participant.ledgers import Checked, check, load_authority
 from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
 
@@ -184,9 +184,9 @@ def open_own(settings: ParticipantConfig) -> Iterator[tuple[Ledger, Database]]:
     from veilsum_node.identity import Role, load_credentials
     from veilsum_participant.session.client import open_ledger
 
-    credentials = load_credentials(settings.identity, _now(), Role.PARTICIPANT)
+    credentials = load_credentials(settings.identity, now(), Role.PARTICIPANT)
     with open_database(settings.state) as database:
-        yield open_ledger(database, credentials, _now, same_key=True), database
+        yield open_ledger(database, credentials, now, same_key=True), database
 
 
 def _hash(text: str) -> bytes:
@@ -197,7 +197,3 @@ def _hash(text: str) -> bytes:
     if len(value) != 32:
         raise Misuse("--head is not a hash of 64 hexadecimal digits.", "`veilsum ledger verify` and every dossier show it.")
     return value
-
-
-def _now() -> int:
-    return int(time.time())
