@@ -278,12 +278,12 @@ def _texts(path: Path, dialect: Dialect) -> _Texts:
         return _Texts(pa.schema({"json": pa.json_(pa.large_string())}), lambda: _json_texts(path, dialect))
     reader = CsvReader(path, dialect=dialect)
     names = reader.columns() or []
+    return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), lambda: map(_trimmed, reader.parts(RowRequest(names))))
 
-    def read() -> Iterator[Any]:
-        for part in reader.parts(RowRequest(names)):  # broken lines are left out
-            yield pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in names})
 
-    return _Texts(pa.schema(dict.fromkeys(names, pa.large_string())), read)
+def _trimmed(part: SourcePart) -> Any:
+    """The trimmed cells of a CSV file; broken lines are left out."""
+    return pa.table({name: pc.utf8_trim_whitespace(part.table[name]) for name in part.table.column_names})
 
 
 def _json_texts(path: Path, dialect: Dialect) -> Iterator[Any]:
