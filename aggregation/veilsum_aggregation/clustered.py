@@ -29,6 +29,8 @@ from veilsum_aggregation.regression import Fit
 FEWEST_SITES = 3
 """With two, the quantile of Student's t is 12.7."""
 
+LEVEL = 0.05
+
 SCORE_NOISE = 0.3
 """The bound of a record's score is so large that the noise is this share of the sampling error of a site's score."""
 
@@ -79,16 +81,16 @@ class SiteErrors:
         _, weights = _chi_squared_nodes(self.sites - 1)
         return float(weights @ (2.0 * ndtr(-distance / np.sqrt(np.maximum(self._variances, 1e-300)))))
 
-    def half_width(self, level: float = 0.05) -> float:
-        """Half the length of the interval that errs with probability ``level``."""
+    def half_width(self) -> float:
+        """Half the length of the interval that errs with a probability of 5%."""
         from scipy.optimize import brentq
 
         longest = math.sqrt(self.middle + self.least + self.noise)
         if longest == 0.0:
             return 0.0
-        while self.beyond(longest) > level:
+        while self.beyond(longest) > LEVEL:
             longest *= 2.0
-        return float(brentq(lambda distance: self.beyond(distance) - level, 0.0, longest, xtol=1e-12 * longest, rtol=1e-12))
+        return float(brentq(lambda distance: self.beyond(distance) - LEVEL, 0.0, longest, xtol=1e-12 * longest, rtol=1e-12))
 
     def figure(self, value: float) -> Figure:
         """The estimate with its errors, that of the sites in place of sampling's."""

@@ -23,6 +23,7 @@ from veilsum_aggregation.arrays import Floats
 Permutation = NDArray[np.intp]
 Solver = Literal["exact", "sinkhorn"]
 
+_ENTROPY = 0.05  # weight of the entropy for "sinkhorn", in units of the cost, which lies in [0, 4]
 _STAY = 1e-9  # how much nearer a filter counts that already stands in its place, so that ties move nothing
 
 
@@ -157,7 +158,6 @@ def align_filters(
     reference: Mapping[str, Floats],
     groups: Sequence[ChannelGroup],
     solver: Solver = "exact",
-    regularisation: float = 0.05,
 ) -> AlignedGroups:
     """Renumber a network's channels so that its filters come to lie on the reference's, layer by layer (HFedATM's FOT).
 
@@ -172,7 +172,6 @@ def align_filters(
         reference: of the same architecture.
         groups: its symmetries.
         solver: "exact"; or "sinkhorn", the entropic plan (POT, in log domain), rounded to the permutation it favours.
-        regularisation: weight of the entropy for "sinkhorn", in units of the cost, which lies in [0, 4].
 
     Raises:
         ValueError: groups and arrays do not fit, or arrays hold what is not finite.
@@ -189,7 +188,7 @@ def align_filters(
         filters = _filters(arrays, group)
         ready = [member for member in filters if member.array not in readers] or filters
         cost = np.mean([_distances(reference, result, member, group.size) for member in ready], axis=0)
-        permutations[group.name] = _assign(cost, group.blocks, solver, regularisation)
+        permutations[group.name] = _assign(cost, group.blocks, solver)
         renumber(result, group, permutations[group.name])
     moved = sum(int(np.sum(order != np.arange(len(order)))) for order in permutations.values())
     return AlignedGroups(result, permutations, moved / max(sum(group.size for group in groups), 1))
@@ -239,31 +238,29 @@ def _distances(reference: Mapping[str, Floats], arrays: Mapping[str, Floats], me
     return result
 
 
-def _assign(cost: Floats, blocks: int, solver: Solver, regularisation: float) -> Permutation:
+def _assign(cost: Floats, blocks: int, solver: Solver) -> Permutation:
     """The cheapest permutation that maps blocks onto blocks: within every pair of blocks first, then between blocks."""
     cost = cost - _STAY * np.eye(len(cost))
     block = len(cost) // blocks
     if block == 1 or blocks == 1:
-        return _solve(cost, solver, regularisation)
+        return _solve(cost, solver)
     within = np.empty((blocks, blocks, block), dtype=np.intp)
     between = np.empty((blocks, blocks))
     for place in np.ndindex(blocks, blocks):
         part = cost.reshape(blocks, block, blocks, block)[place[0], :, place[1], :]
-        within[place] = _solve(part, solver, regularisation)
+        within[place] = _solve(part, solver)
         between[place] = part[np.arange(block), within[place]].sum()
-    outer = _solve(between / block, solver, regularisation)
+    outer = _solve(between / block, solver)
     result: Permutation = (outer[:, None] * block + within[np.arange(blocks), outer]).ravel()
     return result
 
 
-def _solve(cost: Floats, solver: Solver, regularisation: float) -> Permutation:
+def _solve(cost: Floats, solver: Solver) -> Permutation:
     if solver == "sinkhorn" and len(cost) > 1:
         import ot  # here, because it takes seconds and is an option
 
         share = np.full(len(cost), 1.0 / len(cost))
-        cost = -ot.sinkhorn(
-            share, share, cost, regularisation, method="sinkhorn_log", numItermax=500, stopThr=1e-6, warn=False
-        )
+        cost = -ot.sinkhorn(share, share, cost, _ENTROPY, method="sinkhorn_log", numItermax=500, stopThr=1e-6, warn=False)
     elif solver not in ("exact", "sinkhorn"):
         raise ValueError(f'solver must be "exact" or "sinkhorn", not {solver!r}')
     from scipy.optimize import linear_sum_assignment  # slow to import, and sites only need the groups' names

@@ -195,6 +195,10 @@ def barycenter_residual(q_old: Floats, q_new: Floats) -> float:
     return 0.0 if change == 0.0 else change / max(float(np.linalg.norm(q_new)), math.ulp(0.0))
 
 
+DEPTH = 5
+"""Earlier steps that an accelerated one is made of."""
+
+
 class Acceleration:
     """Anderson's acceleration of Q <- F(Q) over the last steps (Walker and Ni 2011).
 
@@ -205,8 +209,7 @@ class Acceleration:
     so far, it forgets all and goes on from the plain image of the best Q.
     """
 
-    def __init__(self, depth: int = 5) -> None:
-        self._depth = depth
+    def __init__(self) -> None:
         self._images: list[Floats] = []
         self._changes: list[Floats] = []
         self._best: tuple[float, Floats] | None = None
@@ -220,8 +223,8 @@ class Acceleration:
             return best
         if self._best is None or residual < self._best[0]:
             self._best = (residual, image)
-        self._images = [*self._images, image][-self._depth - 1 :]
-        self._changes = [*self._changes, image - q][-self._depth - 1 :]
+        self._images = [*self._images, image][-DEPTH - 1 :]
+        self._changes = [*self._changes, image - q][-DEPTH - 1 :]
         return image if len(self._images) == 1 else _within_reach(image, self._combination())
 
     def _combination(self) -> Floats:

@@ -36,7 +36,6 @@ class LastSums(Sums):
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
-        """One round."""
         release = super().sum(label, broadcast, members=members)
         if label == MOMENTS:
             self.moments = release

@@ -33,7 +33,6 @@ from veilsum_coordinator.parts.moment_alignment import LABEL
 from veilsum_deploy.simulation.partition import partition
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import Model
-from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -170,7 +169,7 @@ def run(
     federation = PlainFederation(study, {name: PlainSite(own) for name, own in held.items()})
     result = get_method(arm.method).run(federation)
     model = Model.from_result(result)
-    bare = Model.from_result(_unaligned(result))
+    bare = Model.from_result(replace(result, application={**result.application, "alignment": None}))
     local, told = [], 0
     noise = (result.application["alignment"] or {}).get("noise_std", {})
     for name, own in sites.skewed.items():
@@ -185,10 +184,6 @@ def run(
         "columns": result.summary.get("moments", {}).get("columns"),
         "seconds": time.monotonic() - began,
     }
-
-
-def _unaligned(result: Result) -> Result:
-    return replace(result, application={**result.application, "alignment": None})
 
 
 def _percent(predicted: Any, records: Records) -> float:

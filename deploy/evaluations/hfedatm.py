@@ -151,7 +151,6 @@ class SideBySide(Federation):
         self._plain, self._noised, self._memory = plain, noised, memory
 
     def sum(self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Names[str] | None = None) -> Release:
-        """Run one round."""
         if label == GRAMS and self._noised is not None:
             return self._noised.sum(label, broadcast, members=members)
         return self._memory.sum(self._plain, label, broadcast or {}, members or ())

@@ -75,7 +75,6 @@ class Sums(Federation):
     def sum(
         self, label: str, broadcast: Mapping[str, Floats] | None = None, *, members: Collection[str] | None = None
     ) -> Release:
-        """One round."""
         agreed = AgreedStudy(self.study).task(label)
         task, layout = cast(RowTask[Any], agreed.task), agreed.task.layout()
         parts = np.zeros((len(self._records), layout.size))

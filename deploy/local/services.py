@@ -21,7 +21,7 @@ from typing import Any
 
 from local.processes import Command
 from local.tools import find_tool
-from veilsum_node.errors import ConfigurationError, Misuse, StateError
+from veilsum_node.errors import ConfigurationError, Misuse, StateError, raising
 
 Service = Mapping[str, Any]
 
@@ -56,10 +56,8 @@ def read_compose(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     program = Path(sys.executable).with_name("docker-compose")
     words = [str(program), "--file", str(path), "--profile", "*", "config", "--format", "json"]
     clean = {"HOME": "/nonexistent", "PATH": os.defpath, **environment}
-    try:
+    with raising(StateError("Compose's front end is not installed.", "Run make venv: it is a development tool."), on=OSError):
         done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=READ_SECONDS, env=clean)  # noqa: S603
-    except OSError as error:
-        raise StateError("Compose's front end is not installed.", "Run make venv: it is a development tool.") from error
     if done.returncode != 0:
         raise ConfigurationError(f"{path} is no compose file: {done.stderr.strip()}")
     loaded: dict[str, Any] = json.loads(done.stdout)

@@ -22,7 +22,7 @@ from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.moment_plans import OF_OUTCOMES
 from veilsum_node.config import did_you_mean, validate
-from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import (
@@ -259,10 +259,8 @@ class StudyDraft:
     def _multiplier(self, epsilon: float) -> float:
         if any(plan.sampling_rate < 1 for plan in self.plans):
             return self._sampled_multiplier(epsilon)
-        try:
+        with told_as(ConfigurationError, Misuse):
             return calibrate_noise_multiplier(epsilon, self.request.privacy.delta, self.releases, self._rule)
-        except Misuse as error:
-            raise ConfigurationError(error.message, error.advice) from error
 
     def _sampled_multiplier(self, epsilon: float) -> float:
         """The least noise that meets ``epsilon`` where records are sampled, to within 0.01%."""

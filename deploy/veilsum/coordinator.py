@@ -20,40 +20,30 @@ class Coordinator(Protocol):
 
     def describe(self) -> CoordinatorInfo:
         """Who the coordinator is and who is connected."""
-        ...
 
     def spending(self, dataset: str) -> dict[str, Counter[Mechanism]] | None:
         """What its studies have released of a dataset, by participant; None where it cannot tell."""
-        ...
 
     def submit(self, study: Study, analyst: Credentials) -> bytes:
         """Sign and submit a study; returns its digest."""
-        ...
 
     def list(self) -> builtins.list[StudyInfo]:
         """The caller's studies, oldest first."""
-        ...
 
     def find(self, prefix: str) -> bytes:
         """The digest of the one study whose hexadecimal digest begins with ``prefix``."""
-        ...
 
     def show(self, study: bytes) -> StudyInfo:
         """A study's state."""
-        ...
 
     def abort(self, study: bytes) -> StudyInfo:
         """Stop a study; returns its state after."""
-        ...
 
     def watch(self, study: bytes) -> Iterator[StudyInfo]:
         """Yield the study's state at every change until it is over."""
-        ...
 
     def fetch(self, study: bytes, directory: Path, *, proof: bool = True) -> Result:
         """Fetch a finished study's result into a directory."""
-        ...
 
     def fetch_checkpoint(self, study: bytes, directory: Path, number: int | None = None) -> tuple[Result, int]:
         """Fetch a model that a study kept on its way, and after which round."""
-        ...

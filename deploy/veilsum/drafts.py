@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from veilsum.compile import StudyDraft, StudyRequest, draft_study
 from veilsum.coordinator import Coordinator
 from veilsum.plan import StudyPlan, plan_study
 from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.process.steady_clock import now
 from veilsum_node.randomness import SYSTEM_RANDOM
 
 
@@ -108,8 +108,3 @@ def draft_offline(request: StudyRequest, participants: int) -> StudyDraft:
         clock=now,
         random=SYSTEM_RANDOM,
     )
-
-
-def now() -> int:
-    """Unix seconds."""
-    return int(time.time())

@@ -19,7 +19,7 @@ from veilsum.markov_fields import fit_field
 from veilsum.pictures import Row, plot
 from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
-from veilsum_node.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.file_names import file_name, write_files
 from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
@@ -149,12 +149,10 @@ def _graph_records(result: Result, name: str, columns: Sequence[Row]) -> Any:
         )
     released, scale, std = (result.arrays[query + part] for part in (PAIRS, SCALE, NOISE))
     plan = PairPlan(tuple(len(column["levels"]) for column in columns), int(scale.item()))
-    try:
+    with raising(
+        ConfigurationError("A graph needs the package mbi.", "Install it with: pip install veilsum[synthetic]"), on=ImportError
+    ):
         field = fit_field(plan, released, float(std.item()))
-    except ImportError as error:
-        raise ConfigurationError(
-            "A graph needs the package mbi.", "Install it with: pip install veilsum[synthetic]"
-        ) from error
     seed = int.from_bytes(hashlib.sha256(released.tobytes()).digest()[:4], "big")
     return field.sample(len(result.arrays[name]), seed)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from veilsum.onnx_graph import Graph
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
+from veilsum_node.errors import ConfigurationError, Misuse, Unavailable, raising
 from veilsum_node.file_names import write_files
 from veilsum_node.process.software import installed_version
 from veilsum_participant.applying.heads import LinearArrays, MlpHead, NetworkHead
@@ -92,10 +92,8 @@ def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = Non
         Misuse: a step has no form in ONNX: a frozen program, an alignment that a site makes of what it keeps, or a layer of a
             model that a package brings. The message says what to do.
     """
-    try:
+    with raising(ConfigurationError("ONNX files need the package onnx.", "pip install veilsum[onnx]"), on=ImportError):
         import onnx
-    except ImportError as error:
-        raise ConfigurationError("ONNX files need the package onnx.", "pip install veilsum[onnx]") from error
     graph, told = Graph(), dict(about)
     whole: str | None
     if from_features and model.recipe.head is None:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from veilsum_node.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError, raising
 
 DRAWN = ("odds_ratio", "rate_ratio", "hazard_ratio", "coefficient", "mean", "value", "share", "count", "correlation")
 """Figures that a picture can be of, the first one that a table has."""
@@ -42,10 +42,8 @@ def draw(name: str, rows: Sequence[Row]) -> Any:
     columns = [key for key in DRAWN if any(_told(row.get(key)) for row in rows)]
     if not curves and not columns:
         return None
-    try:
+    with raising(ConfigurationError("Pictures need matplotlib.", "pip install veilsum[plots]"), on=ImportError):
         from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        raise ConfigurationError("Pictures need matplotlib.", "pip install veilsum[plots]") from error
     canvas = Canvas(figsize=(8.0, 5.0), layout="constrained")
     if curves:
         _draw_curves(canvas, name, curves)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from veilsum_node.canonical import parse_canonical
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import HostileInput, raising
 from veilsum_privacy.accounting.prices import study_rule
 from veilsum_privacy.ledger.entries import Budget, Mechanism, declared_mechanisms
 from veilsum_privacy.study.study import Study
@@ -48,13 +48,11 @@ def read_spending(events: bytes) -> Counter[Mechanism]:
     """
     value = parse_canonical(events, what="list of releases")
     counted: Counter[Mechanism] = Counter()
-    try:
+    with raising(HostileInput("A list of releases is malformed."), on=(TypeError, ValueError)):
         for mechanism, colluders, releases in value:
             if not (type(colluders) is int and type(releases) is int and 0 < releases < 2**53):
                 raise HostileInput("A list of releases holds a number that is out of range.")
             counted[Mechanism.from_json(mechanism, colluders)] += releases
-    except (TypeError, ValueError) as error:
-        raise HostileInput("A list of releases is malformed.") from error
     return counted
 
 

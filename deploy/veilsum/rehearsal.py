@@ -204,10 +204,7 @@ class _Rehearsed(Federation):
         some = min(round(counts.sum()), MOST_OF_SITE)
         chosen = np.sort(np.random.default_rng((4, place)).choice(len(counts), some, p=counts / counts.sum()))
         records = replace(self._mapped(agreed, chosen, arrays, place), subjects=None)
-        if isinstance(task, FactorTask):
-            vector: Floats = task_sum(task, records, arrays) * (counts.sum() / some)
-        else:
-            vector = task.vector(records, arrays)
+        vector: Floats = task_sum(task, records, arrays) * (counts.sum() / some)
         return vector
 
     def _sums(

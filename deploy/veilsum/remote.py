@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import math
 import os
 import re
 import time
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from veilsum.privacy_loss import read_spending
+from veilsum.privacy_loss import finite, read_spending
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.file_names import write_files
 from veilsum_node.identity import Credentials, Label
@@ -150,9 +149,9 @@ class StudyInfo:
             results=tuple(status.results),
             declared=status.declared,
             released=status.released,
-            epsilon=_finite(status.epsilon) if status.HasField("epsilon") else None,
-            epsilon_spent=_finite(status.epsilon_spent) if status.HasField("epsilon_spent") else None,
-            delta=_finite(status.delta) or 0.0,
+            epsilon=finite(status.epsilon) if status.HasField("epsilon") else None,
+            epsilon_spent=finite(status.epsilon_spent) if status.HasField("epsilon_spent") else None,
+            delta=finite(status.delta) or 0.0,
             checkpoints=tuple(status.checkpoints),
         )
 
@@ -170,10 +169,6 @@ class StudyInfo:
     def to_json(self) -> dict[str, Any]:
         """Plain values for ``--json``."""
         return asdict(self)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from veilsum.typical import Guess
 from veilsum_coordinator.results.released_models import result_model, result_prediction, result_predictor, result_projection
 from veilsum_node.config import read_toml, validate
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, VeilsumError
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, VeilsumError, told_as
 from veilsum_node.fields import Frozen, Name, Words
 from veilsum_privacy.accounting.accountant import SLACK_SHARE
 from veilsum_privacy.results.result import load_result
@@ -199,10 +199,8 @@ def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
     """
     if not isinstance(request.encoder, ReleasedProjection):
         return request
-    try:
+    with told_as(ConfigurationError, HostileInput, what=f"study {request.name!r}, [encoder]"):
         projection, _ = result_projection(load_result(base / request.encoder.result))
-    except HostileInput as error:
-        raise ConfigurationError(f"study {request.name!r}, [encoder]: {error.message}", error.advice) from error
     return request.model_copy(update={"encoder": projection})
 
 
@@ -225,7 +223,7 @@ def with_model(request: StudyRequest, base: Path) -> StudyRequest:
         return request
     what = f"study {request.name!r}, parameters.result"
     given = {key: value for key, value in request.parameters.items() if key != "result"}
-    try:
+    with told_as(ConfigurationError, VeilsumError, what=what):
         result = load_result(base / str(request.parameters["result"]))
         if (prediction := result_prediction(result)) is not None:
             return request.model_copy(update={"parameters": {**given, "prediction": prediction}})
@@ -235,8 +233,6 @@ def with_model(request: StudyRequest, base: Path) -> StudyRequest:
             told = predictor.prediction.model_dump(mode="json", exclude_defaults=True)
             return request.model_copy(update={"parameters": {**given, "prediction": told}})
         released = result_model(result)
-    except VeilsumError as error:
-        raise ConfigurationError(f"{what}: {error.message}", error.advice) from error
     if request.data is not None and request.data.columns != released.columns:
         raise ConfigurationError(f"{what}: the model reads other columns than the schema has.", _SAME)
     if request.encoder not in (None, released.encoder):

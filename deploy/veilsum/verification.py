@@ -16,7 +16,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.results.released_models import find_released, result_projection
 from veilsum_coordinator.results.reproduction import one_thread
-from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_node.errors import HostileInput, VeilsumError, raising
 from veilsum_node.phrases import counted
 from veilsum_privacy.results.proof_check import CheckedRelease, CheckedStudy, ProofFault, ReleaseChecker, check_study, part
 from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
@@ -238,12 +238,10 @@ def verify_result(
 
 def _manifest(data: bytes) -> tuple[dict[str, Any], list[ReleaseEntry]]:
     with part(MANIFEST):
-        try:
+        with raising(HostileInput("It is malformed.", _WHOLE), on=(ValueError, AttributeError, RecursionError)):
             manifest = json.loads(data)
             text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
             releases = manifest.get("releases") or ()
-        except (ValueError, AttributeError, RecursionError) as error:
-            raise HostileInput("It is malformed.", _WHOLE) from error
         named = manifest.get("software")
         proper = named is None if "software" not in manifest else isinstance(named, str) and bool(_SOFTWARE.fullmatch(named))
         if text != data or not proper or not isinstance(manifest.get("files"), dict):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from veilsum_deploy.data_names import PACKAGED
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import ConfigurationError, DataError, Misuse
+from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
 from veilsum_participant.data.cells import judge_labels
 from veilsum_participant.data.encode import encode_tables
 from veilsum_participant.data.sources import read_table
@@ -173,10 +173,8 @@ def packaged_dataset(name: str) -> TableWithSchema:
 
 
 def _digits() -> tuple[NDArray[np.float64], Rows]:
-    try:
+    with raising(Misuse("scikit-learn, which brings the digits, is not installed.", EXTRA), on=ImportError):
         from sklearn import datasets  # takes a second: only here
-    except ImportError as error:
-        raise Misuse("scikit-learn, which brings the digits, is not installed.", EXTRA) from error
     bunch = datasets.load_digits()
     return bunch.data, bunch.target
 

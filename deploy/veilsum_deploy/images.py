@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from veilsum.local.tables import site_name
 from veilsum_deploy.datasets import EXTRA
-from veilsum_node.errors import ConfigurationError, DataError, Misuse
+from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
 from veilsum_node.phrases import unreadable
 from veilsum_participant.data.encoders import MAX_PROGRAM_BYTES, load_encoder
 from veilsum_participant.data.programs import read_program
@@ -124,10 +124,8 @@ def read_image(path: Path, shape: Shape) -> Floats:
         DataError: it cannot be read.
         Misuse: Pillow is not installed.
     """
-    try:
-        from PIL import Image, ImageOps  # of an extra
-    except ImportError as error:
-        raise Misuse("Pillow, which reads images, is not installed.", EXTRA) from error
+    with raising(Misuse("Pillow, which reads images, is not installed.", EXTRA), on=ImportError):
+        from PIL import Image, ImageOps
     try:
         with Image.open(path) as file:
             upright = ImageOps.exif_transpose(file).convert("L" if shape.channels == 1 else "RGB")

@@ -63,3 +63,11 @@ def _is_ipv6(host: str) -> bool:
         return isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
     except ValueError:
         return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by its own address or name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -15,7 +15,8 @@ This module imports nothing from the project.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 
 
@@ -62,6 +63,24 @@ class Unavailable(VeilsumError):
 
 class Damage(VeilsumError):
     """What is stored is broken, and does not mend by itself."""
+
+
+@contextmanager
+def told_as(kind: type[VeilsumError], *of: type[VeilsumError], what: object = "") -> Iterator[None]:
+    """Raise what the block raises ``of`` these families as an error of another ``kind``, with ``what`` before its message."""
+    try:
+        yield
+    except of as error:
+        raise kind(f"{what}: {error.message}" if what else error.message, error.advice) from error
+
+
+@contextmanager
+def raising(told: VeilsumError, *, on: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raise an error that says what to do, in place of what the block raises of these kinds."""
+    try:
+        yield
+    except on as error:
+        raise told from error
 
 
 class RefusalCode(StrEnum):

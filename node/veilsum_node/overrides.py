@@ -108,10 +108,9 @@ def set_variables(environment: Mapping[str, str] | None = None) -> list[str]:
     return sorted(name for name, value in variables.items() if name.startswith(PREFIX) and value)
 
 
-def overridden_tables(path: Path, environment: Mapping[str, str] | None = None) -> set[str]:
+def overridden_tables(path: Path) -> set[str]:
     """Top-level keys of a file and of the environment, in lower case: to tell whose configuration it is, before it is read."""
-    variables = os.environ if environment is None else environment
-    named = {name.removeprefix(PREFIX).split("__")[0].lower() for name in variables if name.startswith(PREFIX)}
+    named = {name.removeprefix(PREFIX).split("__")[0].lower() for name in os.environ if name.startswith(PREFIX)}
     return set(read_toml(path)) | named
 
 

@@ -15,7 +15,6 @@ class RandomSource(Protocol):
 
     def bytes(self, count: int) -> bytes:
         """Return ``count`` fresh bytes."""
-        ...
 
 
 class SystemRandom:

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from veilsum_node.config import validate
-from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.errors import ConfigurationError, Misuse, raising
 from veilsum_node.fields import Frozen, Name
 from veilsum_node.identity.files import read_file
 from veilsum_participant.query import ENCODINGS, PLAIN, Bucket, Dialect, Images, Source, SourceQuery, TextFile
@@ -279,10 +279,8 @@ def declared(file: Path, keys: Sequence[str]) -> Source:
 
 
 def _query_text(path: Path, name: str) -> str:
-    try:
+    with raising(ConfigurationError(f"The query {path} is not UTF-8 text."), on=UnicodeDecodeError):
         return read_file(path, f"query of dataset {name}").decode()
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"The query {path} is not UTF-8 text.") from error
 
 
 class EncoderConfig(Frozen):

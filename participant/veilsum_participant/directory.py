@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.identity import Credentials, Role
 from veilsum_node.identity.directory import Directory, check_words, read_directory
 from veilsum_node.identity.files import replace_file
@@ -42,10 +42,8 @@ def given_directory(path: Path, credentials: Credentials, at: int) -> Directory:
             at all.
     """
     directory = read_directory(path, credentials.authority)
-    try:
+    with told_as(ConfigurationError, HostileInput, what=path):
         directory.check_time(at)
-    except HostileInput as error:
-        raise ConfigurationError(f"{path}: {error.message}", error.advice) from error
     own = credentials.identity
     listed = directory.keys(Role.PARTICIPANT).get(own.name)
     if listed != own.fingerprint:

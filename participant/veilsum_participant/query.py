@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from pydantic import SecretStr
 
-from veilsum_node.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.identity.files import read_private
 
 _CSV_URL = re.compile(r"\.(csv|tsv|txt)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
@@ -96,10 +96,8 @@ class SourceQuery:
         if self.dsn_file is None:
             return "" if self.dsn is None else self.dsn.get_secret_value()
         data = read_private(self.dsn_file, "database URL")
-        try:
+        with raising(ConfigurationError(f"The database URL {self.dsn_file} is not UTF-8 text."), on=UnicodeDecodeError):
             return data.decode().strip()
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"The database URL {self.dsn_file} is not UTF-8 text.") from error
 
 
 @dataclass(frozen=True)

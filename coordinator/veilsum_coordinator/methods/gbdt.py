@@ -22,7 +22,7 @@ from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_coordinator.parts.outcomes import resolved_outcome
-from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.errors import ConfigurationError, HostileInput, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
@@ -122,10 +122,8 @@ class GBDT(Method[GBDTParameters]):
             depth=parameters.depth,
             largest_model=parameters.rounds * parameters.trees,
         )
-        try:
+        with told_as(ConfigurationError, HostileInput):
             build_task("tree-gradients", task.model_dump(mode="json"), inputs.schema)
-        except HostileInput as error:
-            raise ConfigurationError(error.message, error.advice) from error
         return (TaskPlan(TREES, "tree-gradients", task, releases=parameters.rounds, share=1.0 / parameters.rounds),)
 
     def compute(self, federation: Federation) -> Result:

@@ -35,7 +35,7 @@ from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label
 from veilsum_coordinator.parts.networks import network_head, resolved_model
 from veilsum_coordinator.parts.training_defaults import feature_clip
 from veilsum_node.config import did_you_mean
-from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.results.result import Result
@@ -146,10 +146,8 @@ class HFedATM(Method[HFedATMParameters]):
         training = training_plan(whole, inputs, p.model, parameters.clip, p.missing)
         if not p.merge.regmean:
             return (training,)
-        try:
+        with told_as(ConfigurationError, Misuse, what="hfedatm, parameters.layers"):
             checked_sizes(build_architecture(p.model, inputs.width, len(inputs.classes)), parameters.layers)
-        except Misuse as error:
-            raise ConfigurationError(f"hfedatm, parameters.layers: {error.message}", error.advice) from error
         task = GramsParameters(
             width=None if inputs.encoder is None else inputs.width,
             clip=parameters.clip,

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from veilsum_aggregation import newton
 from veilsum_aggregation.arrays import Floats
@@ -139,12 +139,8 @@ class RegressionParameters(Frozen):
     most: Real | None = Field(default=None, gt=0, le=1e6)
     person: Reduction | None = None
     at_most: int = Field(default=0, ge=0, le=1000)
-    errors: Literal["model", "clustered", "robust"] | None = None
-
-    @model_serializer(mode="wrap")
-    def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A study of the model's errors is signed in the form that it always had, without naming them."""
-        return {name: value for name, value in dump(self).items() if name != "errors" or value not in (None, "model")}
+    # a study of the model's errors is signed in the form that it always had, without naming them
+    errors: Literal["model", "clustered", "robust"] | None = Field(default=None, exclude_if=lambda of: of in (None, "model"))
 
 
 class Regression(Method[RegressionParameters]):
@@ -226,7 +222,7 @@ class Regression(Method[RegressionParameters]):
         cohort = {"cohort": len(first.cohort)}
         outcome = study.parameters["outcome"]
         about = {"query": QUERY, "kind": family, "over": ", ".join(question.query.over), "where": question.query.where}
-        clustered = _is_clustered(study)
+        clustered = any(task.label == SCORES for task in study.tasks)
         errors = f"clustered by {len(first.cohort)} sites" if clustered else "robust" if _is_robust(study) else MODEL_ERRORS
         summary: dict[str, Any] = {"queries": [{**about, "outcome": outcome, "errors": errors}], **cohort}
         (asked,) = (each for each in questions_of(AgreedStudy(study).task(MOMENTS).task) if isinstance(each, LinearRegression))
@@ -331,10 +327,6 @@ def _robust(federation: Federation, first: FirstMoments, fit: Fit) -> RobustFit:
     return robust(federation, first.release, fit, float(first.moments[0, 0]), spread)
 
 
-def _is_clustered(study: Study) -> bool:
-    return any(task.label == SCORES for task in study.tasks)
-
-
 def _score_releases(
     parameters: RegressionParameters,
     step: NewtonStepParameters | HazardStepParameters | SiteScoresParameters,
@@ -356,11 +348,6 @@ def _rows(
             continue
         row: Row = {"term": found.term, "per": found.per, name: found.answer.exponential().to_json()}
         yield row | {"log": found.answer.to_json()} | told_of(found)
-
-
-def _radius(question: LinearRegression, term: str) -> float:
-    domain = question.columns.domains.get(term)
-    return float(getattr(domain, "high", 2.0) / 2.0 - getattr(domain, "low", 0.0) / 2.0)
 
 
 def product_release(step: NewtonStepParameters | HazardStepParameters | SiteScoresParameters, others: float) -> TaskPlan:

@@ -10,10 +10,11 @@ Every row is one figure or a few, with the levels of its group; what noise drown
 from __future__ import annotations
 
 from functools import partial
+from operator import not_
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from veilsum_aggregation.figures import Row
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
@@ -51,16 +52,12 @@ class FederatedStatisticsParameters(Frozen):
             held against the noised count, so it hides what would be read into noise; privacy rests on the noise alone.
     """
 
-    query: tuple[QueryRequest, ...] = ()
-    derive: dict[str, DeriveRequest] = Field(default_factory=dict)
-    person: Reduction | None = None
-    at_most: int = Field(default=0, ge=0, le=1000)
-    smallest_cell: int = Field(default=0, ge=0, le=10**6)
-
-    @model_serializer(mode="wrap")
-    def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is empty is left out: a study without queries is signed in the form that it always had."""
-        return {name: value for name, value in dump(self).items() if value}
+    # what is empty is left out: a study without queries is signed in the form that it always had
+    query: tuple[QueryRequest, ...] = Field(default=(), exclude_if=not_)
+    derive: dict[str, DeriveRequest] = Field(default_factory=dict, exclude_if=not_)
+    person: Reduction | None = Field(default=None, exclude_if=not_)
+    at_most: int = Field(default=0, ge=0, le=1000, exclude_if=not_)
+    smallest_cell: int = Field(default=0, ge=0, le=10**6, exclude_if=not_)
 
 
 class FederatedStatistics(Method[FederatedStatisticsParameters]):

@@ -22,7 +22,7 @@ from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.generation import Generation
@@ -150,10 +150,8 @@ def resolved_objective(spec: ObjectiveSpec, *, private: bool) -> ObjectiveSpec:
     """
     if spec.name == "proto" and not private:  # without noise a bound on representations saves nothing
         spec = spec.model_copy(update={"options": {"radius": 1000.0, **spec.options}})
-    try:
+    with told_as(ConfigurationError, HostileInput, what="parameters.objective"):
         return resolve_objective(spec)
-    except HostileInput as error:
-        raise ConfigurationError(f"parameters.objective: {error.message}", error.advice) from error
 
 
 def resolved_server(server: OptimiserParameters) -> OptimiserParameters:
@@ -208,10 +206,8 @@ def training_plan(
             **features,
         }
     )
-    try:
+    with told_as(ConfigurationError, HostileInput, Misuse):
         built = LocalTraining(task, inputs.schema)
-    except (HostileInput, Misuse) as error:
-        raise ConfigurationError(error.message, error.advice) from error
     if inputs.private and (reason := built.only_without_noise()) is not None:
         raise ConfigurationError(f"Local training {reason}.", 'This needs noise = "none".')
     rate = float(parameters.sampling_rate) if inputs.private else 1.0

@@ -23,7 +23,7 @@ from veilsum_aggregation.moment_alignment import moment_map
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
 from veilsum_coordinator.parts.moment_plans import Missing, task_parameters
-from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.encoder import Program
@@ -131,10 +131,8 @@ def resolve_moments(parameters: MomentAlignment, inputs: Inputs, image: Sequence
                 "Take what hardly any feature exceeds, known from other data than the sites'.",
             )
         bound = PROJECTED_BOUND
-    try:
+    with told_as(ConfigurationError, Misuse, what=what):
         columns_of_moments(inputs.schema, None if inputs.encoder is None else inputs.width, channels)
-    except Misuse as error:
-        raise ConfigurationError(f"{what}: {error.message}", error.advice) from error
     return parameters.model_copy(update={"per": per, "channels": channels, "bound": bound})
 
 

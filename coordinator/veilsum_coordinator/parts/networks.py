@@ -7,7 +7,7 @@ from typing import Any
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.application import LINEAR
-from veilsum_node.errors import ConfigurationError, HostileInput
+from veilsum_node.errors import ConfigurationError, HostileInput, told_as
 from veilsum_privacy.training.arrays import MODEL, to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.models.perceptrons import Perceptron
@@ -19,11 +19,9 @@ def resolved_model(spec: ModelSpec, width: int, classes: int, what: str) -> Mode
     Raises:
         ConfigurationError: it does not suit features and classes; the message says why.
     """
-    try:
+    with told_as(ConfigurationError, HostileInput, what=what):
         resolved = resolve_model(spec)
         build_architecture(resolved, width, classes)
-    except HostileInput as error:
-        raise ConfigurationError(f"{what}: {error.message}", error.advice) from error
     return resolved
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.base import Inputs
-from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 from veilsum_privacy.tasks.outcomes import HUBER_BEND, Outcome
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
@@ -39,10 +39,8 @@ def resolved_outcome(outcome: Outcome | None, inputs: Inputs, method: str) -> tu
         return None, inputs, len(inputs.classes)
     if inputs.encoder is not None:
         raise ConfigurationError(f"{method} predicts an outcome from the schema's own columns.", "Leave out [encoder].")
-    try:
+    with told_as(ConfigurationError, Misuse):
         outcome.check(inputs.schema)
-    except Misuse as error:
-        raise ConfigurationError(error.message, error.advice) from error
     if outcome.loss == "huber" and outcome.bend is None:
         number = outcome.number(inputs.schema)
         outcome = outcome.model_copy(update={"bend": HUBER_BEND * (number.high / 2.0 - number.low / 2.0)})

@@ -51,8 +51,6 @@ UNCLIPPED = 1e6
 DRAWN, SPREAD = 200, 1.0 / 3.0
 """Typical records whose log odds set the scale of the first release, and standard deviation of their numbers in [-1, 1]."""
 
-ADVICE = "more records or epsilon, or a larger part of it for this"
-
 RATES, LEAST_VARIANCE, FARTHEST, STEEPEST = (0.02, 0.98), 0.01, 5.0, (5.0, 2.0)
 """What the first point is kept within: share of the second class, variance of the term, its mean and deviation, and both
 coefficients for a standardised term; where noise leaves nothing else, it is then still one to start from."""

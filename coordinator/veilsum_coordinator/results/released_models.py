@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE, predictor_bounds, predicts
 from veilsum_coordinator.parts.predictions import Prediction, Predictor
-from veilsum_node.errors import HostileInput, Misuse, StateError, VeilsumError
+from veilsum_node.errors import HostileInput, Misuse, StateError, VeilsumError, raising
 from veilsum_privacy.results.result import MANIFEST, Result, load_result
 from veilsum_privacy.study.encoder import Encoder, Program, Projection, projection_digest
 from veilsum_privacy.study.schema import CategoryColumn, Column, DatasetSchema, NumberColumn
@@ -81,7 +81,7 @@ def result_model(result: Result) -> ReleasedModel:
             "The result aligns features at each site; a federated evaluation has no alignment.",
             "Measure it at each site with `veilsum participant evaluate`.",
         )
-    try:
+    with raising(HostileInput("The result's application is malformed.", _AGAIN), on=(KeyError, TypeError, ValueError)):
         columns = TypeAdapter(tuple[Column, ...]).validate_python(told["features"])
         classes, missing = tuple(str(name) for name in told["classes"]), str(told["missing_rule"])
         if len(classes) < 2:
@@ -90,8 +90,6 @@ def result_model(result: Result) -> ReleasedModel:
         width = sum(column.width for column in columns) if encoder is None else encoder.width
         spec, architecture, arrays = _built(told["head"], result.arrays, width, len(classes))
         sha256 = model_digest(architecture, arrays)
-    except (KeyError, TypeError, ValueError) as error:
-        raise HostileInput("The result's application is malformed.", _AGAIN) from error
     return ReleasedModel(spec, sha256, classes, missing, columns, encoder, to_broadcast(arrays))
 
 
@@ -133,7 +131,7 @@ def result_predictor(result: Result) -> ReleasedPredictor | None:
     told = result.application
     if not isinstance(told, Mapping) or not told.get("head") or not told.get("outcome"):
         return None
-    try:
+    with raising(HostileInput("The result's application is malformed.", _AGAIN), on=(KeyError, TypeError, ValueError)):
         about = dict(told["outcome"])
         columns = TypeAdapter(tuple[Column, ...]).validate_python(told["features"])
         low, high, most = float(about.pop("low")), float(about.pop("high")), about.pop("most", None)
@@ -149,14 +147,8 @@ def result_predictor(result: Result) -> ReleasedPredictor | None:
             most=most,
             cuts=outcome.cuts,
         )
-        ends = _score_row(result)
-        if ends is None:
-            ends = predictor_bounds(outcome, schema, architecture, arrays, most=most)
+        ends = _score_bounds(result) or predictor_bounds(outcome, schema, architecture, arrays, most=most)
         prediction = Prediction.model_validate({**predicts(outcome), "low": ends[0], "high": ends[1], "by": by})
-    except (KeyError, TypeError, ValueError, Misuse) as error:
-        if isinstance(error, Misuse):
-            raise
-        raise HostileInput("The result's application is malformed.", _AGAIN) from error
     return ReleasedPredictor(prediction, columns, (low, high), to_broadcast(arrays))
 
 
@@ -168,12 +160,16 @@ def _read_schema(columns: tuple[Column, ...], outcome: Outcome, low: float, high
     return DatasetSchema(columns=tuple(own), max_records=1)
 
 
-def _score_row(result: Result) -> tuple[float, float] | None:
-    """The bounds of its predictions, where a result says them without a formula."""
+def _score(result: Result) -> Mapping[str, Any]:
+    """What a result says of its predictions: their bounds and, under ``number``, a formula; empty where it says nothing."""
     score = result.summary.get(SCORE)
-    if not isinstance(score, list) or len(score) != 1 or not isinstance(score[0], Mapping) or "number" in score[0]:
-        return None
-    return float(score[0]["low"]), float(score[0]["high"])
+    return score[0] if isinstance(score, list) and len(score) == 1 and isinstance(score[0], Mapping) else {}
+
+
+def _score_bounds(result: Result) -> tuple[float, float] | None:
+    """The bounds of its predictions, where a result says them without a formula."""
+    score = _score(result)
+    return (float(score["low"]), float(score["high"])) if score and "number" not in score else None
 
 
 def result_prediction(result: Result) -> dict[str, Any] | None:
@@ -185,14 +181,14 @@ def result_prediction(result: Result) -> dict[str, Any] | None:
     about = result.summary.get(PREDICTION)
     if not isinstance(about, Mapping):
         return None
-    score = result.summary.get(SCORE)
-    if not isinstance(score, list) or len(score) != 1 or not isinstance(score[0], Mapping) or "number" not in score[0]:
+    score = _score(result)
+    if "number" not in score:
         if isinstance(result.application, Mapping) and result.application.get("outcome"):
             return None  # its model says more
         raise Misuse(
             f"The result of {result.method} predicts nothing.", "Its terms explain nothing, or are too many to write down."
         )
-    return {**about, **{name: score[0].get(name) for name in ("number", "low", "high")}}
+    return {**about, **{name: score.get(name) for name in ("number", "low", "high")}}
 
 
 def released_arrays(result: Result) -> tuple[str, Mapping[str, Floats]]:

@@ -202,8 +202,8 @@ class Intake(Interceptor):
     under the guard already. Who sends a byte now and then is cut off in the end, and holds no other's call up meanwhile.
     """
 
-    def __init__(self, guard: Guard, package: str, max_peer_calls: int, seconds: float = CALL_SECONDS) -> None:
-        self._guard, self._prefix, self._limit, self._seconds = guard, f"/{package}.", max_peer_calls, seconds
+    def __init__(self, guard: Guard, package: str, max_peer_calls: int) -> None:
+        self._guard, self._prefix, self._limit = guard, f"/{package}.", max_peer_calls
         self._open: Counter[bytes] = Counter()
         self._wrapped: dict[str, Any] = {}
 
@@ -239,12 +239,12 @@ class Intake(Interceptor):
             async def work() -> Any:
                 with self._admitted(context):
                     try:
-                        async with asyncio.timeout(self._seconds) as limit:
+                        async with asyncio.timeout(CALL_SECONDS) as limit:
                             return await behaviour(request, context)
                     except TimeoutError as error:
                         if not limit.expired():
                             raise
-                        raise TooSlow(f"The call took longer than {self._seconds:.0f} s.", "Send faster, or less.") from error
+                        raise TooSlow(f"The call took longer than {CALL_SECONDS:.0f} s.", "Send faster, or less.") from error
 
             return await self._guard.unary(context, work)
 

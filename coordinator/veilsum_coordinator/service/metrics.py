@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from itertools import islice
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -60,12 +61,11 @@ class Metrics(StudyObserver):
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         registry = self.registry = CollectorRegistry()
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         self.process = ProcessMetrics("coordinator", registry)
         self.refusals, self.decode_failures = self.process.refusals, self.process.decode_failures
-        self.rejected = Counter(
-            "veilsum_rejected_messages_total", "Messages that ended in a typed error.", ["reason"], registry=registry
-        )
-        self.rounds = Counter("veilsum_rounds_total", "Rounds that ended.", ["method", "outcome"], registry=registry)
+        self.rejected = counter("veilsum_rejected_messages_total", "Messages that ended in a typed error.", ["reason"])
+        self.rounds = counter("veilsum_rounds_total", "Rounds that ended.", ["method", "outcome"])
         self.phases = Histogram(
             "veilsum_round_phase_seconds",
             "How long rounds stay in a phase, over all attempts.",
@@ -73,26 +73,18 @@ class Metrics(StudyObserver):
             buckets=_SECONDS,
             registry=registry,
         )
-        self.attempts = Counter(
-            "veilsum_round_attempts_total", "Attempts at rounds, by the reason they began.", ["reason"], registry=registry
-        )
-        self.contributions = Counter(
-            "veilsum_contributions_total", "Complete contributions received.", ["participant"], registry=registry
-        )
-        self.bytes = Counter(
-            "veilsum_contribution_bytes_total", "Bytes of ciphertexts received.", ["participant"], registry=registry
-        )
-        self.twins = Counter(
+        self.attempts = counter("veilsum_round_attempts_total", "Attempts at rounds, by the reason they began.", ["reason"])
+        self.contributions = counter("veilsum_contributions_total", "Complete contributions received.", ["participant"])
+        self.bytes = counter("veilsum_contribution_bytes_total", "Bytes of ciphertexts received.", ["participant"])
+        self.twins = counter(
             "veilsum_sessions_held_total",
             "Sessions refused because another process with the same identity had one.",
             ["participant"],
-            registry=registry,
         )
-        self.noise = Gauge(
+        self.noise = gauge(
             "veilsum_release_noise_multiplier",
             "Noise standard deviation over sensitivity of the method's last release.",
             ["method"],
-            registry=registry,
         )
         self.shared = SharedMetrics(clock)
         registry.register(self.shared)
@@ -143,7 +135,6 @@ class Metrics(StudyObserver):
     # -- what machines tell, under the hub's lock --------------------------------------------------------------------------
 
     def moved(self, study: Study, current: Round) -> None:
-        """Time the phase that ended, and count the round if it did."""
         now = time.perf_counter()
         former = self._since.pop(id(current), None)
         if former is not None:
@@ -157,26 +148,21 @@ class Metrics(StudyObserver):
                 self.noise.labels(study.method).set(multiplier)
 
     def attempted(self, reason: AttemptReason) -> None:
-        """Count an attempt."""
         self.attempts.labels(reason.value).inc()
 
     def refused(self, codes: Collection[RefusalCode]) -> None:
-        """Count a refusal's reasons."""
         for code in codes:
             self.refusals.labels(code.value).inc()
 
     def received(self, name: str, size: int) -> None:
-        """Count bytes."""
         if self._admits(name):
             self.bytes.labels(name).inc(size)
 
     def contributed(self, name: str) -> None:
-        """Count a contribution."""
         if self._admits(name):
             self.contributions.labels(name).inc()
 
     def unopened(self) -> None:
-        """Count a sum that could not be opened."""
         self.decode_failures.labels("sum").inc()
 
 
@@ -187,7 +173,6 @@ class _HubCollector(Collector):
         self._hub, self._clock, self._expiries = hub, clock, expiries
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
         sessions = list(islice(self._hub.sessions.copy().values(), MOST_PARTICIPANTS))
         connected = GaugeMetricFamily(
             "veilsum_participant_connected", "Whether a participant's session is open.", labels=["participant"]
@@ -238,7 +223,6 @@ class _MirrorCollector(Collector):
         self._mirror = mirror
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
         epsilon = GaugeMetricFamily(
             "veilsum_epsilon_released",
             "Epsilon at delta 1e-5 of this coordinator's releases, by its mirror.",

@@ -13,7 +13,6 @@ import contextlib
 import gc
 import logging
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +40,7 @@ from veilsum_node.identity.renewal import ExpiryLog, Renewal, renewed_credential
 from veilsum_node.identity.tls import Credentials, ServerPair, load_server_pair
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.hardening import allow_files
-from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock
+from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint import Heartbeat, MetricsServer, write_address
@@ -73,11 +72,6 @@ HANDSHAKE_SECONDS = 20.0
 IDLE_SECONDS = 60.0
 """How long a connection without an open call is kept: a participant always has one, and a peer's calls are bounded, so that
 nobody can hold every connection with a certificate. Who calls again dials again by itself."""
-
-
-def now() -> int:
-    """Unix seconds."""
-    return int(time.time())
 
 
 def server_options(config: CoordinatorConfig) -> list[tuple[str, int]]:

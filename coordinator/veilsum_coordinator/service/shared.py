@@ -159,7 +159,6 @@ class SharedMetrics(Collector):
             self._sites[name] = _Site(samples, self._clock(), populations, software)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
         with self._lock:
             now = self._clock()
             shown = [(name, site.samples) for name, site in self._sites.items() if now - site.at <= KEPT_SECONDS]

@@ -24,21 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    Column,
-    Connection,
-    Integer,
-    LargeBinary,
-    Table,
-    Text,
-    bindparam,
-    insert,
-    select,
-    update,
-)
-from sqlalchemy import text as sql
+import sqlalchemy as sa
 
 from veilsum_coordinator.storage.long_values import METADATA
 from veilsum_node.database import Database, database_file, open_database
@@ -47,15 +33,15 @@ from veilsum_node.errors import Unavailable, VeilsumError
 from veilsum_node.state_lock import StateLock, process_name, wait_to_hold
 from veilsum_node.telemetry.logs import about
 
-_CLASS: BindParameter[int] = bindparam("class", 0x7665696C)
+_CLASS: sa.BindParameter[int] = sa.bindparam("class", 0x7665696C)
 """The first half of the lock's key. The second is the schema, so that coordinators in schemas of one database do not meet."""
 
-_TAKE = sql("SELECT pg_try_advisory_lock(:class, hashtext(coalesce(current_schema(), '')))").bindparams(_CLASS)
-_HELD = sql(
+_TAKE = sa.text("SELECT pg_try_advisory_lock(:class, hashtext(coalesce(current_schema(), '')))").bindparams(_CLASS)
+_HELD = sa.text(
     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
     " AND classid::bigint = :class AND objsubid = 2"
 ).bindparams(_CLASS)
-_HOLDING = sql(
+_HOLDING = sa.text(
     "SELECT a.pid, a.application_name, a.client_addr::text,"
     " to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')"
     " FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
@@ -72,17 +58,17 @@ LOG = logging.getLogger("veilsum.coordinator")
 WATCH_SECONDS = 1.0
 """How often the lock's connection is looked after."""
 
-FENCE = Table(
+FENCE = sa.Table(
     "coordinator_fence",
     METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("epoch", BigInteger, nullable=False),  # rises with every start
-    Column("token", LargeBinary(16), nullable=False),
-    Column("holder", Text, nullable=False),
-    Column("since", BigInteger, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),  # rises with every start
+    sa.Column("token", sa.LargeBinary(16), nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("since", sa.BigInteger, nullable=False),
 )
 
-_HOLDER = select(FENCE.c.token, FENCE.c.holder)  # made once: every write transaction asks
+_HOLDER = sa.select(FENCE.c.token, FENCE.c.holder)  # made once: every write transaction asks
 
 _ADVICE = (
     "Stop the other coordinator first, or do not start this one. If its machine is gone, the database soon ends its session;"
@@ -140,14 +126,16 @@ class Fence:
         database.migrate("veilsum_coordinator.migrations", "coordinator")
         self._database = database
         with database.transaction() as connection:
-            before = connection.execute(select(FENCE.c.epoch)).scalar()
+            before = connection.execute(sa.select(FENCE.c.epoch)).scalar()
             values = {
                 "epoch": (before or 0) + 1,
                 "token": self._token,
                 "holder": process_name(self._party),
                 "since": self._clock(),
             }
-            connection.execute(insert(FENCE).values(id=1, **values) if before is None else update(FENCE).values(**values))
+            connection.execute(
+                sa.insert(FENCE).values(id=1, **values) if before is None else sa.update(FENCE).values(**values)
+            )
         self.epoch = (before or 0) + 1
         database.guard = self._check
 
@@ -177,7 +165,7 @@ class Fence:
             "Stop one of the two for good; studies continue with the other.",
         )
 
-    def _check(self, connection: Connection) -> None:
+    def _check(self, connection: sa.Connection) -> None:
         """Insist on this process's epoch: at the start of every write transaction, under the lock by which they queue.
 
         Raises:
@@ -240,7 +228,7 @@ class ServerLock:
         self._url = url
         self._name = f"veilsum {party} {socket.gethostname()}/{os.getpid()}"[:63]
         self._database: Database | None = None
-        self._connection: Connection | None = None
+        self._connection: sa.Connection | None = None
 
     def take(self) -> str:
         """Take it, if no other session holds it; returns who does, empty if it was taken.
@@ -255,7 +243,7 @@ class ServerLock:
                 connection = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
                 self._connection = connection
                 connection.exec_driver_sql(_KEEPALIVE)
-                connection.execute(sql("SELECT set_config('application_name', :name, false)"), {"name": self._name})
+                connection.execute(sa.text("SELECT set_config('application_name', :name, false)"), {"name": self._name})
                 if connection.scalar(_TAKE):
                     return ""
                 row = connection.execute(_HOLDING).first()

@@ -16,21 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    LargeBinary,
-    RowMapping,
-    String,
-    Table,
-    Text,
-    delete,
-    insert,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.storage.long_values import (
@@ -68,17 +54,17 @@ from veilsum_privacy.securesum.roster import Enrolment
 
 Result = TypeVar("Result")
 
-STUDIES = Table(
+STUDIES = sa.Table(
     "coordinator_study",
     METADATA,
-    Column("digest", LargeBinary(32), primary_key=True),
-    Column("object", LargeBinary, nullable=False),
-    Column("analyst", String(64), nullable=False),
-    Column("submitted", BigInteger, nullable=False),
-    Column("phase", String(16), nullable=False),
-    Column("reason", Text, nullable=False, default=""),
-    Column("status", LargeBinary),
-    Column("roster", LargeBinary),  # of a study that is over and released something, for its proof
+    sa.Column("digest", sa.LargeBinary(32), primary_key=True),
+    sa.Column("object", sa.LargeBinary, nullable=False),
+    sa.Column("analyst", sa.String(64), nullable=False),
+    sa.Column("submitted", sa.BigInteger, nullable=False),
+    sa.Column("phase", sa.String(16), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False, default=""),
+    sa.Column("status", sa.LargeBinary),
+    sa.Column("roster", sa.LargeBinary),  # of a study that is over and released something, for its proof
 )
 
 
@@ -126,13 +112,13 @@ class SqlJournal:
         """
         tries = 0
 
-        def work(connection: Connection) -> None:
+        def work(connection: sa.Connection) -> None:
             nonlocal tries
             tries += 1
-            found = connection.execute(select(STUDIES).where(STUDIES.c.digest == key)).mappings().first()
+            found = connection.execute(sa.select(STUDIES).where(STUDIES.c.digest == key)).mappings().first()
             if found is None:
                 values = {"digest": key, "object": data, "analyst": analyst, "submitted": submitted}
-                connection.execute(insert(STUDIES).values(phase="enrolling", reason="", **values))
+                connection.execute(sa.insert(STUDIES).values(phase="enrolling", reason="", **values))
             elif tries == 1 or (bytes(found["object"]), found["submitted"]) != (data, submitted):
                 raise HostileInput(
                     "That study was submitted before.",
@@ -149,10 +135,10 @@ class SqlJournal:
         """
         self.mirror.renew(credentials, self._write)
 
-    def studies(self) -> Sequence[RowMapping]:
+    def studies(self) -> Sequence[sa.RowMapping]:
         """All studies, oldest first."""
         with self.database.reading() as connection:
-            return connection.execute(select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
+            return connection.execute(sa.select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
 
     def keep_sum(
         self,
@@ -174,18 +160,18 @@ class SqlJournal:
         signed = json.dumps([[receipt.body.hex(), receipt.signature.hex()] for receipt in receipts])
         here = (SUMS.c.study == study, SUMS.c.round == number)
 
-        def work(connection: Connection) -> SignedReceipt:
-            kept = connection.execute(select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
+        def work(connection: sa.Connection) -> SignedReceipt:
+            kept = connection.execute(sa.select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
             if kept is not None and tuple(kept) != (assignment.attempt, signed):
                 if kept.attempt >= assignment.attempt:
                     raise StateError("A different sum of this attempt is already stored.", "Run veilsum ledger verify.")
                 drop_pieces(connection, SUM_PIECES, study, number)
-                connection.execute(delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
+                connection.execute(sa.delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
                 kept = None
             if kept is None:
                 long = sum(map(len, ciphertexts)) >= LONG
                 connection.execute(
-                    insert(SUMS).values(
+                    sa.insert(SUMS).values(
                         study=study,
                         round=number,
                         attempt=assignment.attempt,
@@ -208,7 +194,7 @@ class SqlJournal:
             NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
         """
 
-        def work(connection: Connection) -> None:
+        def work(connection: sa.Connection) -> None:
             self.mirror.consented(connection, context, name, consent)
 
         self._take("consent", lambda: self._transact(work))
@@ -249,9 +235,9 @@ class SqlJournal:
     def end_study(self, key: bytes, state: dict[str, Any], **values: Any) -> None:
         """Store a study's outcome (phase, reason, status) and drop what it needs no longer."""
 
-        def work(connection: Connection) -> None:
-            new = or_(STUDIES.c.status.is_(None), STUDIES.c.status != values["status"])
-            connection.execute(update(STUDIES).where(STUDIES.c.digest == key, new).values(**values))
+        def work(connection: sa.Connection) -> None:
+            new = sa.or_(STUDIES.c.status.is_(None), STUDIES.c.status != values["status"])
+            connection.execute(sa.update(STUDIES).where(STUDIES.c.digest == key, new).values(**values))
             write_end(connection, key, state)
 
         self._write(work)
@@ -259,18 +245,18 @@ class SqlJournal:
 
     def complete_study(self, key: bytes, **values: Any) -> None:
         """Store that a study which had failed has a result (phase, reason, status)."""
-        self._write(lambda connection: connection.execute(update(STUDIES).where(STUDIES.c.digest == key).values(**values)))
+        self._write(lambda connection: connection.execute(sa.update(STUDIES).where(STUDIES.c.digest == key).values(**values)))
 
     def digests(self) -> set[bytes]:
         """Digests of all studies that are held."""
         with self.database.reading() as connection:
-            return {bytes(digest) for digest in connection.scalars(select(STUDIES.c.digest))}
+            return {bytes(digest) for digest in connection.scalars(sa.select(STUDIES.c.digest))}
 
     def released(self, study: bytes) -> list[dict[str, Any]]:
         """Round, cohort, digest and assignment of a study's releases, in order; not their values."""
         columns = (RELEASES.c.round, RELEASES.c.cohort, RELEASES.c.digest, SUMS.c.assignment)
         same = (SUMS.c.study == RELEASES.c.study) & (SUMS.c.round == RELEASES.c.round)
-        query = select(*columns).join_from(RELEASES, SUMS, same & (SUMS.c.attempt == RELEASES.c.attempt))
+        query = sa.select(*columns).join_from(RELEASES, SUMS, same & (SUMS.c.attempt == RELEASES.c.attempt))
         with self.database.reading() as connection:
             found = connection.execute(query.where(RELEASES.c.study == study).order_by(RELEASES.c.round))
             return [dict(row) for row in found.mappings()]
@@ -334,9 +320,9 @@ class SqlJournal:
         The cohort has paid for it, so it waits for a server that is away: never call it with a lock held.
         """
 
-        def work(connection: Connection) -> bytes:
+        def work(connection: sa.Connection) -> bytes:
             stored = read_digest(connection, study, number)
-            if stored is None and connection.scalar(select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
+            if stored is None and connection.scalar(sa.select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
                 raise StateError("The study is over; its last sum is not released.")
             row = {
                 "attempt": attempt,
@@ -347,9 +333,9 @@ class SqlJournal:
             }
             key = write_release(connection, study, number, row, size, opened(), stored)
             drop_pieces(connection, SUM_PIECES, study, number)
-            connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
+            connection.execute(sa.update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
             connection.execute(
-                update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)
+                sa.update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)
             )
             self.mirror.released(connection, context, key)
             return key
@@ -367,11 +353,11 @@ class SqlJournal:
         except (StateError, Unavailable, Damage) as error:
             raise NotStoredError(f"The {what} could not be stored. {error.message}", error.advice) from error
 
-    def _write(self, work: Callable[[Connection], Result]) -> Result:
+    def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
         """One transaction of a caller that cannot wait."""
         return self._try(lambda: self._transact(work))
 
-    def _transact(self, work: Callable[[Connection], Result]) -> Result:
+    def _transact(self, work: Callable[[sa.Connection], Result]) -> Result:
         with self._admitted(), self.database.transaction() as connection:
             return work(connection)
 

@@ -13,22 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Integer,
-    LargeBinary,
-    RowMapping,
-    String,
-    Table,
-    Text,
-    bindparam,
-    delete,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from veilsum_coordinator.storage.long_values import METADATA, SUM_PIECES, drop_pieces, read_pieces
 from veilsum_coordinator.storage.messages import box_message, enrolment_message, parse_boxes, parse_enrolment
@@ -39,59 +24,59 @@ from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 
-SUMS = Table(
+SUMS = sa.Table(
     "coordinator_sum",
     METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("attempt", Integer, nullable=False),
-    Column("assignment", LargeBinary, nullable=False),
-    Column("ciphertexts", LargeBinary),
-    Column("receipts", Text, nullable=False),
-    Column("sizes", Text),  # JSON: sizes of the ciphertexts in order
+    sa.Column("study", sa.LargeBinary(32), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("assignment", sa.LargeBinary, nullable=False),
+    sa.Column("ciphertexts", sa.LargeBinary),
+    sa.Column("receipts", sa.Text, nullable=False),
+    sa.Column("sizes", sa.Text),  # JSON: sizes of the ciphertexts in order
 )
 
-RELEASES = Table(
+RELEASES = sa.Table(
     "coordinator_release",
     METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("attempt", Integer, nullable=False),
-    Column("label", String(64), nullable=False),
-    Column("cohort", Text, nullable=False),
-    Column("values", LargeBinary, nullable=False),
-    Column("digest", LargeBinary(32), nullable=False),
-    Column("time", BigInteger, nullable=False),
-    Column("proof", Text),  # JSON: a KeptProof; none of releases by software that had none
+    sa.Column("study", sa.LargeBinary(32), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("label", sa.String(64), nullable=False),
+    sa.Column("cohort", sa.Text, nullable=False),
+    sa.Column("values", sa.LargeBinary, nullable=False),
+    sa.Column("digest", sa.LargeBinary(32), nullable=False),
+    sa.Column("time", sa.BigInteger, nullable=False),
+    sa.Column("proof", sa.Text),  # JSON: a KeptProof; none of releases by software that had none
 )
 
-MEMBERS = Table(
+MEMBERS = sa.Table(
     "coordinator_member",
     METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("enrolment", LargeBinary, nullable=False),
-    Column("boxes", LargeBinary),  # what the member sealed for others; dropped once everyone has opened its own
+    sa.Column("study", sa.LargeBinary(32), primary_key=True),
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("enrolment", sa.LargeBinary, nullable=False),
+    sa.Column("boxes", sa.LargeBinary),  # what the member sealed for others; dropped once everyone has opened its own
 )
 
-PROGRESS = Table(
+PROGRESS = sa.Table(
     "coordinator_progress",
     METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("state", Text, nullable=False),  # JSON
+    sa.Column("study", sa.LargeBinary(32), primary_key=True),
+    sa.Column("state", sa.Text, nullable=False),  # JSON
 )
 
-ROUNDS = Table(
+ROUNDS = sa.Table(
     "coordinator_round",
     METADATA,
-    Column("study", LargeBinary(32), primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("attempts", Integer, nullable=False),
-    Column("broadcast", LargeBinary(32), nullable=False),  # its digest
-    Column("allowed", Text, nullable=False),  # JSON: who may be in a cohort, sorted
-    Column("assignment", LargeBinary, nullable=False),  # of the last attempt
-    Column("started", BigInteger, nullable=False),
-    Column("received", BigInteger, nullable=False),  # bytes of ciphertexts, of earlier attempts while the last one runs
+    sa.Column("study", sa.LargeBinary(32), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("broadcast", sa.LargeBinary(32), nullable=False),  # its digest
+    sa.Column("allowed", sa.Text, nullable=False),  # JSON: who may be in a cohort, sorted
+    sa.Column("assignment", sa.LargeBinary, nullable=False),  # of the last attempt
+    sa.Column("started", sa.BigInteger, nullable=False),
+    sa.Column("received", sa.BigInteger, nullable=False),  # bytes of ciphertexts, of earlier attempts while the last one runs
 )
 
 
@@ -126,7 +111,7 @@ class RoundStart:
         }
 
     @classmethod
-    def parse(cls, row: RowMapping) -> RoundStart:
+    def parse(cls, row: sa.RowMapping) -> RoundStart:
         """Read such a row."""
         allowed = frozenset(json.loads(row["allowed"]))
         return cls(parse_assignment(row["assignment"]), allowed, row["attempts"], row["started"], row["received"])
@@ -220,14 +205,14 @@ class KeptStudy:
 
 
 # Statements of every member are made once: to put one together takes longer than the database takes to carry it out.
-_OF_MEMBER = (MEMBERS.c.study == bindparam("of_study"), MEMBERS.c.name == bindparam("of_name"))
-_ENROLMENT = select(MEMBERS.c.enrolment).where(*_OF_MEMBER)
-_DROP_MEMBER = delete(MEMBERS).where(*_OF_MEMBER)
-_ADD_MEMBER = insert(MEMBERS)
-_KEEP_BOXES = update(MEMBERS).where(*_OF_MEMBER)
+_OF_MEMBER = (MEMBERS.c.study == sa.bindparam("of_study"), MEMBERS.c.name == sa.bindparam("of_name"))
+_ENROLMENT = sa.select(MEMBERS.c.enrolment).where(*_OF_MEMBER)
+_DROP_MEMBER = sa.delete(MEMBERS).where(*_OF_MEMBER)
+_ADD_MEMBER = sa.insert(MEMBERS)
+_KEEP_BOXES = sa.update(MEMBERS).where(*_OF_MEMBER)
 
 
-def write_enrolment(connection: Connection, study: bytes, name: str, enrolment: Enrolment) -> None:
+def write_enrolment(connection: sa.Connection, study: bytes, name: str, enrolment: Enrolment) -> None:
     """Keep a member's enrolment; one that came before, without an answer, gives way."""
     here, data = {"of_study": study, "of_name": name}, enrolment_message(enrolment).SerializeToString()
     known = connection.scalar(_ENROLMENT, here)
@@ -243,13 +228,13 @@ def boxes_data(boxes: Sequence[Box]) -> bytes:
     return pb.BoxesObject(boxes=[box_message(box) for box in boxes]).SerializeToString()
 
 
-def write_boxes(connection: Connection, study: bytes, name: str, data: bytes) -> None:
+def write_boxes(connection: sa.Connection, study: bytes, name: str, data: bytes) -> None:
     """Keep what a member sealed, in place of what it sealed before."""
     connection.execute(_KEEP_BOXES, {"of_study": study, "of_name": name, "boxes": data})
 
 
 def write_progress(
-    connection: Connection, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool
+    connection: sa.Connection, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool
 ) -> None:
     """Keep a study's decisions and the attempt that they begin.
 
@@ -260,47 +245,47 @@ def write_progress(
     if begun is not None:
         number = begun.assignment.round
         here = (ROUNDS.c.study == study, ROUNDS.c.round == number)
-        if connection.scalar(select(ROUNDS.c.assignment).where(*here)) == begun.assignment.to_bytes():
+        if connection.scalar(sa.select(ROUNDS.c.assignment).where(*here)) == begun.assignment.to_bytes():
             return
-        connection.execute(delete(ROUNDS).where(*here))
-        connection.execute(insert(ROUNDS).values(study=study, **begun.columns()))
+        connection.execute(sa.delete(ROUNDS).where(*here))
+        connection.execute(sa.insert(ROUNDS).values(study=study, **begun.columns()))
     elif sealed:
         held = (MEMBERS.c.study == study, MEMBERS.c.boxes.is_not(None))
-        connection.execute(update(MEMBERS).where(*held).values(boxes=None))
+        connection.execute(sa.update(MEMBERS).where(*held).values(boxes=None))
 
 
-def write_end(connection: Connection, study: bytes, state: dict[str, Any]) -> None:
+def write_end(connection: sa.Connection, study: bytes, state: dict[str, Any]) -> None:
     """Drop what an ended study needs no longer: members, rounds, ciphertexts of a sum that will not be opened."""
     _write_state(connection, study, state)
     held = (SUMS.c.study == study, SUMS.c.ciphertexts.is_not(None))
-    connection.execute(update(SUMS).where(*held).values(ciphertexts=None, sizes=None))
+    connection.execute(sa.update(SUMS).where(*held).values(ciphertexts=None, sizes=None))
     drop_pieces(connection, SUM_PIECES, study)
     for table in (MEMBERS, ROUNDS):
-        connection.execute(delete(table).where(table.c.study == study))
+        connection.execute(sa.delete(table).where(table.c.study == study))
 
 
-def _write_state(connection: Connection, study: bytes, state: dict[str, Any]) -> None:
+def _write_state(connection: sa.Connection, study: bytes, state: dict[str, Any]) -> None:
     text, here = json.dumps(state), PROGRESS.c.study == study
-    known = connection.scalar(select(PROGRESS.c.state).where(here))
+    known = connection.scalar(sa.select(PROGRESS.c.state).where(here))
     if known is None:
-        connection.execute(insert(PROGRESS).values(study=study, state=text))
+        connection.execute(sa.insert(PROGRESS).values(study=study, state=text))
     elif known != text:  # a transaction that writes nothing has no disk to wait for
-        connection.execute(update(PROGRESS).where(here).values(state=text))
+        connection.execute(sa.update(PROGRESS).where(here).values(state=text))
 
 
-def read_state(connection: Connection, study: bytes) -> dict[str, Any]:
+def read_state(connection: sa.Connection, study: bytes) -> dict[str, Any]:
     """A study's decisions; empty if none were kept."""
-    found = connection.scalar(select(PROGRESS.c.state).where(PROGRESS.c.study == study))
+    found = connection.scalar(sa.select(PROGRESS.c.state).where(PROGRESS.c.study == study))
     return {} if found is None else dict(json.loads(found))
 
 
-def read_kept(connection: Connection, study: bytes) -> KeptStudy:
+def read_kept(connection: sa.Connection, study: bytes) -> KeptStudy:
     """All that is kept of a study that runs."""
-    members = connection.execute(select(MEMBERS).where(MEMBERS.c.study == study)).mappings().all()
+    members = connection.execute(sa.select(MEMBERS).where(MEMBERS.c.study == study)).mappings().all()
     columns = [column for column in RELEASES.c if column.name not in ("values", "proof")]
-    found = connection.execute(select(*columns).where(RELEASES.c.study == study)).mappings()
+    found = connection.execute(sa.select(*columns).where(RELEASES.c.study == study)).mappings()
     releases = {row["round"]: row for row in found}
-    rounds = connection.execute(select(ROUNDS).where(ROUNDS.c.study == study).order_by(ROUNDS.c.round)).mappings()
+    rounds = connection.execute(sa.select(ROUNDS).where(ROUNDS.c.study == study).order_by(ROUNDS.c.round)).mappings()
     return KeptStudy(
         state=read_state(connection, study),
         enrolments={row["name"]: parse_enrolment(row["enrolment"]) for row in members},
@@ -310,7 +295,7 @@ def read_kept(connection: Connection, study: bytes) -> KeptStudy:
     )
 
 
-def _round(connection: Connection, row: RowMapping, release: RowMapping | None) -> KeptRound:
+def _round(connection: sa.Connection, row: sa.RowMapping, release: sa.RowMapping | None) -> KeptRound:
     start = RoundStart.parse(row)
     if release is not None:
         cohort = tuple(json.loads(release["cohort"]))
@@ -318,9 +303,9 @@ def _round(connection: Connection, row: RowMapping, release: RowMapping | None) 
     return KeptRound(start, sum=_sum(connection, row["study"], start.assignment))
 
 
-def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSum | None:
+def _sum(connection: sa.Connection, study: bytes, assignment: Assignment) -> KeptSum | None:
     here = (SUMS.c.study == study, SUMS.c.round == assignment.round, SUMS.c.attempt == assignment.attempt)
-    row = connection.execute(select(SUMS).where(*here)).mappings().first()
+    row = connection.execute(sa.select(SUMS).where(*here)).mappings().first()
     if row is None or row["ciphertexts"] is None or row["sizes"] is None:
         return None  # none, or of an attempt that was given up before anyone was asked for consent
     receipts = read_receipts(row["receipts"])
@@ -333,10 +318,10 @@ def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSu
     return KeptSum(list(pieces), receipts, consents)
 
 
-def read_consents(connection: Connection, context: bytes) -> dict[str, bytes]:
+def read_consents(connection: sa.Connection, context: bytes) -> dict[str, bytes]:
     """The consents that came for a context, by member."""
     given = connection.execute(
-        select(receipt_table.c.participant, receipt_table.c.consent).where(
+        sa.select(receipt_table.c.participant, receipt_table.c.consent).where(
             receipt_table.c.context == context.hex(), receipt_table.c.consent.is_not(None)
         )
     )
@@ -348,10 +333,10 @@ def read_receipts(text: str) -> list[SignedReceipt]:
     return [SignedReceipt(bytes.fromhex(body), bytes.fromhex(signature)) for body, signature in json.loads(text)]
 
 
-def _numbers(connection: Connection, study: bytes) -> dict[str, int]:
+def _numbers(connection: sa.Connection, study: bytes) -> dict[str, int]:
     """Numbers of the members' last receipts; they rise from round to round, whoever takes part."""
     numbers: dict[str, int] = {}
-    rows = connection.execute(select(SUMS.c.receipts).where(SUMS.c.study == study))
+    rows = connection.execute(sa.select(SUMS.c.receipts).where(SUMS.c.study == study))
     for (text,) in rows:
         for signed in read_receipts(text):
             receipt = parse_receipt(signed.body)

@@ -14,7 +14,6 @@ from veilsum.access import SETTINGS, AnalystConfig, resolve_access
 from veilsum.api.datasets import Dataset
 from veilsum.api.options import Options
 from veilsum.api.studies import Run
-from veilsum.drafts import now
 from veilsum.local.tables import (
     as_table,
     column_values,
@@ -28,6 +27,7 @@ from veilsum.local.tables import (
 from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, DataError, Misuse
 from veilsum_node.identity import Credentials, load_credentials
+from veilsum_node.process.steady_clock import now
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema, with_groups
 

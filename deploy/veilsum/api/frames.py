@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from veilsum.exports import flat_rows
-from veilsum_node.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError, raising
 
 
 def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -15,12 +15,9 @@ def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     Raises:
         ConfigurationError: pandas is not installed.
     """
-    try:
+    advice = "Install it with: pip install 'veilsum[notebook]'; or use to_arrow() or rows()."
+    with raising(ConfigurationError("pandas is not installed.", advice), on=ImportError):
         import pandas
-    except ImportError as error:
-        raise ConfigurationError(
-            "pandas is not installed.", "Install it with: pip install 'veilsum[notebook]'; or use to_arrow() or rows()."
-        ) from error
     return pandas.DataFrame(flat_rows(rows))
 
 

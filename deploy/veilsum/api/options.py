@@ -24,7 +24,6 @@ class Stored(Protocol):
     @property
     def directory(self) -> Path:
         """Of its files."""
-        ...
 
 
 class Options(TypedDict, total=False):

@@ -18,7 +18,7 @@ from veilsum.local.federation import LocalFederation
 from veilsum.remote import CoordinatorInfo, StudyInfo, choose_checkpoint, find_study, write_checkpoint, write_result
 from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.service.runner import run_study
-from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_node.errors import HostileInput, VeilsumError, raising
 from veilsum_node.identity import Credentials
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.results.proof_files import FOLDER
@@ -126,10 +126,8 @@ class LocalCoordinator:
     def _file(self, study: bytes, name: str) -> bytes:
         if name.startswith(f"{FOLDER}/"):
             return proof_file(self._local.hub.journal.database, study, name)
-        try:
+        with raising(HostileInput(f"The simulated coordinator lost {name}.", "Run the study again."), on=OSError):
             return (self._results / study.hex() / name).read_bytes()
-        except OSError as error:
-            raise HostileInput(f"The simulated coordinator lost {name}.", "Run the study again.") from error
 
     def _drive(self) -> None:
         while (key := self._waiting.get()) is not None:

@@ -5,9 +5,14 @@ Progress of a long command on standard error: a bar on a terminal, a plain line 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from veilsum_node.errors import RefusalCode
 from veilsum_node.process.console import moment, print_fields, print_json, print_line, print_rows
@@ -17,12 +22,7 @@ if TYPE_CHECKING:
     from veilsum.verification import Look, Verified
     from veilsum_privacy.results.proof_check import ProofFault
     from veilsum_privacy.results.result import Result
-import sys
-from collections.abc import Callable
-from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 _REMEDIES: Mapping[str, str] = {
     RefusalCode.STUDY_EXPIRED: "Submit it again; compare clocks if it is new.",

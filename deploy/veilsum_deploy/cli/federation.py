@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from veilsum_node.identity.files import read_file, read_private, replace_file
 from veilsum_node.identity.provision import TRIAL_HOSTS, install, make_kit
 from veilsum_node.identity.record import Released
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_line, print_rows
+from veilsum_node.process.steady_clock import now
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -36,7 +36,7 @@ def init(
     as_json: JsonOption = False,
 ) -> None:
     """Make the authority of a new federation."""
-    authority = Authority.create(directory, name, _now, passphrase=_passphrase(passphrase_file))
+    authority = Authority.create(directory, name, now, passphrase=_passphrase(passphrase_file))
     fields = {"federation": name, "id": authority.federation_id, "authority": str(directory)}
     print_fields(fields, title="New federation", as_json=as_json)
 
@@ -57,12 +57,12 @@ def sign(
     as_json: JsonOption = False,
 ) -> None:
     """Sign a party's request."""
-    opened = Authority.load(authority, _now, passphrase=_passphrase(passphrase_file))
+    opened = Authority.load(authority, now, passphrase=_passphrase(passphrase_file))
     request = read_file(csr, "request")
     certificate = opened.sign(request, role=role, name=name, hosts=host or (), days=days, replace=replace)
     target = out if out is not None else csr.parent
     install(target, certificate, opened.certificate_pem)
-    identity = verify_certificate(certificate, opened.certificate, _now(), role)
+    identity = verify_certificate(certificate, opened.certificate, now(), role)
     fields = {
         "name": name,
         "role": role.value,
@@ -76,14 +76,14 @@ def sign(
 @app.command("list")
 def list_issued(directory: AuthorityDirectory = Path("authority"), as_json: JsonOption = False) -> None:
     """List every certificate that the authority signed."""
-    now = _now()
+    at = now()
     rows = [
         {
             "name": entry.name,
             "role": entry.role.value,
             "issued": moment(entry.issued),
             "expires": moment(entry.expires),
-            "valid": now <= entry.expires,
+            "valid": at <= entry.expires,
             "fingerprint": entry.fingerprint,
             "login": entry.subject,
         }
@@ -102,7 +102,7 @@ def release(
     as_json: JsonOption = False,
 ) -> None:
     """Let a name go to somebody else, once its last certificate has ended: another login, or another key that you sign."""
-    made = IssuedRecord(authority).release(name, _now(), to)
+    made = IssuedRecord(authority).release(name, now(), to)
     fields = {"name": name, "released": moment(made.at), "was": made.subject or None, "may be taken by": to or "anybody"}
     print_fields(fields, title="Released", as_json=as_json)
     if not as_json:
@@ -136,7 +136,7 @@ def directory(
     as_json: JsonOption = False,
 ) -> None:
     """Sign a directory of all participants and analysts, which sites confirm by one fingerprint instead of one a member."""
-    opened = Authority.load(authority, _now, passphrase=_passphrase(passphrase_file))
+    opened = Authority.load(authority, now, passphrase=_passphrase(passphrase_file))
     signed = sign_directory(opened, days=days, without=without or (), again=again or ())
     made = parse_directory(signed, opened.certificate)
     replace_file(out, made.data)
@@ -166,7 +166,7 @@ def kit(
 ) -> None:
     """Make a federation for trying out, with every private key on this machine."""
     names = [name.strip() for name in participants.split(",")]
-    made = make_kit(directory, names, host or TRIAL_HOSTS, clock=_now)
+    made = make_kit(directory, names, host or TRIAL_HOSTS, clock=now)
     rows = [{"name": party.name, "role": party.role.value, "directory": str(party.directory)} for party in made.parties]
     print_rows(rows, title=f"Federation {made.federation_id[:16]}", as_json=as_json)
     if not as_json:
@@ -185,11 +185,7 @@ def serve_logins(
     harden()
     settings = issuer.load_login_service(config)
     start_logging(settings.log)
-    issuer.serve_logins(settings, _now)
-
-
-def _now() -> int:
-    return int(time.time())
+    issuer.serve_logins(settings, now)
 
 
 def _passphrase(path: Path | None) -> bytes | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from veilsum_deploy.demo.hospitals import Hospitals
-from veilsum_node.errors import StateError
+from veilsum_node.errors import StateError, raising
 from veilsum_node.identity import load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 
@@ -62,10 +62,8 @@ def claim(directory: Path) -> Iterator[Path]:
     except OSError as error:
         raise StateError(f"{directory} cannot be written ({error.strerror}).", "Name another with --directory.") from error
     try:
-        try:
+        with raising(StateError(f"A demo runs in {directory}.", "Wait for it, or name another with --directory."), on=OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StateError(f"A demo runs in {directory}.", "Wait for it, or name another with --directory.") from error
         for path in directory.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -28,7 +28,7 @@ from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationErro
 from veilsum_deploy.login.served import Served
 from veilsum_node.addresses import address_to_listen_on, split_host_port
 from veilsum_node.config import load_toml, located
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError, raising
 from veilsum_node.fields import Frozen
 from veilsum_node.identity import Authority, Role, key_fingerprint
 from veilsum_node.identity.authority import LONGEST_LOGIN, parse_login_request
@@ -292,10 +292,8 @@ def serve_logins(config: LoginServiceConfig, clock: Callable[[], int]) -> None:
 
 def _place(config: LoginServiceConfig) -> tuple[socket.AddressFamily, Any, ServerTls | None]:
     host, port = split_host_port(config.listen, lowest_port=0)
-    try:
+    with raising(ConfigurationError(f"The host of `listen` is not known: {config.listen}.", "Name an address."), on=OSError):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigurationError(f"The host of `listen` is not known: {config.listen}.", "Name an address.") from error
     family, _, _, _, place = found[0]
     if (config.certificate is None) != (config.key is None):
         raise ConfigurationError("certificate and key must be set together.", "Set both, or neither.")

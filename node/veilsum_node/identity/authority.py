@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from veilsum_node.addresses import bare_host
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.identity import certificate as certificates
 from veilsum_node.identity.certificate import NAME_PATTERN, Role, key_fingerprint
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, read_private, write_new
@@ -160,10 +160,8 @@ class Authority:
                 f"The authority's key {directory / 'key.pem'} cannot be opened.",
                 "Check the passphrase; if the file is damaged, keep it and put it back from a backup.",
             ) from error
-        try:
+        with told_as(ConfigurationError, HostileInput, what=directory / "certificate.pem"):
             certificate = certificates.load_authority_certificate(data)
-        except HostileInput as error:
-            raise ConfigurationError(f"{directory / 'certificate.pem'}: {error.message}", error.advice) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
             raise ConfigurationError(f"Key and certificate in {directory} do not match.", "Restore both from one backup.")
         return cls(directory, key, certificate, clock)
@@ -219,8 +217,7 @@ class Authority:
         public_key = _request_key(csr, name, role)
         now = self._clock()
         expires = self.expiry(now, days)
-        certificate = self._certificate(public_key, name, alternatives, role, now, expires)
-        return self._issue(certificate, name, role, now, expires, replace=replace).certificate.encode()
+        return self._issue(public_key, name, alternatives, role, now, expires, replace=replace).certificate.encode()
 
     def sign_login(self, csr: bytes, *, name: str, subject: str, seconds: int) -> Issued:
         """Certify the key of a person who logged in; whoever calls this has verified the login, and that it is this key's.
@@ -252,10 +249,9 @@ class Authority:
         if expires > certificates.certificate_end(self.certificate):
             raise Misuse("The certificate would outlive its authority.", "Set up a new authority.")
         alternatives = [x509.UniformResourceIdentifier(certificates.identity_uri(self.federation_name, role, name))]
-        certificate = self._certificate(public_key, name, alternatives, role, now, expires)
-        return self._issue(certificate, name, role, now, expires, subject=subject)
+        return self._issue(public_key, name, alternatives, role, now, expires, subject=subject)
 
-    def _certificate(
+    def _issue(
         self,
         public_key: ec.EllipticCurvePublicKey,
         name: str,
@@ -263,8 +259,12 @@ class Authority:
         role: Role,
         now: int,
         expires: int,
-    ) -> x509.Certificate:
-        return (
+        *,
+        replace: bool = False,
+        subject: str = "",
+    ) -> Issued:
+        """Make a certificate and put it on record before it is handed out: what is not on record could be signed over."""
+        certificate = (
             certificate_builder(
                 x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
                 self.certificate.subject,
@@ -283,23 +283,10 @@ class Authority:
             )
             .sign(self._key, hashes.SHA256())
         )
-
-    def _issue(
-        self,
-        certificate: x509.Certificate,
-        name: str,
-        role: Role,
-        now: int,
-        expires: int,
-        *,
-        replace: bool = False,
-        subject: str = "",
-    ) -> Issued:
-        """Put a certificate on record, before it is handed out: what is not on record could be signed over."""
         entry = Issued(
             name=name,
             role=role,
-            fingerprint=key_fingerprint(certificates.p256_key(certificate.public_key(), "certificate")),
+            fingerprint=key_fingerprint(public_key),
             serial=f"{certificate.serial_number:x}",
             issued=now,
             expires=expires,

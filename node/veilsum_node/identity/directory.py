@@ -25,19 +25,17 @@ from cryptography import x509
 from pydantic import Field, StrictInt, StrictStr, StringConstraints, ValidationError
 
 from veilsum_node.canonical import canonical, parse_canonical
-from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, raising, told_as
 from veilsum_node.fields import Frozen, Hex32, Name
+from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
 from veilsum_node.identity.certificate import Role, federation_id, moment, p256_key
-from veilsum_node.identity.files import MAX_FILE_BYTES, read_file
+from veilsum_node.identity.files import MAX_FILE_BYTES, read_file, write_new
 from veilsum_node.identity.record import Issued
 from veilsum_node.identity.signatures import Label, SigningKey, verify
 
 if TYPE_CHECKING:
     from mnemonic import Mnemonic
 
-from veilsum_node.errors import StateError
-from veilsum_node.identity.authority import DEFAULT_DAYS, Authority
-from veilsum_node.identity.files import write_new
 
 FORMAT = "veilsum/1/directory"
 LISTED = (Role.PARTICIPANT, Role.ANALYST)
@@ -186,10 +184,8 @@ def parse_directory(data: bytes, authority: x509.Certificate) -> Directory:
         raise HostileInput("The directory's root is not that of its contents.", "It was changed: ask for it again.")
     if document.federation != federation_id(authority):
         raise HostileInput("The directory is of another federation.")
-    try:
+    with raising(HostileInput("The directory is not signed by this federation's authority."), on=HostileInput):
         verify(p256_key(authority.public_key(), "authority"), Label.DIRECTORY, root, bytes.fromhex(document.signature))
-    except HostileInput as error:
-        raise HostileInput("The directory is not signed by this federation's authority.") from error
     return Directory(document, data)
 
 
@@ -200,10 +196,8 @@ def read_directory(path: Path, authority: x509.Certificate) -> Directory:
         ConfigurationError: it cannot be read, or does not verify; names the file.
     """
     data = read_file(path, "directory of the federation", advice="Ask the authority's operator for it.")
-    try:
+    with told_as(ConfigurationError, HostileInput, what=path):
         return parse_directory(data, authority)
-    except HostileInput as error:
-        raise ConfigurationError(f"{path}: {error.message}", error.advice) from error
 
 
 def check_words(heard: str, directory: Directory) -> None:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import HostileInput, raising
 from veilsum_node.oidc.fetcher import AnsweredError, Fetch
 from veilsum_node.oidc.provider import Metadata, missing_package
 from veilsum_node.telemetry.logs import printable
@@ -34,11 +34,9 @@ class Visit:
         Raises:
             ConfigurationError: authlib is not installed.
         """
-        try:
+        with raising(missing_package(), on=ImportError):
             from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
             from authlib.oauth2.rfc7636 import create_s256_code_challenge
-        except ImportError as error:
-            raise missing_package() from error
         return str(
             prepare_grant_uri(
                 provider.authorization_endpoint,

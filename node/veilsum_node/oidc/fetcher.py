@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import ssl
 import urllib.error
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
+from veilsum_node.addresses import is_loopback
 from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable
 
 SECONDS = 15.0
@@ -39,14 +39,6 @@ class Fetch(Protocol):
     def __call__(
         self, url: str, *, form: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]: ...
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by its own address or name."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_url(url: str, what: str) -> str:

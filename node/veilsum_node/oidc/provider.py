@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StrictStr
 
-from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable
+from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable, raising
 from veilsum_node.fields import Frozen
 from veilsum_node.oidc.fetcher import Fetch, check_url
 
@@ -89,10 +89,8 @@ def discover(issuer: str, fetch: Fetch) -> Metadata:
         HostileInput: what is found there is another issuer's or incomplete.
         Unavailable: nobody answers.
     """
-    try:
+    with raising(missing_package(), on=ImportError):
         from authlib.oidc.discovery import OpenIDProviderMetadata
-    except ImportError as error:
-        raise missing_package() from error
     found = OpenIDProviderMetadata(fetch(check_url(issuer, "issuer").rstrip("/") + "/.well-known/openid-configuration"))
     names = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
     try:
@@ -150,11 +148,9 @@ class TokenVerifier:
             Unavailable: the provider's keys cannot be fetched.
             ConfigurationError: authlib is not installed.
         """
-        try:
+        with raising(missing_package(), on=ImportError):
             from authlib.oidc.core import CodeIDToken
             from joserfc.errors import JoseError
-        except ImportError as error:
-            raise missing_package() from error
         if not token.isascii() or len(token) > _MOST_TOKEN:
             raise HostileInput("The token is too long, or no token.")
         header, claims = self._signed(token)

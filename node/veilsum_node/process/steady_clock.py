@@ -25,6 +25,11 @@ STILL_SECONDS = 10.0
 TICK_SECONDS = 1.0
 
 
+def now() -> int:
+    """The time of day, Unix seconds."""
+    return int(time.time())
+
+
 class SteadyClock:
     """Counts seconds from the time of day at which it was made, and tells in the log what happens to the clock. Thread-safe;
     what it tells it tells when it is asked, so let it :meth:`keep` itself.

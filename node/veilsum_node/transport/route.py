@@ -25,7 +25,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 
 from veilsum_node.addresses import join_host_port, split_host_port
-from veilsum_node.errors import ConfigurationError, Misuse, Unavailable
+from veilsum_node.errors import ConfigurationError, Misuse, Unavailable, raising
 from veilsum_node.fields import Frozen
 from veilsum_node.identity.files import MAX_FILE_BYTES, read_private
 from veilsum_node.phrases import unreadable
@@ -222,10 +222,8 @@ def read_roots(path: Path) -> bytes:
 
 def _read_password(path: Path) -> str:
     data = read_private(path, "proxy's password")
-    try:
+    with raising(ConfigurationError(f"The proxy's password {path} is not UTF-8 text."), on=UnicodeDecodeError):
         password = data.decode().removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"The proxy's password {path} is not UTF-8 text.") from error
     if not password or not password.isprintable():
         raise ConfigurationError(f"The proxy's password {path} must be one line of printable characters.")
     return password

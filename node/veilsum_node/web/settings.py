@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import stat
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
 
-from veilsum_node.addresses import join_host_port, split_host_port
+from veilsum_node.addresses import is_loopback, join_host_port, split_host_port
 from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
@@ -29,7 +28,7 @@ def _place(value: str) -> str:
             raise ValueError("names a Unix socket by its whole path, as in unix:/run/veilsum/console.sock")
         return value
     host, _ = split_host_port(value, lowest_port=0)
-    if not _is_loopback(host):
+    if not is_loopback(host):
         raise ValueError(
             "a console listens on loopback or a Unix socket only, such as 127.0.0.1:8470 or unix:/run/veilsum/console.sock;"
             " for people elsewhere a proxy with TLS stands before it (docs/console.md)"
@@ -37,16 +36,9 @@ def _place(value: str) -> str:
     return value
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _origin(value: str) -> str:
     parts = urlsplit(value)
-    plain = parts.scheme == "http" and _is_loopback(parts.hostname or "")
+    plain = parts.scheme == "http" and is_loopback(parts.hostname or "")
     if (
         not parts.netloc
         or "@" in value
@@ -134,7 +126,7 @@ def open_socket(settings: ConsoleSettings) -> Listening:
             return Listening(_unix(Path(settings.listen.removeprefix(UNIX))), str(settings.url))
         host, port = split_host_port(settings.listen, lowest_port=0)
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        if not _is_loopback(str(address[0])):
+        if not is_loopback(str(address[0])):
             raise ConfigurationError(f"{host} is not this machine's loopback.", "Listen on 127.0.0.1 or a Unix socket.")
         opened = socket.socket(family, socket.SOCK_STREAM)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import MOMENT_REFERENCE
 from veilsum_node.config import explain
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, raising
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead
 from veilsum_privacy.results.result import Result
@@ -247,10 +247,8 @@ def _width(parsed: _Application, schema: DatasetSchema, arrays: _Arrays) -> int:
         return encoder.width
     matrix = arrays.take(encoder.matrix, None, schema.width)
     offset = arrays.take(encoder.offset, len(matrix))
-    try:
+    with raising(HostileInput("The result's projection is empty or too large.", _AGAIN), on=ValidationError):
         declared = Projection(sha256=encoder.sha256, inputs=schema.width, width=len(matrix))
-    except ValidationError as error:
-        raise HostileInput("The result's projection is empty or too large.", _AGAIN) from error
     check_projection(declared, matrix, offset)
     return len(matrix)
 

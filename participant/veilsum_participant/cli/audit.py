@@ -7,46 +7,41 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-
-from veilsum_node.errors import Misuse
-from veilsum_node.identity import Credentials, Role, load_credentials
-from veilsum_node.process.console import print_json, print_line, print_rows
-from veilsum_participant.checks import compile_asked
-from veilsum_participant.directory import with_pins
-from veilsum_participant.new_files import new_file, require_new
-from veilsum_privacy.audit.report import AuditReport, AuditRow
-from veilsum_privacy.audit.signed import sign_report
-from veilsum_privacy.dossier.figures import cost, remaining
-from veilsum_privacy.tasks.agreed import AgreedStudy
-
-if TYPE_CHECKING:
-    from veilsum_participant.cli.additions import Additions
-    from veilsum_participant.config import ParticipantConfig
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-
 from sqlalchemy import inspect, select
 
 from veilsum_node.config import did_you_mean
 from veilsum_node.database import open_readonly
-from veilsum_node.errors import HostileInput
+from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.identity import Credentials, Role, load_credentials
+from veilsum_node.process.console import print_json, print_line, print_rows
 from veilsum_node.process.software import installed_version
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_participant.checks import compile_asked
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.encoders import find_encoder
+from veilsum_participant.directory import with_pins
+from veilsum_participant.new_files import new_file, require_new
 from veilsum_participant.store.pending import PENDING
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.audit.audit import TRIALS
 from veilsum_privacy.audit.references import references
-from veilsum_privacy.audit.report import run_references, run_study
+from veilsum_privacy.audit.report import AuditReport, AuditRow, run_references, run_study
+from veilsum_privacy.audit.signed import sign_report
+from veilsum_privacy.dossier.figures import cost, remaining
 from veilsum_privacy.study.encoder import Encoder, Program
 from veilsum_privacy.study.study import parse_study
+from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_privacy.tasks.feature_maps import Encode
+
+if TYPE_CHECKING:
+    from veilsum_participant.cli.additions import Additions
+
 
 _PREFIX = 4
 

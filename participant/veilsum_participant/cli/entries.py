@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-from veilsum_node.errors import Misuse
+from veilsum_node.errors import Misuse, raising
 from veilsum_node.process.console import moment
 from veilsum_privacy.dossier.figures import cost, remaining
 
@@ -24,14 +24,12 @@ def read_time(text: str, now: int, *, end: bool = False) -> int:
     span = re.fullmatch(r"(\d{1,5})([hdw])", text)
     if span:
         return now - int(span[1]) * _UNITS[span[2]]
-    try:
+    with raising(Misuse(f"{text!r} is not a time.", _ADVICE), on=(ValueError, OverflowError)):
         if re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
             day = date.fromisoformat(text) + timedelta(days=1 if end else 0)
             return int(datetime.combine(day, time(), UTC).timestamp())
         stated = datetime.fromisoformat(text)
         return int((stated if stated.tzinfo else stated.replace(tzinfo=UTC)).timestamp())
-    except (ValueError, OverflowError) as error:
-        raise Misuse(f"{text!r} is not a time.", _ADVICE) from error
 
 
 def entry_row(fields: Mapping[str, Any], study: str | None) -> dict[str, Any]:

@@ -16,13 +16,15 @@ import typer
 
 from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role
-from veilsum_node.process.console import DialectOption, JsonOption, print_fields, print_json, print_line, print_rows
+from veilsum_node.process.console import DialectOption, JsonOption, moment, print_fields, print_json, print_line, print_rows
 from veilsum_node.process.imports import loading
 from veilsum_participant.cli.consoles import add_console
 from veilsum_participant.cli.directory import app as directory_app
 from veilsum_participant.cli.operations import ConfigOption, add_operations, show_checks
 from veilsum_participant.cli.places import AddressOption, DirectoryArgument, NameOption, init_party
 from veilsum_participant.starters import EXAMPLE_ADDRESS
+from veilsum_privacy.accounting.prices import delta_warning
+from veilsum_privacy.dossier.figures import cost, plain
 
 if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
@@ -31,14 +33,10 @@ if TYPE_CHECKING:
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
+    from veilsum_participant.protocol.approval import Waiting
     from veilsum_participant.site import Site
     from veilsum_privacy.backup.backup import BackupOwner
     from veilsum_privacy.study.schema import DatasetSchema
-
-from veilsum_node.process.console import moment
-from veilsum_participant.protocol.approval import Waiting
-from veilsum_privacy.accounting.prices import delta_warning
-from veilsum_privacy.dossier.figures import cost, plain
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -193,7 +191,6 @@ def audit(
 @app.command()
 def studies(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """List studies that wait for your word, with what each costs by this site's own ledger."""
-    from veilsum_participant.cli.participant import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import waiting_studies
 
     with _site(config) as site:
@@ -213,7 +210,6 @@ def show(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOptio
 
     The ledger's entry of a decision holds the SHA-256 of this text.
     """
-    from veilsum_participant.cli.participant import waiting_fields
     from veilsum_participant.protocol.approval import shown_study
     from veilsum_participant.protocol.shown import shown_text
 
@@ -239,7 +235,6 @@ def approve(
 
     The ledger keeps who approved it, why, and the digest of what was shown.
     """
-    from veilsum_participant.cli.participant import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import approve as decide
 
     with _site(config) as site:
@@ -258,7 +253,6 @@ def decline(
     as_json: JsonOption = False,
 ) -> None:
     """Refuse a waiting study for good."""
-    from veilsum_participant.cli.participant import waiting_fields, waiting_row
     from veilsum_participant.protocol.approval import decline as decide
 
     with _site(config) as site:

@@ -5,7 +5,6 @@ What the ``init`` commands of the parties share: a private key, a certificate si
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,22 +15,21 @@ import typer
 
 from veilsum_node.database import Database
 from veilsum_node.errors import Misuse
-from veilsum_node.identity.tls import AUTHORITY_FILE
+from veilsum_node.identity import Role, SigningKey
+from veilsum_node.identity.files import read_private
+from veilsum_node.identity.provision import prepare
+from veilsum_node.identity.tls import AUTHORITY_FILE, KEY_FILE
 from veilsum_node.overrides import overridden_tables
+from veilsum_node.process.console import print_fields, print_line
+from veilsum_node.process.steady_clock import now
 from veilsum_participant.ledgers import Checked, check, load_authority
+from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
 
 if TYPE_CHECKING:
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
     from veilsum_privacy.ledger import Ledger, LedgerReader
 
-
-from veilsum_node.identity import Role, SigningKey
-from veilsum_node.identity.files import read_private
-from veilsum_node.identity.provision import prepare
-from veilsum_node.identity.tls import KEY_FILE
-from veilsum_node.process.console import print_fields, print_line
-from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="The party's directory; made if it is missing.")]
 NameOption = Annotated[str, typer.Option("--name", help="Name in the federation: a-z, 0-9, '.', '_', '-'.")]
@@ -186,9 +184,9 @@ def open_own(settings: ParticipantConfig) -> Iterator[tuple[Ledger, Database]]:
     from veilsum_node.identity import Role, load_credentials
     from veilsum_participant.session.client import open_ledger
 
-    credentials = load_credentials(settings.identity, _now(), Role.PARTICIPANT)
+    credentials = load_credentials(settings.identity, now(), Role.PARTICIPANT)
     with open_database(settings.state) as database:
-        yield open_ledger(database, credentials, _now, same_key=True), database
+        yield open_ledger(database, credentials, now, same_key=True), database
 
 
 def _hash(text: str) -> bytes:
@@ -199,7 +197,3 @@ def _hash(text: str) -> bytes:
     if len(value) != 32:
         raise Misuse("--head is not a hash of 64 hexadecimal digits.", "`veilsum ledger verify` and every dossier show it.")
     return value
-
-
-def _now() -> int:
-    return int(time.time())

@@ -13,7 +13,7 @@ from veilsum_node.errors import DataError
 from veilsum_participant.data.dialects import HEAD, advice
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.lines import BATCH, Fault, Lines, line_numbers, open_text
-from veilsum_participant.data.objects import AnyFile, open_file, stored_csv
+from veilsum_participant.data.objects import AnyFile, open_file, stored_files
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
 from veilsum_participant.query import PLAIN, Bucket, Dialect
 
@@ -75,7 +75,6 @@ class CsvReader(FileReader):
         return names
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        """See :meth:`OpenRows.parts`."""
         with readable(self._file), open_text(self._stored(), self._dialect) as file:
             lines = Lines(file, self._dialect.delimiter)
             every = self._columns(lines)
@@ -87,12 +86,11 @@ class CsvReader(FileReader):
                 records += table.num_rows + len(broken)
 
     def lines(self, numbers: Collection[int]) -> dict[int, int]:
-        """See :meth:`Reader.lines`."""
         with readable(self._file), open_text(self._stored(), self._dialect) as file:
             return line_numbers(file, numbers, header=self._names is None)
 
     def _stored(self) -> AnyFile:
-        return stored_csv(self._file) if isinstance(self._file, Bucket) else self._file
+        return stored_files(self._file)[0] if isinstance(self._file, Bucket) else self._file
 
     def _columns(self, lines: Lines) -> list[str]:
         return lines.names(self._file) if self._names is None else list(self._names)

@@ -78,7 +78,7 @@ def _values(dataset: Any, stored: NDArray[Any], frame: int, photometric: str) ->
         wide = stored.astype(np.int64)  # an index would wrap around in the type of the palette's entries
         entries, first, _ = dataset.RedPaletteColorLookupTableDescriptor
         colours = apply_color_lut(np.clip(wide, first, first + (entries or 1 << 16) - 1), dataset)
-        if colours.shape[-1] != 3 or (colours.dtype.itemsize > 1 and not _little_endian(dataset)):
+        if colours.shape[-1] != 3 or (colours.dtype.itemsize > 1 and not dataset.file_meta.TransferSyntaxUID.is_little_endian):
             raise NotAnImage(NoPixels.COLOURS)
         return colours.astype(np.float64)
     if photometric not in ("MONOCHROME1", "MONOCHROME2") or dataset.get("PixelPresentation") in ("COLOR", "MIXED"):
@@ -183,7 +183,3 @@ def _order(dataset: Any, frames: int) -> Sequence[int]:
         raise NotAnImage(NoPixels.FRAMES)
     _, first = np.unique(np.round(heights, 3), return_index=True)
     return [int(frame) for frame in first] if len(first) > 1 else stored
-
-
-def _little_endian(dataset: Any) -> bool:
-    return bool(dataset.file_meta.TransferSyntaxUID.is_little_endian)

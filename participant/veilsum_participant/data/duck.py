@@ -23,15 +23,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from veilsum_node.errors import DataError, VeilsumError
+from veilsum_node.errors import DataError, VeilsumError, raising
 from veilsum_participant.data.csv_files import CsvReader
 from veilsum_participant.data.formats import is_csv
 from veilsum_participant.data.json_files import is_document, is_json, json_texts
 from veilsum_participant.data.lines import Fault
 from veilsum_participant.data.parquet_files import ParquetReader, file_parts
 from veilsum_participant.data.reader import (
-    Found,
-    Reader,
+    OpenRows,
+    QueryReader,
     RowRequest,
     SourcePart,
     distinct_names,
@@ -57,46 +57,35 @@ _ending = threading.Event()
 _KIND = re.compile(r"[A-Z][A-Za-z-]*( [A-Z][A-Za-z-]*){0,3}(?= Error: )")
 
 
-class DuckReader(Reader):
+class DuckReader(QueryReader):
     """Reads what a query on files yields."""
 
-    def __init__(self, query: SourceQuery) -> None:
-        self._query = query
-
-    def layout(self) -> list[Found]:
-        """The columns and types of its answer on empty tables."""
+    def _schema(self) -> Any:
+        """Of its answer on empty tables."""
         query = self._query
         with _connection() as connection:
             for name, path in query.files.items():
                 _add_empty(connection, name, path, query.dialect)
             connection.execute("SET enable_external_access = false")
             try:
-                schema = _answer(connection, query).to_arrow_table().schema
+                return _answer(connection, query).to_arrow_table().schema
             except _errors() as error:
                 told = _of_the_query(str(error).splitlines()[0].rstrip("."), query.text)
                 raise DataError(f"The {query}: {told}.", "Correct the query, or the files that it reads.") from error
-        return [Found(f"The {query}", f"The {query} yields", schema)]
 
     @contextmanager
     def opened(self) -> Iterator[_DuckRows]:
-        """See :meth:`Reader.opened`."""
         with _connection() as connection:
             yield _DuckRows(connection, self._query, _open(connection, self._query))
 
 
 @dataclass
-class _DuckRows:
+class _DuckRows(OpenRows):  # not ordered: it would hold all that it sorts
     connection: Any
     query: SourceQuery
     texts: list[_Texts]
-    steady = False
-
-    def orders(self, subject: str) -> bool:
-        """Never: it would hold all that it sorts."""
-        return False
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        """See :meth:`OpenRows.parts`."""
         import duckdb
 
         left = float(self.query.timeout)
@@ -167,7 +156,7 @@ def _open(connection: Any, query: SourceQuery) -> list[_Texts]:
     """Show the query its tables, and nothing else from here on; return those that are texts."""
     texts: list[_Texts] = []
     for name, path in query.files.items():
-        if _is_text(path):
+        if is_json(path) or is_csv(path):
             if not texts:
                 connection.execute("SET threads = 1")  # no thread but the one that asks comes back to the interpreter
             texts.append(_texts(path, query.dialect))
@@ -247,10 +236,8 @@ def _end() -> None:
 
 @contextmanager
 def _connection() -> Iterator[Any]:
-    try:
+    with raising(missing_package("duckdb", "sql"), on=ImportError):
         import duckdb
-    except ImportError as error:
-        raise missing_package("duckdb", "sql") from error
     _stops_at_exit()
     connection = duckdb.connect(":memory:", config=_SETTINGS)
     connection.execute("SET enable_progress_bar = false")  # where somebody types, DuckDB draws one between what they see
@@ -278,7 +265,7 @@ def _answer(connection: Any, query: SourceQuery) -> Any:
 
 def _add_empty(connection: Any, name: str, path: Path, dialect: Dialect) -> None:
     """Make a table with the columns of a file and without its records."""
-    if _is_text(path):
+    if is_json(path) or is_csv(path):
         connection.register(name, _texts(path, dialect).schema.empty_table())
     else:
         connection.read_parquet(_parts(path)).limit(0).create(name)
@@ -339,7 +326,3 @@ def _parts(path: Path) -> list[str]:
             first = Path(found[0].label).name
             raise DataError(f"{other.label}: its columns or their types are not those of {first}.", "Write all alike.")
     return [one.label for one in found]
-
-
-def _is_text(path: Path) -> bool:
-    return is_json(path) or is_csv(path)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import ConfigurationError, Misuse
+from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.phrases import unreadable
 from veilsum_participant.data.programs import read_program
 from veilsum_participant.dataset_config import EncoderConfig
@@ -150,10 +150,8 @@ def load_encoder(path: Path, declared: Program) -> ProgramEncoder:
             f"{path}: its SHA-256 is {found}; the study names {declared.sha256}.",
             "Get the exact file the study was made with, or correct the study.",
         )
-    try:
+    with told_as(ConfigurationError, ConfigurationError, what=path):
         return ProgramEncoder(data, declared)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error.message}", error.advice) from error
 
 
 def find_encoder(encoders: Mapping[str, EncoderConfig], declared: Program) -> ProgramEncoder:

@@ -22,19 +22,16 @@ from sqlalchemy.pool import NullPool
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable
 from veilsum_participant.data.lines import as_text
-from veilsum_participant.data.reader import Found, Reader, RowRequest, SourcePart, failed, slow
+from veilsum_participant.data.reader import OpenRows, QueryReader, RowRequest, SourcePart, failed, slow
 from veilsum_participant.query import SourceQuery
 
 _BATCH = 10_000
 
 
-class EngineReader(Reader):
+class EngineReader(QueryReader):
     """Reads what a query on any other database yields."""
 
-    def __init__(self, query: SourceQuery) -> None:
-        self._query = query
-
-    def layout(self) -> list[Found]:
+    def _schema(self) -> Any:
         """The columns that the configuration names, all of which are text."""
         query = self._query
         if not query.columns:
@@ -42,7 +39,7 @@ class EngineReader(Reader):
                 f"The {query} needs `columns`.", "Name what it yields, under datasets in participant.toml."
             )
         with _connection(query):
-            return [Found(f"The {query}", f"The {query} yields", _texts(query))]
+            return _texts(query)
 
     @contextmanager
     def opened(self) -> Iterator[_EngineRows]:
@@ -54,17 +51,13 @@ class EngineReader(Reader):
 
 
 @dataclass
-class _EngineRows:
+class _EngineRows(OpenRows):
+    """They are not ordered: SQLite would write what it sorts to a file of its own; how another database sorts nobody knows."""
+
     connection: Connection
     query: SourceQuery
-    steady = False
-
-    def orders(self, subject: str) -> bool:
-        """Never: SQLite would write what it sorts to a file of its own, and how another database sorts nobody knows."""
-        return False
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        """See :meth:`OpenRows.parts`."""
         query, left = self.query, float(self.query.timeout)
         found: Iterator[Sequence[Any]] | None = None
         part: Sequence[Any] = ()

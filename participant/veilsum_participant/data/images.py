@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from veilsum_node.errors import DataError
+from veilsum_node.errors import DataError, raising
 from veilsum_participant.data.dicom import open_dicom
 from veilsum_participant.data.reader import missing_package
 from veilsum_participant.data.slices import Floats, NoPixels, NotAnImage, Slices, check_size
@@ -50,10 +50,8 @@ def check_images(images: Images) -> None:
             f"{images.folder}: {said}.", "Check `folder` under [datasets.NAME.images], and the permissions above it."
         )
     for name in ("PIL.Image", "pydicom", "nibabel"):
-        try:
+        with raising(missing_package(name.partition(".")[0], "images"), on=ImportError):
             __import__(name)
-        except ImportError as error:
-            raise missing_package(name.partition(".")[0], "images") from error
 
 
 def pixel_columns(images: Images, files: Any, wanted: list[str]) -> tuple[dict[str, Any], Counter[str]]:

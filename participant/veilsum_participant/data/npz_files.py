@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from veilsum_node.errors import DataError, Misuse
+from veilsum_node.errors import DataError, Misuse, raising
 from veilsum_participant.data import typed
 from veilsum_participant.data.formats import readable
 from veilsum_participant.data.reader import FileReader, Found, RowRequest, SourcePart
@@ -110,10 +110,8 @@ def _npz_headers(path: Path, names: set[str]) -> tuple[dict[str, tuple[int, ...]
             if name in shapes:
                 raise DataError(f"{path}: array {name!r} occurs more than once.", "Rename or remove all but one.")
             with archive.open(member) as file:
-                try:
+                with raising(DataError(f"{path}: {name!r} is not an array.", "Write it with numpy.savez."), on=ValueError):
                     version = np.lib.format.read_magic(file)
-                except ValueError as error:
-                    raise DataError(f"{path}: {name!r} is not an array.", "Write it with numpy.savez.") from error
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 with _HEADERS:
                     shapes[name], _, dtypes[name] = read(file)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from veilsum_node.errors import ConfigurationError, DataError, Unavailable
+from veilsum_node.errors import ConfigurationError, DataError, Unavailable, raising
 from veilsum_node.identity.files import read_private
 from veilsum_node.phrases import unreadable
 from veilsum_participant.query import Bucket
@@ -58,15 +58,6 @@ def open_file(file: AnyFile) -> BinaryIO:
     if isinstance(file, Path):
         return file.open("rb")
     return cast(BinaryIO, io.BufferedReader(file.open(), _FETCH))
-
-
-def stored_csv(bucket: Bucket) -> StoredFile:
-    """The object of a URL of CSV.
-
-    Raises:
-        DataError, Unavailable, ConfigurationError: as :func:`stored_files`.
-    """
-    return stored_files(bucket)[0]
 
 
 def stored_files(bucket: Bucket) -> list[StoredFile]:
@@ -129,10 +120,8 @@ def _filesystem(bucket: Bucket) -> Any:
             raise ConfigurationError(f"The certificates {bucket.ca_file}: {unreadable(error)}.", "Check `ca_file`.") from error
         named["tls_ca_file_path"] = str(bucket.ca_file)
     if bucket.key_file is not None:
-        try:
+        with raising(ConfigurationError(f"The S3 key {bucket.key_file} is not ASCII text."), on=UnicodeDecodeError):
             words = read_private(bucket.key_file, "S3 key").decode("ascii").split()
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"The S3 key {bucket.key_file} is not ASCII text.") from error
         if len(words) not in (2, 3):
             advice = "One line each: the access key, the secret key, and a session token if there is one."
             raise ConfigurationError(f"The S3 key {bucket.key_file} does not hold two or three words.", advice)

@@ -65,7 +65,6 @@ class ParquetReader(FileReader):
         return found
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        """See :meth:`OpenRows.parts`."""
         place, rows, read = 0, asked.rows, list(asked.names)
         with readable(self._file):
             for part in file_parts(self._file):

@@ -14,10 +14,10 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from veilsum_node.errors import DataError, Unavailable, VeilsumError
+from veilsum_node.errors import DataError, Unavailable, VeilsumError, raising
 from veilsum_participant.data.reader import (
-    Found,
-    Reader,
+    OpenRows,
+    QueryReader,
     RowRequest,
     SourcePart,
     distinct_names,
@@ -39,14 +39,11 @@ _PARAMETERS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_int
 """Of libpq, where the URL does not say otherwise: a server that vanishes is noticed within a minute."""
 
 
-class PostgresReader(Reader):
+class PostgresReader(QueryReader):
     """Reads what a query on PostgreSQL yields."""
 
-    def __init__(self, query: SourceQuery) -> None:
-        self._query = query
-
-    def layout(self) -> list[Found]:
-        """The columns and types of the query, which the server prepares and does not run."""
+    def _schema(self) -> Any:
+        """Of the query, which the server prepares and does not run."""
         query = self._query
         with _cursor(query) as cursor:
             try:
@@ -56,7 +53,7 @@ class PostgresReader(Reader):
                 told = str(error).partition("ERROR:")[2].splitlines()
                 message = f"The {query}: {told[0].strip() if told else 'is not accepted'} (SQLSTATE {error.sqlstate})."
                 raise DataError(message, "Correct the query, or the rights of the database's role.") from None
-        return [Found(f"The {query}", f"The {query} yields", _with_money(schema.empty_table()).schema)]
+        return _with_money(schema.empty_table()).schema
 
     @contextmanager
     def opened(self) -> Iterator[_ServerRows]:
@@ -70,21 +67,19 @@ class PostgresReader(Reader):
 
 
 @dataclass
-class _ServerRows:
+class _ServerRows(OpenRows):
     """A server-side cursor: the server's ``statement_timeout`` holds for each FETCH, not for what is computed between them."""
 
     cursor: Any
     query: SourceQuery
     encoding: str
     kinds: Mapping[str, Any]
-    steady = False
 
     def orders(self, subject: str) -> bool:
         """Numbers always; texts where Unicode's composed forms can be compared as the participant does, byte by byte."""
         return _is_number(self.kinds[subject]) or self.encoding == "UTF8"
 
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        """See :meth:`OpenRows.parts`."""
         text = _as_table(self.query)
         if set() < set(asked.names) < set(self.kinds):
             text = f"SELECT {', '.join(map(_quoted, asked.names))} FROM ({text}) AS records"  # noqa: S608  the site's own
@@ -159,10 +154,8 @@ def _told(query: SourceQuery) -> Iterator[None]:
 @contextmanager
 def _cursor(query: SourceQuery) -> Iterator[Any]:
     """A cursor in a read-only transaction, whose statements may take as long as the query may."""
-    try:
+    with raising(missing_package("adbc-driver-postgresql", "sql"), on=ImportError):
         from adbc_driver_postgresql import dbapi
-    except ImportError as error:
-        raise missing_package("adbc-driver-postgresql", "sql") from error
     connection = None
     try:
         connection = dbapi.connect(_with_parameters(query.url))

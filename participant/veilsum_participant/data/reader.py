@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_participant.data.lines import Fault
@@ -68,19 +68,19 @@ class RowRequest:
     wanted: Callable[[int, int], bool] | None = None
 
 
-class OpenRows(Protocol):
+class OpenRows(ABC):
     """The rows of a source: of a file that nobody changes, or of a transaction."""
 
-    steady: bool
+    steady = False
     """Whether they come in the same order each time."""
 
+    @abstractmethod
     def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
         """Read rows part by part; there is one part at least, unless none is wanted."""
-        ...
 
     def orders(self, subject: str) -> bool:
         """Whether :meth:`parts` can sort by a column, as :func:`veilsum_participant.data.subjects.told` compares it."""
-        ...
+        return False
 
 
 class Reader(ABC):
@@ -118,22 +118,33 @@ class Reader(ABC):
         return {}
 
 
-class FileReader(Reader):
+class FileReader(Reader, OpenRows):
     """Reads a file, or several, whose rows keep their order."""
 
     steady = True
 
     def opened(self) -> AbstractContextManager[OpenRows]:
-        """See :meth:`Reader.opened`."""
         return nullcontext(self)
 
-    def orders(self, subject: str) -> bool:
-        """Never."""
-        return False
+
+class QueryReader(Reader):
+    """Asks a database a query."""
+
+    def __init__(self, query: SourceQuery) -> None:
+        self._query = query
+
+    def layout(self) -> list[Found]:
+        """The columns of the query, as its database tells them without running it."""
+        return [yielded(self._query, self._schema())]
 
     @abstractmethod
-    def parts(self, asked: RowRequest) -> Iterator[SourcePart]:
-        """See :meth:`OpenRows.parts`."""
+    def _schema(self) -> Any:
+        """Names and types of what it yields."""
+
+
+def yielded(query: SourceQuery, schema: Any) -> Found:
+    """What a query has, of an Arrow schema."""
+    return Found(f"The {query}", f"The {query} yields", schema)
 
 
 def distinct_names(names: Sequence[str]) -> None:

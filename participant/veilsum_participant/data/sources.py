@@ -27,7 +27,7 @@ from veilsum_participant.data.images import check_images, pixel_columns
 from veilsum_participant.data.json_files import is_json
 from veilsum_participant.data.npz_files import NpzReader
 from veilsum_participant.data.parquet_files import ParquetReader
-from veilsum_participant.data.reader import Found, OpenRows, Reader, RowRequest
+from veilsum_participant.data.reader import OpenRows, Reader, RowRequest, yielded
 from veilsum_participant.data.table import Table, check_found, joined_tables, typed_table, wanted_columns
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import PLAIN, Bucket, Images, Source, SourceQuery, TextFile, pixel_names
@@ -169,11 +169,12 @@ class SourceTables:
         images = self.source if isinstance(self.source, Images) else None
         own = self.schema if images is None else _beside_pixels(images, self.schema)
         subject = self.subject if subjects else None
-        decimal, query = _decimal(self.source), asked_query(self.source)
+        source, query = _table(self.source), asked_query(self.source)
+        decimal = source.dialect.decimal if isinstance(source, TextFile) else PLAIN.decimal
         asked = RowRequest(wanted_columns(own, subject), rows, subject if ordered else None, wanted)
         for part in self.rows.parts(asked):
             if query is not None:
-                check_found(query, [Found(f"The {query}", f"The {query} yields", part.table.schema)], own, subject)
+                check_found(query, [yielded(query, part.table.schema)], own, subject)
             table = typed_table(part, own, subject, decimal)
             if keep is not None:
                 kept = keep(part.place, table.rows, table.subjects)
@@ -273,11 +274,6 @@ def _query_reader(query: SourceQuery) -> Reader:
 def _table(source: Source) -> Path | Bucket | TextFile | SourceQuery:
     """What a source's columns are read from, but for pixels."""
     return source.table if isinstance(source, Images) else source
-
-
-def _decimal(source: Source) -> str:
-    table = _table(source)
-    return table.dialect.decimal if isinstance(table, TextFile) else PLAIN.decimal
 
 
 def _beside_pixels(images: Images, schema: DatasetSchema) -> DatasetSchema:

@@ -57,19 +57,12 @@ def bucket_subjects(identifiers: Any) -> NDArray[np.int64]:
 
 def told(identifiers: Any) -> Any:
     """Identifiers as they are compared, null where there is none."""
-    if _is_text(identifiers.type):
+    if pa.types.is_string(identifiers.type) or pa.types.is_large_string(identifiers.type):
         identifiers = pc.utf8_normalize(pc.cast(identifiers, pa.large_string()), form="NFC")
-    elif pa.types.is_float32(identifiers.type) or pa.types.is_float64(identifiers.type):
-        identifiers = pc.add(identifiers, pa.scalar(0.0, identifiers.type))  # -0.0 is 0.0
-    return pc.if_else(_missing(identifiers), pa.scalar(None, identifiers.type), identifiers)
-
-
-def _is_text(kind: Any) -> bool:
-    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string))
-
-
-def _missing(identifiers: Any) -> Any:
-    if _is_text(identifiers.type):
-        given = pa.array(NO_SUBJECT, identifiers.type)
-        return pc.or_(pc.is_null(identifiers), pc.is_in(pc.utf8_lower(identifiers), value_set=given))
-    return pc.is_null(identifiers, nan_is_null=True)
+        none = pa.array(NO_SUBJECT, pa.large_string())
+        missing = pc.or_(pc.is_null(identifiers), pc.is_in(pc.utf8_lower(identifiers), value_set=none))
+    else:
+        if pa.types.is_float32(identifiers.type) or pa.types.is_float64(identifiers.type):
+            identifiers = pc.add(identifiers, pa.scalar(0.0, identifiers.type))  # -0.0 is 0.0
+        missing = pc.is_null(identifiers, nan_is_null=True)
+    return pc.if_else(missing, pa.scalar(None, identifiers.type), identifiers)

@@ -30,7 +30,7 @@ def plain(kind: Any) -> Any:
     if isinstance(kind, pa.BaseExtensionType):
         # JSON, and PostgreSQL's NUMERIC
         texts = pa.types.is_string(kind.storage_type) or pa.types.is_large_string(kind.storage_type)
-        return pa.large_string() if texts or _is_uuid(kind) else kind
+        return pa.large_string() if texts or isinstance(kind, pa.UuidType) else kind
     if pa.types.is_string_view(kind):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
@@ -73,7 +73,8 @@ def values(column: Any, decimal: str = ".") -> Any:
         if is_text(chunk.type):
             held = _text(chunk) if decimal == "." else _with_points(_text(chunk))
         elif is_date(chunk.type):
-            held = pc.strftime(pc.cast(chunk, pa.timestamp("us", _zone(chunk.type)), safe=False), format="%Y-%m-%d")
+            zone = chunk.type.tz if pa.types.is_timestamp(chunk.type) else None  # in which its day is taken
+            held = pc.strftime(pc.cast(chunk, pa.timestamp("us", zone), safe=False), format="%Y-%m-%d")
         else:
             if pa.types.is_boolean(chunk.type):
                 held = pc.cast(chunk, pa.int8())
@@ -149,16 +150,12 @@ def is_text(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _is_uuid(kind: Any) -> bool:
-    return isinstance(kind, pa.UuidType)
-
-
 def _plain(column: Any) -> Iterator[Any]:
     """The chunks of a column, one at least, of the type that :func:`plain` tells."""
     for chunk in column.chunks or [pa.nulls(0, column.type)]:
         held = chunk
         while pa.types.is_dictionary(held.type) or isinstance(held.type, pa.BaseExtensionType):
-            if _is_uuid(held.type):
+            if isinstance(held.type, pa.UuidType):
                 cells = held.storage.cast(pa.binary()).to_pylist()
                 held = pa.array([None if cell is None else str(UUID(bytes=cell)) for cell in cells], pa.large_string())
             else:
@@ -193,11 +190,6 @@ def _shortest(chunk: Any) -> Any:
     distinct = chunk.dictionary_encode()  # of these Arrow writes none, and there are 65,536 at most
     values = distinct.dictionary.to_numpy(zero_copy_only=False)
     return pa.array([str(value) for value in values], pa.large_string()).take(distinct.indices)
-
-
-def _zone(kind: Any) -> str | None:
-    """A timestamp's own time zone, in which its day is taken."""
-    return kind.tz if pa.types.is_timestamp(kind) else None
 
 
 def _identifiers(chunk: Any) -> Any:

@@ -9,10 +9,11 @@ from typing import cast
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role, load_credentials
+from veilsum_node.process.steady_clock import now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.directory import with_pins
-from veilsum_participant.session.client import now, open_site
+from veilsum_participant.session.client import open_site
 from veilsum_participant.site import Site
 from veilsum_privacy.ledger import Ledger, LedgerReader
 

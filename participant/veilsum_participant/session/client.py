@@ -24,7 +24,7 @@ from veilsum_node.identity import Credentials, Role, load_credentials, verify_ce
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.renewal import ExpiryLog, renewed_credentials
 from veilsum_node.overrides import set_variables
-from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock
+from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.state_lock import StateLock
 from veilsum_node.telemetry.logs import about
@@ -57,11 +57,6 @@ HELD_ELSEWHERE = grpc.StatusCode.ALREADY_EXISTS
 """By which a coordinator refuses a session while another process with the same identity has one."""
 
 WAITING = 64  # directives read ahead; the rest wait in the stream
-
-
-def now() -> int:
-    """Unix seconds."""
-    return int(time.time())
 
 
 def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same_key: bool = False) -> Site:

@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -58,52 +59,36 @@ class SiteMetrics(SiteObserver):
 
     def __init__(self, site: Site) -> None:
         registry = self.registry = CollectorRegistry()
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         self._site, self._clock, self._methods = site, site.clock, set(site.config.policy.methods)
         self._reporter: Reporter | None = None
         process = ProcessMetrics("participant", registry)
         process.watch(lambda: site.credentials)
         process.watch_storage(lambda: look_at(site.config.state))
         self._refusals, self._unreadable = process.refusals, process.decode_failures
-        self._connected = Gauge(
-            "veilsum_session_connected", "Whether the session with the coordinator is open.", registry=registry
+        self._connected = gauge("veilsum_session_connected", "Whether the session with the coordinator is open.")
+        self._contact = gauge(
+            "veilsum_session_last_contact_timestamp_seconds", "When the coordinator last said something; 0 before."
         )
-        self._contact = Gauge(
-            "veilsum_session_last_contact_timestamp_seconds",
-            "When the coordinator last said something; 0 before.",
-            registry=registry,
-        )
-        self._elsewhere = Gauge(
+        self._elsewhere = gauge(
             "veilsum_session_held_elsewhere",
             "Whether the last session was refused because another process with this identity has one.",
-            registry=registry,
         )
-        self._rounds = Counter(
-            "veilsum_site_rounds_total", "Attempts at rounds that ended here.", ["method", "outcome"], registry=registry
-        )
+        self._rounds = counter("veilsum_site_rounds_total", "Attempts at rounds that ended here.", ["method", "outcome"])
         self._steps = Histogram(
             "veilsum_site_step_seconds", "How long steps of rounds took.", ["step"], buckets=_SECONDS, registry=registry
         )
-        self._contributions = Counter("veilsum_site_contributions_total", "Contributions uploaded.", registry=registry)
-        self._faults = Counter(
-            "veilsum_site_computation_faults_total",
-            "Rounds whose computation failed on this site's records.",
-            registry=registry,
+        self._contributions = counter("veilsum_site_contributions_total", "Contributions uploaded.")
+        self._faults = counter(
+            "veilsum_site_computation_faults_total", "Rounds whose computation failed on this site's records."
         )
-        self._cut = Counter(
-            "veilsum_site_cut_sums_total",
-            "Rounds whose sums were cut off at what the study's max_records records can reach.",
-            registry=registry,
+        self._cut = counter(
+            "veilsum_site_cut_sums_total", "Rounds whose sums were cut off at what the study's max_records records can reach."
         )
-        self._bytes = Counter(
-            "veilsum_site_contribution_bytes_total", "Bytes of ciphertexts of these contributions.", registry=registry
-        )
-        self._verified = Gauge(
-            "veilsum_ledger_verified", "Whether the last verification of the ledger succeeded.", registry=registry
-        )
-        self._verified_at = Gauge(
-            "veilsum_ledger_verified_timestamp_seconds",
-            "When the ledger was last verified, with whatever result; 0 before.",
-            registry=registry,
+        self._bytes = counter("veilsum_site_contribution_bytes_total", "Bytes of ciphertexts of these contributions.")
+        self._verified = gauge("veilsum_ledger_verified", "Whether the last verification of the ledger succeeded.")
+        self._verified_at = gauge(
+            "veilsum_ledger_verified_timestamp_seconds", "When the ledger was last verified, with whatever result; 0 before."
         )
         self.verified: bool | None = None
         self._opened = False
@@ -119,21 +104,16 @@ class SiteMetrics(SiteObserver):
 
         self.figures = Refreshed(read, "ledger")
         registry.register(_SiteCollector(self.figures))
-        Gauge(
-            "veilsum_directory_expiry_timestamp_seconds",
-            "When the directory ends that the pins come from; NaN without one.",
-            registry=registry,
+        gauge(
+            "veilsum_directory_expiry_timestamp_seconds", "When the directory ends that the pins come from; NaN without one."
         ).set(math.nan if site.directory is None else site.directory.expires)
 
-        unmatched = Gauge(
+        unmatched = gauge(
             "veilsum_dataset_unmatched_ratio",
             "At the start, the largest share of a column's cells that match nothing in the site's schema, in whole percents.",
             ("dataset",),
-            registry=registry,
         )
-        withheld = Gauge(
-            "veilsum_dataset_withheld", "Whether that is more than the site takes part with.", ("dataset",), registry=registry
-        )
+        withheld = gauge("veilsum_dataset_withheld", "Whether that is more than the site takes part with.", ("dataset",))
         for name in site.config.datasets:
             share = site.unmatched.get(name)
             unmatched.labels(name).set(math.nan if share is None else math.ceil(100 * share) / 100)
@@ -175,59 +155,47 @@ class SiteMetrics(SiteObserver):
     # -- what the site's protocol and client tell --------------------------------------------------------------------------
 
     def took(self, step: SiteStep, seconds: float) -> None:
-        """Count a step."""
         self._steps.labels(step.value).observe(seconds)
 
     def ended(self, method: str, outcome: AttemptOutcome, count: int = 1) -> None:
-        """Count attempts that ended."""
         self._rounds.labels(method if method in self._methods else OTHER, outcome.value).inc(count)
 
     def refused(self, codes: Collection[RefusalCode]) -> None:
-        """Count a refusal's reasons."""
         for code in codes:
             self._refusals.labels(code.value).inc()
 
     def failed(self) -> None:
-        """Count a computation that failed."""
         self._faults.inc()
 
     def cut(self) -> None:
-        """Count a sum that was cut off."""
         self._cut.inc()
 
     def contributed(self, size: int) -> None:
-        """Count a contribution."""
         self._contributions.inc()
         self._bytes.inc(size)
 
     def unreadable(self, stage: Stage) -> None:
-        """Count what could not be decoded."""
         self._unreadable.labels(stage.value).inc()
 
     def session_opened(self, send: Callable[..., None]) -> None:
-        """Remember that the session is open, and report in it what the policy shares."""
         self._opened = True
         self._connected.set(1.0)
         self.heard()
         self._reporter = Reporter(self._site, self, send)
 
     def session_ended(self) -> None:
-        """Remember that the session has ended."""
         self._opened = False
         self._connected.set(0.0)
         if self._reporter is not None:
             self._reporter.stop()
 
     def held_elsewhere(self, held: bool) -> None:
-        """Remember whether another process with this identity has the session."""
         self._elsewhere.set(float(held))
 
     def heard(self) -> None:
-        """Remember when the coordinator last said something."""
         self._contact.set(self._clock())
 
     def turned(self) -> None:
-        """Remember that the client's loop turned."""
         self._heartbeat.beat()
 
 
@@ -238,7 +206,6 @@ class _SiteCollector(Collector):
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
         figures = self._figures.get()
         families = [
             GaugeMetricFamily(f"veilsum_{name}", text, labels=["population"])

@@ -72,7 +72,6 @@ class Known(Protocol):
 
     def means(self) -> dict[SiteStep, float]:
         """Mean time of each step that was done, in seconds."""
-        ...
 
 
 def samples(site: Site, metrics: Known) -> list[pb.SharedSample]:

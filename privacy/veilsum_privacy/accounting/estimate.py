@@ -23,8 +23,6 @@ from veilsum_privacy.accounting.renyi import standard_epsilon
 GRID_ERROR = 0.005
 """Bound on what the rounding of all losses together does to epsilon."""
 
-Complexes = NDArray[np.complex128]
-
 _LARGEST_GRID = 2e7  # points of the grid times different steps: about 1 s
 
 PRV_ERROR = 0.01

@@ -34,13 +34,9 @@ _OF_A_SUBJECT = 3
 _FIRST = 2**40  # numbers of canaries as subjects: above those of any base
 
 
-def candidates(schema: DatasetSchema, rng: np.random.Generator, width: int | None = None) -> Iterator[Records]:
-    """Records of a schema, one at a time, at most so many.
-
-    Args:
-        width: number of values of a record, where that is not the schema's.
-    """
-    patterns = np.array(list(_patterns(schema, rng) if width in (None, schema.width) else _plain_patterns(width or 0, rng)))
+def candidates(schema: DatasetSchema, rng: np.random.Generator) -> Iterator[Records]:
+    """Records of a schema, one at a time, at most so many."""
+    patterns = np.array(list(_patterns(schema, rng)))
     classes = max(1, len(schema.classes))
     for index in range(min(max(_CANDIDATES, classes, _combinations(schema)), len(patterns) * classes)):
         # every class with the first pattern before any with the second
@@ -146,9 +142,3 @@ def _combinations(schema: DatasetSchema) -> int:
     counts = [column.width for column in schema.columns if isinstance(column, CategoryColumn)]
     number = math.prod(counts)
     return number if counts and number <= _COMBINATIONS else 0
-
-
-def _plain_patterns(width: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-    for value in (1.0, -1.0, 0.0):
-        yield np.full(width, value)
-    yield from rng.choice([-1.0, 1.0], (64, width))

@@ -15,7 +15,7 @@ from veilsum_privacy.study.schema import CategoryColumn, ClassValues, Column, Da
 from veilsum_privacy.study.study import Disclosure, NoiseKind, PrivacyDemand, Study, TaskDeclaration, Unit
 from veilsum_privacy.tasks import TASKS, build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy
-from veilsum_privacy.tasks.base import FactorTask, RowTask, TrainingTask
+from veilsum_privacy.tasks.base import FactorTask, TrainingTask
 
 MU = 2.0
 GRID = 2**16
@@ -152,8 +152,3 @@ def _references() -> Iterator[ReferenceTask]:
         "normalised": False, "local_steps": 1, "gradient_clip": 0.5, "expected_records": 100,
     }  # fmt: skip
     yield ReferenceTask("local-training", _schema(4, classes=3), training, rates=(1.0, 0.5))
-
-
-def readable(task: str) -> bool:
-    """Whether a task reads records, so that an audit can say something of it."""
-    return issubclass(TASKS[task], RowTask | TrainingTask)

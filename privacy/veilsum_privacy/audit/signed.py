@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from veilsum_node.canonical import canonical, digest
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, raising
 from veilsum_node.identity import Label, SigningKey, key_fingerprint, verify
 from veilsum_node.identity.certificate import load_certificate, p256_key
 
@@ -62,10 +62,8 @@ def read_report(data: bytes) -> SignedAudit:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, Misuse) as error:
         raise HostileInput("The file is no report of an audit of this version.", wrong) from error
     key = p256_key(load_certificate(certificate).public_key(), "auditing site's certificate")
-    try:
+    with raising(HostileInput("The report of the audit was changed after it was signed.", wrong), on=HostileInput):
         verify(key, Label.AUDIT, said, signature)
-    except HostileInput as error:
-        raise HostileInput("The report of the audit was changed after it was signed.", wrong) from error
     if stated != digest("veilsum/1/audit", said).hex():
         raise HostileInput("The report of the audit states another digest than its own.", wrong)
     return SignedAudit(body, stated, key_fingerprint(key))

@@ -10,31 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import (
-    URL,
-    Boolean,
-    Column,
-    Connection,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    create_engine,
-    delete,
-    insert,
-    inspect,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from veilsum_node.driver_faults import typed_faults
 
-RESTORED = Table(
+RESTORED = sa.Table(
     "participant_restored",
-    MetaData(),
-    Column("made", Integer, nullable=False),  # when the backup was made, Unix seconds
-    Column("head", LargeBinary(32), nullable=False),  # where its ledger ends
-    Column("trusted", Boolean, nullable=False),  # the operator takes the coordinator's mirror for the whole truth
+    sa.MetaData(),
+    sa.Column("made", sa.Integer, nullable=False),  # when the backup was made, Unix seconds
+    sa.Column("head", sa.LargeBinary(32), nullable=False),  # where its ledger ends
+    sa.Column("trusted", sa.Boolean, nullable=False),  # the operator takes the coordinator's mirror for the whole truth
 )
 """One row while the mark stands; there is no table where nothing was ever restored, so no migration makes it."""
 
@@ -60,7 +45,7 @@ def write_mark(state: Path, made: int, head: bytes) -> None:
     Raises:
         Unavailable, Damage: it cannot be written.
     """
-    engine = create_engine(URL.create("sqlite", database=str(state)), hide_parameters=True)  # its journal stays as it is
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(state)), hide_parameters=True)  # its journal stays as it is
     try:
         with typed_faults(), engine.begin() as connection:
             RESTORED.drop(connection, checkfirst=True)
@@ -69,25 +54,25 @@ def write_mark(state: Path, made: int, head: bytes) -> None:
         engine.dispose()
 
 
-def put_mark(connection: Connection, made: int, head: bytes) -> None:
+def put_mark(connection: sa.Connection, made: int, head: bytes) -> None:
     """Mark a state that bears no mark, in the caller's transaction."""
     RESTORED.create(connection, checkfirst=True)
-    connection.execute(insert(RESTORED).values(made=made, head=head, trusted=False))
+    connection.execute(sa.insert(RESTORED).values(made=made, head=head, trusted=False))
 
 
-def read_mark(connection: Connection) -> Mark | None:
+def read_mark(connection: sa.Connection) -> Mark | None:
     """The mark that stands; None where there is none."""
-    if not inspect(connection).has_table(RESTORED.name):
+    if not sa.inspect(connection).has_table(RESTORED.name):
         return None
-    row = connection.execute(select(RESTORED).order_by(RESTORED.c.made).limit(1)).first()
+    row = connection.execute(sa.select(RESTORED).order_by(RESTORED.c.made).limit(1)).first()
     return None if row is None else Mark(int(row.made), bytes(row.head), bool(row.trusted))
 
 
-def trust_mirror(connection: Connection) -> None:
+def trust_mirror(connection: sa.Connection) -> None:
     """Let the next reading of the coordinator's mirror lift the mark."""
-    connection.execute(update(RESTORED).values(trusted=True))
+    connection.execute(sa.update(RESTORED).values(trusted=True))
 
 
-def lift_mark(connection: Connection) -> None:
+def lift_mark(connection: sa.Connection) -> None:
     """Take the mark away."""
-    connection.execute(delete(RESTORED))
+    connection.execute(sa.delete(RESTORED))

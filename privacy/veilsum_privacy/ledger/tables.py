@@ -10,55 +10,43 @@ consent once. They do not stop someone who owns the file; the chain of hashes sh
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Float,
-    Index,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    UniqueConstraint,
-    text,
-)
+import sqlalchemy as sa
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-_BIG = BigInteger().with_variant(Integer, "sqlite")
+_BIG = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
-def _once(what: str, condition: str, *columns: str) -> Index:
+def _once(what: str, condition: str, *columns: str) -> sa.Index:
     """At most one entry of this condition has the same columns."""
-    where = text(condition)
-    return Index(f"ledger_one_{what}", *columns, unique=True, sqlite_where=where, postgresql_where=where)
+    where = sa.text(condition)
+    return sa.Index(f"ledger_one_{what}", *columns, unique=True, sqlite_where=where, postgresql_where=where)
 
 
-ledger_table = Table(
+ledger_table = sa.Table(
     "ledger",
     metadata,
-    Column("seq", _BIG, primary_key=True, autoincrement=False),
-    Column("time", _BIG, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("study", Text),
-    Column("round", _BIG),
-    Column("attempt", _BIG),
-    Column("population", Text),
-    Column("dataset", Text),
-    Column("event", Text),
-    Column("delta", Float),
-    Column("unit", Text),
-    Column("cohort_size", _BIG),
-    Column("colluders", _BIG),
-    Column("context", Text),
-    Column("detail", Text, nullable=False),
-    Column("previous", Text, nullable=False, unique=True),
-    Column("hash", Text, nullable=False, unique=True),
-    Column("signature", Text, nullable=False),
-    Index("ledger_population", "population", "kind"),
-    Index("ledger_context", "context", "kind"),
-    Index("ledger_round", "study", "round", "kind"),
+    sa.Column("seq", _BIG, primary_key=True, autoincrement=False),
+    sa.Column("time", _BIG, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("study", sa.Text),
+    sa.Column("round", _BIG),
+    sa.Column("attempt", _BIG),
+    sa.Column("population", sa.Text),
+    sa.Column("dataset", sa.Text),
+    sa.Column("event", sa.Text),
+    sa.Column("delta", sa.Float),
+    sa.Column("unit", sa.Text),
+    sa.Column("cohort_size", _BIG),
+    sa.Column("colluders", _BIG),
+    sa.Column("context", sa.Text),
+    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("previous", sa.Text, nullable=False, unique=True),
+    sa.Column("hash", sa.Text, nullable=False, unique=True),
+    sa.Column("signature", sa.Text, nullable=False),
+    sa.Index("ledger_population", "population", "kind"),
+    sa.Index("ledger_context", "context", "kind"),
+    sa.Index("ledger_round", "study", "round", "kind"),
     _once("reservation", "kind = 'reserve'", "context"),
     _once("attempt", "kind = 'reserve'", "study", "round", "attempt"),
     _once("end", "kind IN ('charge', 'free')", "context"),
@@ -69,32 +57,32 @@ ledger_table = Table(
     _once("consent", "kind = 'consent'", "context"),
 )
 
-receipt_table = Table(
+receipt_table = sa.Table(
     "ledger_receipt",
     metadata,
-    Column("entry", _BIG, primary_key=True, autoincrement=False),  # number of the entry that covers it
-    Column("position", _BIG, primary_key=True, autoincrement=False),  # in the cohort, from 0
-    Column("context", Text, nullable=False),
-    Column("participant", Text, nullable=False),
-    Column("study", Text, nullable=False),
-    Column("round", _BIG, nullable=False),
-    Column("attempt", _BIG, nullable=False),
-    Column("number", _BIG, nullable=False),
-    Column("head", Text, nullable=False),
-    Column("body", Text, nullable=False),
-    Column("signature", Text, nullable=False),
-    Column("certificate", Text, nullable=False),  # fingerprint in ledger_certificate
-    Column("consent", Text),  # in a mirror: what the participant consented with
-    UniqueConstraint("context", "participant"),
-    UniqueConstraint("study", "participant", "number"),
-    Index("ledger_receipt_participant", "participant", "entry"),
+    sa.Column("entry", _BIG, primary_key=True, autoincrement=False),  # number of the entry that covers it
+    sa.Column("position", _BIG, primary_key=True, autoincrement=False),  # in the cohort, from 0
+    sa.Column("context", sa.Text, nullable=False),
+    sa.Column("participant", sa.Text, nullable=False),
+    sa.Column("study", sa.Text, nullable=False),
+    sa.Column("round", _BIG, nullable=False),
+    sa.Column("attempt", _BIG, nullable=False),
+    sa.Column("number", _BIG, nullable=False),
+    sa.Column("head", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("signature", sa.Text, nullable=False),
+    sa.Column("certificate", sa.Text, nullable=False),  # fingerprint in ledger_certificate
+    sa.Column("consent", sa.Text),  # in a mirror: what the participant consented with
+    sa.UniqueConstraint("context", "participant"),
+    sa.UniqueConstraint("study", "participant", "number"),
+    sa.Index("ledger_receipt_participant", "participant", "entry"),
 )
 
-certificate_table = Table(
+certificate_table = sa.Table(
     "ledger_certificate",
     metadata,
-    Column("fingerprint", Text, primary_key=True),  # SHA-256 of the certificate
-    Column("certificate", Text, nullable=False),  # DER in hexadecimal
+    sa.Column("fingerprint", sa.Text, primary_key=True),  # SHA-256 of the certificate
+    sa.Column("certificate", sa.Text, nullable=False),  # DER in hexadecimal
 )
 
 _FAULT = "the ledger is append-only"
@@ -141,7 +129,7 @@ _POSTGRESQL = (
 )
 
 
-def create(connection: Connection) -> None:
+def create(connection: sa.Connection) -> None:
     """Make all tables; of a file of the first layout, which had entries and no versions, what it lacks."""
     metadata.create_all(connection)
     for index in ledger_table.indexes:

@@ -65,7 +65,6 @@ class LedgerSource(Protocol):
 
     def walk(self) -> AbstractContextManager[ChainWalk]:
         """Read everything."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from veilsum_node.config import did_you_mean, read_toml, validate
-from veilsum_node.errors import ConfigurationError
+from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.phrases import unreadable
 from veilsum_privacy.study.codes import MAX_CODES
 from veilsum_privacy.study.schema import DatasetSchema
@@ -70,10 +70,8 @@ def _read_groups(path: Path, sha256: str | None) -> list[dict[str, Any]]:
         raise ConfigurationError(f"{path}: is larger than {MAX_BYTES >> 20} MiB.", _FORM)
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256.lower():
         raise ConfigurationError(f"{path}: its SHA-256 is not the one that the schema states.", "Get the file that it means.")
-    try:
+    with raising(ConfigurationError(f"{path}: is no CSV in UTF-8.", _FORM), on=(UnicodeDecodeError, csv.Error)):
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(f"{path}: is no CSV in UTF-8.", _FORM) from error
     if not rows or [cell.strip().lower() for cell in rows[0]] != _HEADER:
         raise ConfigurationError(f"{path}: its first line is not code,group.", _FORM)
     if len(rows) > MAX_CODES + 1:

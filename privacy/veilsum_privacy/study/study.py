@@ -10,16 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import not_
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    StringConstraints,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput
@@ -78,7 +72,7 @@ class TaskDeclaration(Frozen):
     task: Name
     parameters: dict[str, Any]
     disclosure: Disclosure
-    own_noise: bool = False
+    own_noise: bool = Field(default=False, exclude_if=not_)
     releases: int = Field(ge=1, le=100_000)
     grid: int = Field(ge=1, le=2**40)
     variance: int = Field(ge=0, le=2**62)
@@ -87,17 +81,9 @@ class TaskDeclaration(Frozen):
     sampling_rate: Real = Field(default=1.0, gt=0, le=1)
     local_steps: int = Field(default=0, ge=0, le=100_000)
     resolution: int = Field(default=0, ge=0, le=2**40)
-    single_precision: bool = False
-    unrounded: bool = False
-    slack: Real = Field(default=0.0, ge=0, lt=0.5)
-
-    @model_serializer(mode="wrap")
-    def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
-        for name in ("own_noise", "single_precision", "unrounded", "slack"):
-            if not getattr(self, name):
-                del values[name]
-        return values
+    single_precision: bool = Field(default=False, exclude_if=not_)
+    unrounded: bool = Field(default=False, exclude_if=not_)
+    slack: Real = Field(default=0.0, ge=0, lt=0.5, exclude_if=not_)
 
     @property
     def steps(self) -> int:
@@ -133,14 +119,7 @@ class PrivacyDemand(Frozen):
     min_cohort: int = Field(ge=2, le=1024)
     cohort_difference: Literal["strict", "allowed"]
     unit: Unit
-    accounting: Literal["rdp", "gaussian"] = "rdp"
-
-    @model_serializer(mode="wrap")
-    def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
-        if self.accounting == "rdp":
-            del values["accounting"]
-        return values
+    accounting: Literal["rdp", "gaussian"] = Field(default="rdp", exclude_if=lambda rule: rule == "rdp")
 
     def check(self, tasks: Sequence[TaskDeclaration]) -> None:
         """Insist that a study's tasks suit the demand, and one another, whatever they compute.
@@ -213,18 +192,10 @@ class Study(Frozen):
     tasks: tuple[TaskDeclaration, ...] = Field(min_length=1, max_length=256)
     participants: tuple[Name, ...] = Field(min_length=2, max_length=1024)
     weights: dict[Name, int]
-    purpose: Sentence | None = None
-    reference: Sentence | None = None
-    legal_basis: Sentence | None = None
-    contact: Sentence | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_what_old_studies_lack(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
-        for name in STATEMENTS:
-            if getattr(self, name) is None:
-                del values[name]
-        return values
+    purpose: Sentence | None = Field(default=None, exclude_if=lambda stated: stated is None)
+    reference: Sentence | None = Field(default=None, exclude_if=lambda stated: stated is None)
+    legal_basis: Sentence | None = Field(default=None, exclude_if=lambda stated: stated is None)
+    contact: Sentence | None = Field(default=None, exclude_if=lambda stated: stated is None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.fields import LARGEST, SMALLEST, Frozen
 from veilsum_privacy.mechanism.factors import Products, left_of
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, LARGEST_CENTRE
@@ -302,10 +302,8 @@ class FactorTask(RowTask[P]):
     def unit(self, declared: TaskDeclaration) -> float:
         """A site's sum is rounded once: C is what that leaves of the grid (:func:`.left_of`)."""
         places, largest = (CENTRE_BITS, self.largest(declared)) if declared.unrounded else (0, 0)
-        try:
+        with told_as(HostileInput, Misuse, what=f"Task {declared.label!r}"):
             return self.clip() / left_of(declared.grid, self.layout().size, places, largest)
-        except Misuse as error:
-            raise HostileInput(f"Task {declared.label!r}: {error.message}", error.advice) from error
 
     def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
         super()._check_kind(what, declared, noisy=noisy)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.newton import variance_bound
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import Record, Symbol, clip, finite, joined, only, real, symbol, where
@@ -61,11 +61,9 @@ class CalibrationStep(RowTask[CalibrationStepParameters]):
         super().__init__(parameters, schema)
         if len(schema.classes) != 2:
             raise Misuse("The task calibration-step needs a label with two classes.", "Name two classes in [label].")
-        try:
+        with told_as(Misuse, HostileInput):
             check_resolved(parameters.model)
             self.architecture = build_architecture(parameters.model, self.dimension, 2)
-        except HostileInput as error:
-            raise Misuse(error.message, error.advice) from error
 
     def layout(self) -> Layout:
         return step_layout(2, self.parameters.length, 1.0, self.parameters.information_share, variance_bound("logistic", 1.0))

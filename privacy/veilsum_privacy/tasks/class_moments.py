@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import not_
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
@@ -39,7 +40,7 @@ class ClassMomentsParameters(FeatureParameters):
         product_weight: weight e of the products x_i x_j, i < j, each taken sqrt 2 times.
     """
 
-    centre: bool = False
+    centre: bool = Field(default=False, exclude_if=not_)  # studies signed before do not state it
     second: Literal["pooled", "class", "class-diagonal", "none"] = "pooled"
     count_weight: Real = Field(gt=0, le=1e6)
     sum_weight: Real = Field(gt=0, le=1e6)
@@ -55,11 +56,6 @@ class ClassMomentsParameters(FeatureParameters):
         if self.centre and self.alignment is not None:
             raise ValueError("features are aligned or centred, not both")
         return self
-
-    @model_serializer(mode="wrap")
-    def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """In the form that it always had where nothing is centred."""
-        return {name: value for name, value in dump(self).items() if name != "centre" or value}
 
 
 class ClassMoments(RowTask[ClassMomentsParameters]):

@@ -1,7 +1,4 @@
-"""What the tasks on features share: which records count, clipping to the ball, and how long second moments get.
-
-Every function here treats a record by itself, to the last bit.
-"""
+"""What the tasks on features share: what is broadcast to them, and how long second moments get."""
 
 from __future__ import annotations
 
@@ -9,30 +6,11 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.parameters import FeatureParameters
-
-
-def usable(parameters: FeatureParameters, records: Records, part: slice, classes: int | None = None) -> NDArray[np.bool_]:
-    """Which of these records count (b,): those that ``missing`` keeps, with a valid label where ``classes`` are told.
-
-    Features that an encoder or an alignment made are there as a whole or not at all; a record without them never counts.
-    """
-    present = records.present[part]
-    used: NDArray[np.bool_] = np.ones(len(present), dtype=np.bool_)
-    if classes is not None and records.labels is not None:
-        label = records.labels[part]
-        used = (label >= 0) & (label < classes)
-    if parameters.missing == "skip" or parameters.width is not None:
-        used &= present.all(axis=1)
-    return used
-
 
 CLASS_WEIGHTS = "class.weights"
 """Broadcast array (K,): what a record's clipped gradient is multiplied by, by its class; from 0 to 1."""
@@ -52,25 +30,6 @@ def class_weights(broadcast: Mapping[str, Floats], classes: int) -> Floats:
 
 CENTRE = "features.centre"
 """Broadcast array (d,): of released sums, so that it is a constant for each record."""
-
-
-def clipped(
-    parameters: FeatureParameters, records: Records, part: slice, used: NDArray[np.bool_], centre: Floats | None = None
-) -> Floats:
-    """Features (b, d) of the records, scaled down to an L2 norm of C; zeros for one that does not count.
-
-    The schema's own features are cut to [-1, 1] before that, then ``centre`` (d,) is taken off; a missing one is at it. A
-    value that is not a number stays one, for the sum to count; features so long that their squares overflow become zeros.
-    """
-    features = records.features[part]
-    if parameters.width is None:
-        features = np.clip(features, -1.0, 1.0)
-    if centre is not None:
-        features = features - centre
-    x: Floats = np.where(records.present[part] & used[:, None], features, 0.0)
-    with np.errstate(over="ignore"):
-        x *= (parameters.clip / np.maximum(row_norms(x), parameters.clip))[:, None]
-    return x
 
 
 def second_moment_bound(parameters: FeatureParameters, schema: DatasetSchema, square: float, product: float | None) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
@@ -128,11 +128,9 @@ class Gradient(FactorTask[GradientParameters]):
         elif len(schema.classes) < 2:
             raise Misuse("The task gradient needs a label with two classes or more.", "Add a [label] table with classes.")
         self._classes = len(schema.classes) if self._loss is None else self._loss.scores
-        try:
+        with told_as(Misuse, HostileInput):
             check_resolved(parameters.model)
             self._architecture = build_architecture(parameters.model, self.dimension, self._classes)
-        except HostileInput as error:
-            raise Misuse(error.message, error.advice) from error
         self._gradient = ModelGradient(self._architecture, outcome=self._loss)
 
     def layout(self) -> Layout:

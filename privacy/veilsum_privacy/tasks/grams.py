@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.mechanism.factors import Gram, Products
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
@@ -71,11 +71,9 @@ class Grams(FactorTask[GramsParameters]):
 
     def __init__(self, parameters: GramsParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
-        try:
+        with told_as(Misuse, HostileInput):
             check_resolved(parameters.model)
             self._architecture = build_architecture(parameters.model, self.dimension, max(2, len(schema.classes)))
-        except HostileInput as error:
-            raise Misuse(error.message, error.advice) from error
         self.sizes = checked_sizes(self._architecture, parameters.layers)
         counts = [size * (size + 1) // 2 for size in self.sizes.values()]
         norms = [float(parameters.gram_clip) ** 2] * len(counts)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
@@ -49,8 +48,6 @@ OF_OUTCOMES = ("none", "prox", "scaffold", "dyn")
 
 WEIGHT, STEPS = "weight", "steps"
 """Blocks (1,): the site's weight, and that weight times how many steps it took, where updates are normalised."""
-
-Labels = NDArray[np.int64]
 
 
 class LocalTrainingParameters(PartParameters):

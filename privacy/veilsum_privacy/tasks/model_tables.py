@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, StringConstraints, model_validator
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Name, Real
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import (
@@ -173,11 +173,9 @@ class ModelTables(TableTask[ModelTablesParameters]):
             p.outcome.check(schema)
             super().__init__(parameters, schema, scored_schema(schema, p.low, p.high))
             width, scores = p.outcome.features(schema).width, p.outcome.build(schema).scores
-        try:
+        with told_as(Misuse, HostileInput):
             check_resolved(p.model)
             self.architecture = build_architecture(p.model, width, scores, trained=False)
-        except HostileInput as error:
-            raise Misuse(error.message, error.advice) from error
         if p.outcome is not None and not isinstance(self.architecture, Perceptron | Trees):
             raise Misuse(f"The model {p.model.name!r} predicts no outcome.", "Evaluate a perceptron or trees.")
 

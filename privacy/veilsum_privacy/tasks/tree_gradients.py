@@ -58,9 +58,6 @@ OF_CLASSES = (1.0 / math.sqrt(2.0), math.sqrt(2.0))
 COUNTED = 0.5
 """Weight of the Hessian of the squared loss, which is 1: it costs an eighth of the gradient's noise."""
 
-CHUNK = 8192
-"""Records whose trees are walked at once."""
-
 MOST_VALUES = 2**18
 """Of a release."""
 

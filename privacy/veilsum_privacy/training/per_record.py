@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -322,20 +323,14 @@ class _Hooks(GradSampleModule):  # type: ignore[misc]  # Opacus has no types
                 if hasattr(layer, left):
                     delattr(layer, left)
 
-    def paused(self) -> _Paused:
+    @contextmanager
+    def paused(self) -> Iterator[None]:
         """Hooks do nothing inside."""
-        return _Paused(self)
-
-
-class _Paused:
-    def __init__(self, hooks: _Hooks) -> None:
-        self._hooks = hooks
-
-    def __enter__(self) -> None:
-        self._hooks.disable_hooks()
-
-    def __exit__(self, *_: object) -> None:
-        self._hooks.enable_hooks()
+        self.disable_hooks()
+        try:
+            yield
+        finally:
+            self.enable_hooks()
 
 
 def choose_mode(module: nn.Module) -> Mode:

@@ -65,7 +65,7 @@ def opaque_scores(architecture: Architecture, arrays: Mapping[str, Floats]) -> d
 
 
 def traced_margin(arrays: Mapping[str, Floats], x: Symbol) -> Symbol:
-    """What the leaves of trees add up to, (1,) or (C,); see :func:`veilsum_privacy.training.trees.tree_margin`."""
+    """What the leaves of trees add up to, (1,) or (C,); see :func:`veilsum_privacy.training.predict.tree_margin`."""
     base = arrays[BASE]
     leaves = arrays[LEAVES].reshape(*arrays[LEAVES].shape[:2], -1)
     told = leaves.any(axis=(1, 2))

@@ -28,7 +28,7 @@ class TreesOptions(Frozen):
 
 
 class Trees(ReleasedArchitecture):
-    """Scores are sums of the leaves that a record reaches (:mod:`veilsum_privacy.training.trees`); of two classes the first
+    """Scores are sums of the leaves that a record reaches (:mod:`veilsum_privacy.training.predict`); of two classes the first
     scores 0, and leaves are of the second; of an outcome there is one score.
 
     A record goes left at a node where its feature is below the threshold.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from veilsum_node.config import did_you_mean, explain
-from veilsum_node.errors import HostileInput, Misuse
+from veilsum_node.errors import HostileInput, Misuse, told_as
 from veilsum_privacy.training.models.base import Architecture
 from veilsum_privacy.training.objectives.base import LocalObjective, Objective, ObjectiveSpec, Received
 from veilsum_privacy.training.objectives.dyn import Dyn
@@ -37,10 +37,8 @@ def build_objective(spec: ObjectiveSpec, architecture: Architecture) -> Objectiv
     if left := sorted(set(resolved.options) - set(spec.options)):
         raise HostileInput(f"Objective {spec.name!r} leaves options open: {', '.join(left)}.", "State every option.")
     kind = OBJECTIVES[spec.name]
-    try:
+    with told_as(HostileInput, Misuse):
         return kind(kind.Options.model_validate(spec.options), architecture)
-    except Misuse as error:
-        raise HostileInput(error.message, error.advice) from error
 
 
 def resolve_objective(spec: ObjectiveSpec) -> ObjectiveSpec:
