@@ -9,7 +9,7 @@ from support.imports import closure, import_graph, lines
 SAYS_ROWS = "veilsum_privacy.mechanism.rows.symbols"
 """By which tasks say rows, before there is a record; what evaluates graphs does not import it."""
 
-GATE = ("veilsum_privacy.accounting.accountant", "veilsum_privacy.ledger.ledger")
+GATE = ("veilsum_privacy.accounting.accountant", "veilsum_privacy.ledger.gate")
 
 
 def kernel() -> frozenset[str]:
