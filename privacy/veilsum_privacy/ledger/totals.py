@@ -60,7 +60,7 @@ class Sum:
     @property
     def unbounded(self) -> bool:
         """Whether one of them has no noise."""
-        return self._exact > 0
+        return self._exact != 0
 
     def add(self, mechanism: Mechanism, count: int = 1) -> None:
         """Add releases, or take back ones that were added (a negative count)."""
