@@ -294,8 +294,8 @@ HARMLESS: dict[str, str] = {
         "-> held < budget.epsilon * (1 + TOLERANCE)"
     ): _SPARE,
     (
-        f"{_LEDGER}/rules.py::_check_figures: _close(estimate, charged.estimate(budget), 2 * PRV_ERROR) "
-        "-> _close(charged.estimate(budget), estimate, 2 * PRV_ERROR)"
+        f"{_LEDGER}/rules.py::_check_figures: _close(estimate, estimate_of(charged, budget), 2 * PRV_ERROR) "
+        "-> _close(estimate_of(charged, budget), estimate, 2 * PRV_ERROR)"
     ): _DISTANCE,
     (
         f"{_LEDGER}/rules.py::_check_figures: "
