@@ -38,7 +38,7 @@ from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_deploy.collections import Collection, load_collection
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_privacy.accounting.accountant import calibrate_noise_multiplier
+from veilsum_privacy.accounting.figures import calibrate_noise_multiplier
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import broadcast_digest, encode_broadcast

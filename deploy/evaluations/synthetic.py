@@ -21,7 +21,7 @@ from veilsum.markov_fields import fit_field
 from veilsum_aggregation.arrays import Integers
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_aggregation.synthetic import pair_tree
-from veilsum_privacy.accounting.accountant import calibrate_noise_multiplier
+from veilsum_privacy.accounting.figures import calibrate_noise_multiplier
 
 NUMBERS = {"age": (20, 90), "tsize": (0, 120), "pnodes": (0, 30), "progrec": (0, 500), "estrec": (0, 500), "time": (0, 2700)}
 CATEGORIES = ("horTh", "menostat", "tgrade", "cens")

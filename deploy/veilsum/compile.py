@@ -25,13 +25,8 @@ from veilsum_node.config import did_you_mean, validate
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.accounting.accountant import (
-    Adaptive,
-    Course,
-    GaussianEvent,
-    calibrate_noise_multiplier,
-    epsilon_of,
-)
+from veilsum_privacy.accounting.accountant import Adaptive, Course, GaussianEvent, epsilon_of
+from veilsum_privacy.accounting.figures import calibrate_noise_multiplier
 from veilsum_privacy.accounting.gaussian import SMOOTHING
 from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.study.encoder import Projection

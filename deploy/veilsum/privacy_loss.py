@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput, raising
 from veilsum_privacy.accounting.prices import study_rule
-from veilsum_privacy.ledger.entries import Budget, Mechanism, declared_mechanisms
+from veilsum_privacy.ledger.entries import Budget, Mechanism
+from veilsum_privacy.ledger.statements import declared_mechanisms
 from veilsum_privacy.study.study import Study
 
 if TYPE_CHECKING:

@@ -334,6 +334,13 @@ class Site:
         except (DataError, ConfigurationError) as error:
             yield Refusal(RefusalCode.DATASET, error.message, error.advice)
 
+    def encoder_faults(self, encoder: Encoder | None) -> Iterator[Refusal]:
+        """Whether the site has the program that a study names, and it treats every made-up record by itself."""
+        try:
+            self.encoder(encoder)
+        except Refusal as refusal:
+            yield refusal
+
     def encoder(self, encoder: Encoder | None) -> Encode | None:
         """The program that a study names, from this site's own file; None where it names none.
 

@@ -13,13 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 from veilsum_privacy.accounting import accountant, renyi
-from veilsum_privacy.accounting.accountant import (
-    GaussianEvent,
-    Releases,
-    calibrate_noise_multiplier,
-    prv_epsilon,
-    rdp_epsilon,
-)
+from veilsum_privacy.accounting.accountant import GaussianEvent, Releases
+from veilsum_privacy.accounting.figures import calibrate_noise_multiplier, prv_epsilon, rdp_epsilon
 
 EVENTS = 10_000
 DISTINCT = (10, 100, 1000, 10_000)

@@ -31,7 +31,7 @@ from veilsum_coordinator.service.guard import Guard
 from veilsum_coordinator.service.metrics import Metrics
 from veilsum_coordinator.service.runner import Supervisor
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import analytic_gaussian_epsilon
+from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
 from veilsum_privacy.results.result import ARRAYS, load_result
 
 SEED = "ci/0"

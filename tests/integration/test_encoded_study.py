@@ -12,9 +12,12 @@ import torch
 from torch import nn
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
+from support.hostile import Adversary
 from veilsum_node.errors import ConfigurationError, HostileInput, RefusalCode
+from veilsum_participant import site as site_module
 from veilsum_participant.dataset_config import EncoderConfig
 from veilsum_participant.policy import term_faults
+from veilsum_privacy.ledger import Kind
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -80,6 +83,46 @@ def test_a_site_without_the_file_refuses_before_it_enrols(tmp_path: Path, progra
     assert [fault.code for fault in found["b"]] == [fault.code for fault in found["c"]] == [RefusalCode.TASK]
     assert hashlib.sha256(data + b"x").hexdigest() in found["b"][0].message
     assert "none is configured" in found["c"][0].message
+
+
+class Counting(nn.Module):
+    """Adds how many records it saw before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1.0
+        return x[:, :4] + 1e-3 * self.seen
+
+
+def test_a_program_that_joins_records_is_refused_when_a_site_enrols(
+    tmp_path: Path, program: tuple[nn.Module, bytes, Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any charge, and without a record read; a program that keeps nothing is enrolled for, and loaded once."""
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(Counting()), buffer)
+    read: list[str] = []
+    monkeypatch.setattr(site_module, "load_records", lambda *_, **__: read.append("read"))
+    loaded: list[Program] = []
+    real = site_module.find_encoder
+    monkeypatch.setattr(site_module, "find_encoder", lambda encoders, named: (loaded.append(named), real(encoders, named))[1])
+    _, honest, declared = program
+    for data, said in ((buffer.getvalue(), "refuse"), (honest, "enrol")):
+        named = declared.model_copy(update={"inputs": (INPUTS,), "sha256": hashlib.sha256(data).hexdigest()})
+        folder = tmp_path / said
+        folder.mkdir()
+        bed = _bed(folder, data, "abc")
+        attack = Adversary(bed, _study(bed, named))
+        answer = attack.enrol("a")
+        assert answer.call == said
+        assert said == "enrol" or answer.codes == (RefusalCode.TASK,)
+        assert not bed.sites["a"].ledger.entries(kind=Kind.RESERVE)
+        if said == "enrol":
+            assert bed.sites["a"].encoder(named) is not None
+    assert not read
+    assert len(loaded) == 2
 
 
 def test_a_program_of_other_columns_is_refused_by_everyone(tmp_path: Path, program: tuple[nn.Module, bytes, Program]) -> None:

@@ -346,6 +346,7 @@ def test_no_record_makes_a_task_fail_that_passed_its_rehearsal() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.timeout(3600)  # ten minutes beside other work
 def test_no_record_makes_any_task_fail_that_passed_its_rehearsal() -> None:
     """The same of every task that there is, trained ones included."""
     report = run_direct(10_000, seed=9_000_000)

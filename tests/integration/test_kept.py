@@ -22,7 +22,8 @@ from veilsum_aggregation.polar import factor
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_participant.store.kept import KEPT, find_kept, kept_vector
-from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.accountant import GaussianEvent
+from veilsum_privacy.accounting.figures import rdp_epsilon
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.ledger import Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import LedgerFault

@@ -134,16 +134,16 @@ HARMLESS: dict[str, str] = {
         f"{_ACCOUNTING}/accountant.py::Releases._changed: zip(curve, step_curve(*key), strict=True) "
         "-> zip(curve, step_curve(*key))"
     ): _ORDERS,
-    f"{_ACCOUNTING}/accountant.py::_prv: 1 -> 2": _LENGTH,
-    f"{_ACCOUNTING}/accountant.py::_prv: np.array(sampled, dtype=np.float64) -> np.array(sampled)": (
+    f"{_ACCOUNTING}/figures.py::_prv: 1 -> 2": _LENGTH,
+    f"{_ACCOUNTING}/figures.py::_prv: np.array(sampled, dtype=np.float64) -> np.array(sampled)": (
         "rows that begin with a rate are of floats, and so is an array of none"
     ),
-    f"{_ACCOUNTING}/accountant.py::calibrate_noise_multiplier: left > 0 -> left >= 0": (
+    f"{_ACCOUNTING}/figures.py::calibrate_noise_multiplier: left > 0 -> left >= 0": (
         "where nothing is left of epsilon the noise is infinite, and another order needs less"
     ),
     f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: 2 -> 3": _BRACKET,
     f"{_ACCOUNTING}/gaussian.py::analytic_gaussian_epsilon: high - low > 1e-12 * high -> high - low >= 1e-12 * high": _BRACKET,
-    f"{_ACCOUNTING}/losses.py::: -1 -> 1": _TYPE,
+    f"{_ACCOUNTING}/domination.py::: -1 -> 1": _TYPE,
     (
         f"{_ACCOUNTING}/losses.py::LossSteps.loss: np.logaddexp(np.log1p(-self.rate)[:, np.newaxis], np.log(self.rate)[:, "
         "np.newaxis] + log_ratio) -> np.logaddexp(np.log(self.rate)[:, np.newaxis] + log_ratio, "
@@ -280,12 +280,12 @@ HARMLESS: dict[str, str] = {
     f"{_LEDGER}/checks.py::check_cohort: zip(parsed, receipts, strict=True) -> zip(parsed, receipts)": _PAIRED,
     f"{_LEDGER}/entries.py::Mechanism.check: 1 -> 2": "noise has a variance of 16 or more; without any, one stands for none",
     (
-        f"{_LEDGER}/ledger.py::: LUMNS.attempt).where(_COLUMNS.study == bindparam('study'), "
+        f"{_LEDGER}/gate.py::: LUMNS.attempt).where(_COLUMNS.study == bindparam('study'), "
         "_COLUMNS.round == bindparam('round'), or_(*(_COLUMNS.kind == kin -> LUMNS.attempt).where("
         "_COLUMNS.round == bindparam('round'), _COLUMNS.study == bindparam('study'), or_(*(_COLUMNS.kind == kin"
     ): _WHERE,
     (
-        f"{_LEDGER}/ledger.py::: select(ledger_table).where(_COLUMNS.context == bindparam('context'), "
+        f"{_LEDGER}/gate.py::: select(ledger_table).where(_COLUMNS.context == bindparam('context'), "
         "_COLUMNS.kind != Kind.REFUSAL.value) -> select(ledger_table).where(_COLUMNS.kind != Kind.REFUSAL.value, "
         "_COLUMNS.context == bindparam('context'))"
     ): _WHERE,
@@ -294,8 +294,8 @@ HARMLESS: dict[str, str] = {
         "-> held < budget.epsilon * (1 + TOLERANCE)"
     ): _SPARE,
     (
-        f"{_LEDGER}/rules.py::_check_figures: _close(estimate, charged.estimate(budget), 2 * PRV_ERROR) "
-        "-> _close(charged.estimate(budget), estimate, 2 * PRV_ERROR)"
+        f"{_LEDGER}/rules.py::_check_figures: _close(estimate, estimate_of(charged, budget), 2 * PRV_ERROR) "
+        "-> _close(estimate_of(charged, budget), estimate, 2 * PRV_ERROR)"
     ): _DISTANCE,
     (
         f"{_LEDGER}/rules.py::_check_figures: "

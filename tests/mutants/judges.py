@@ -20,6 +20,7 @@ _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py"
 _GAUSSIAN = tuple(f"tests/unit/test_{name}.py" for name in ("domination", "gaussian_rule", "accounting"))
 _LEDGER = {
     "ledger": ("", "_verification", "_witnessed", "_against"),
+    "gate": ("", "_verification", "_witnessed", "_against"),
     "rules": ("_rules", "_verification"),
     "totals": ("_totals", "_rules", "_verification", ""),
     "checks": ("_checks", "_witnessed"),
@@ -52,7 +53,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/accounting": _ACCOUNTING,
     **{
         f"privacy/veilsum_privacy/accounting/{part}.py": ("tests/unit/test_losses.py", "tests/unit/test_composition.py")
-        for part in ("losses", "inversion", "estimate")
+        for part in ("losses", "inversion", "estimate", "figures")
     },
     "privacy/veilsum_privacy/accounting/prices.py": ("tests/unit/test_prices.py",),
     **{f"privacy/veilsum_privacy/accounting/{part}.py": _GAUSSIAN for part in ("domination", "accountant", "gaussian")},

@@ -15,18 +15,16 @@ from scipy import stats
 
 from support.releases import FIFTY, ONE, SAMPLED, event
 from veilsum_node.errors import Misuse
-from veilsum_privacy.accounting.accountant import (
-    ORDERS,
-    STRICT_ORDERS,
-    GaussianEvent,
-    Releases,
-    analytic_gaussian_epsilon,
+from veilsum_privacy.accounting.accountant import GaussianEvent, Releases
+from veilsum_privacy.accounting.figures import (
     at_sites,
     calibrate_noise_multiplier,
     estimated_epsilon,
     prv_epsilon,
     rdp_epsilon,
 )
+from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
+from veilsum_privacy.accounting.renyi import ORDERS, STRICT_ORDERS
 
 DELTA = 1e-5
 

@@ -16,7 +16,8 @@ from veilsum.compile import StudyRequest, compile_study, load_study_request
 from veilsum.plan import notes
 from veilsum.quantisation import plan_grid, rounding_share
 from veilsum_node.errors import ConfigurationError
-from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, calibrate_noise_multiplier, epsilon_of
+from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, epsilon_of
+from veilsum_privacy.accounting.figures import calibrate_noise_multiplier
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask

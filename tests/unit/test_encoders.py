@@ -21,6 +21,7 @@ from torch import nn
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_participant.checks import CheckOutcome, SiteCheck
 from veilsum_participant.config import load_participant_config
+from veilsum_participant.data import encoders
 from veilsum_participant.data.encoders import ProgramEncoder, file_digest, find_encoder, load_encoder
 from veilsum_participant.dataset_config import EncoderConfig
 from veilsum_privacy.study.encoder import MAX_INPUTS, Program, Projection, check_projection, projection_digest
@@ -255,8 +256,15 @@ def test_the_last_answer_is_remembered_and_not_shared(tmp_path: Path, monkeypatc
     first = encode(x)
     expected = first.copy()
     first[:] = 0.0
+    run = encode._run
     monkeypatch.setattr(encode, "_run", lambda row: pytest.fail("ran again"))
     assert np.array_equal(encode(x), expected)
+    assert np.array_equal(encode(x[[2, 0, 2]]), expected[[2, 0, 2]]), "record by record"
+    monkeypatch.setattr(encode, "_run", run)
+    monkeypatch.setattr(encoders, "REMEMBERED", 20)
+    for _ in range(2):
+        assert np.array_equal(encode(np.vstack([_columns(7, 20)[4:], x])), np.vstack([encode(_columns(7, 20)[4:]), expected]))
+        assert len(encode._known) <= 7, "no more than fit are remembered"
 
 
 @pytest.mark.parametrize(

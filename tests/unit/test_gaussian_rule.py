@@ -17,18 +17,10 @@ from support.ledgers import make_reservation, open_ledger
 from support.releases import FIFTY, ONE, SAMPLED, event
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, Misuse, Refusal
-from veilsum_privacy.accounting.accountant import (
-    SLACK_SHARE,
-    Course,
-    GaussianEvent,
-    Releases,
-    analytic_gaussian_epsilon,
-    epsilon_of,
-    estimated_epsilon,
-    rdp_epsilon,
-)
+from veilsum_privacy.accounting.accountant import SLACK_SHARE, Course, GaussianEvent, Releases, epsilon_of
 from veilsum_privacy.accounting.domination import dominating_ratio
-from veilsum_privacy.accounting.gaussian import SMOOTHING, gaussian_profile, gaussian_ratio
+from veilsum_privacy.accounting.figures import estimated_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon, gaussian_profile, gaussian_ratio
 from veilsum_privacy.ledger import verify_ledger
 from veilsum_privacy.ledger.entries import Budget, Mechanism
 from veilsum_privacy.ledger.totals import total_epsilon

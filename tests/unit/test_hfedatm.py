@@ -21,7 +21,8 @@ from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.hfedatm import GRAMS
 from veilsum_coordinator.parts.local_rounds import LOCAL
 from veilsum_node.errors import ConfigurationError
-from veilsum_privacy.accounting.accountant import epsilon_of, rdp_epsilon
+from veilsum_privacy.accounting.accountant import epsilon_of
+from veilsum_privacy.accounting.figures import rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.study import Study

@@ -37,13 +37,9 @@ from support.ledgers import (
 from veilsum_node.database import open_database
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode, StateError, VeilsumError
 from veilsum_node.identity import Role
-from veilsum_privacy.accounting.accountant import (
-    GaussianEvent,
-    analytic_gaussian_epsilon,
-    estimated_epsilon,
-    prv_epsilon,
-    rdp_epsilon,
-)
+from veilsum_privacy.accounting.accountant import GaussianEvent
+from veilsum_privacy.accounting.figures import estimated_epsilon, prv_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.gaussian import analytic_gaussian_epsilon
 from veilsum_privacy.ledger import Budget, Kind, Ledger, LedgerReader, Mechanism, Reservation, Witness
 from veilsum_privacy.ledger.totals import Follower
 from veilsum_privacy.mechanism.noise import plan_noise

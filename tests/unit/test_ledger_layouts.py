@@ -22,7 +22,7 @@ from veilsum_node.database import SCHEMA_VERSION, Database, open_database, open_
 from veilsum_node.errors import Damage, StateError
 from veilsum_node.identity import Credentials, Role, SigningKey, verify_certificate
 from veilsum_node.migration import scripts
-from veilsum_privacy.accounting.accountant import rdp_epsilon
+from veilsum_privacy.accounting.figures import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerFault, LedgerReader, migrations, verify_ledger
 from veilsum_privacy.ledger.tables import metadata
 

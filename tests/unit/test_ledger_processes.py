@@ -20,7 +20,7 @@ from support.ledgers import credentials_of, make_reservation, open_ledger, set_b
 from support.racing import racers
 from veilsum_node.database import open_database
 from veilsum_node.errors import Damage, Refusal
-from veilsum_privacy.accounting.accountant import rdp_epsilon
+from veilsum_privacy.accounting.figures import rdp_epsilon
 from veilsum_privacy.ledger import Kind, LedgerReader
 
 DELTA = 1e-5

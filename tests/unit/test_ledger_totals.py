@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from support.ledgers import GRID, make_reservation
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import estimated_epsilon, rdp_epsilon
+from veilsum_privacy.accounting.figures import estimated_epsilon, rdp_epsilon
 from veilsum_privacy.ledger import Budget, Kind, Mechanism, totals
+from veilsum_privacy.ledger.statements import estimate_of
 from veilsum_privacy.ledger.totals import BudgetStep, Follower, ReleaseStep, Standing, Step, Sum, Totals
 from veilsum_privacy.mechanism.noise import NoisePlan
 
@@ -59,13 +60,13 @@ def test_other_figures_of_a_sum() -> None:
     total = Sum()
     for mechanism in (SPREAD, SPREAD, LOCAL, KEPT):
         total.add(mechanism)
-    assert total.estimate(BUDGET) == estimated_epsilon([SPREAD.event, SPREAD.event, LOCAL.event], BUDGET.delta)
+    assert estimate_of(total, BUDGET) == estimated_epsilon([SPREAD.event, SPREAD.event, LOCAL.event], BUDGET.delta)
     alone = [SPREAD.event_alone, SPREAD.event_alone, LOCAL.event]
     for budget in BUDGETS:
         assert total.alone(budget) == rdp_epsilon(alone, budget.delta, budget.adaptive) > total.epsilon(budget)
         assert totals.total_epsilon(total.counts, budget.delta, budget.adaptive) == total.epsilon(budget)
     total.add(EXACT)
-    assert (total.estimate(BUDGET), total.alone(BUDGET)) == (None, math.inf)
+    assert (estimate_of(total, BUDGET), total.alone(BUDGET)) == (None, math.inf)
 
 
 # -- histories

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from support.neighbours import MAPPED, add_unit, exact_norm, repeated, schema, spoil, with_subjects
+from support.local_trainings import D, K, drawn, given_arrays, parameters, training
+from support.neighbours import add_unit, exact_norm, repeated, schema, spoil, with_subjects
 from support.randomness import SeededRandom
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats, Integers
@@ -32,65 +33,12 @@ from veilsum_privacy.tasks.base import Records, Trained, Training
 from veilsum_privacy.tasks.generation import DIRECTIONS, PROTOTYPES, USE
 from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining, effective_steps
 from veilsum_privacy.training import closed_form
-from veilsum_privacy.training.arrays import load, to_broadcast, unflatten
+from veilsum_privacy.training.arrays import load, unflatten
 from veilsum_privacy.training.epochs import mean_gradient
 from veilsum_privacy.training.mlp import Descent, train
-from veilsum_privacy.training.models import ModelSpec, resolve_model
-from veilsum_privacy.training.objectives import OBJECTIVES, ObjectiveSpec, resolve_objective
+from veilsum_privacy.training.objectives import OBJECTIVES
 from veilsum_privacy.training.objectives.base import LocalObjective
 from veilsum_privacy.training.per_record import PerRecordGradients
-
-K, D = 3, 2
-OWN = {
-    "scaffold": {"scaffold.control": lambda task: np.zeros(task.objective.size)},
-    "proto": {"proto.prototypes": lambda task: np.ones((K, 4)), "proto.known": lambda task: np.ones(K)},
-    "iir": {"iir.gradient": lambda task: np.zeros(4 * K + K), "iir.known": lambda task: np.zeros(1)},
-}
-
-
-def parameters(objective: str = "none", options: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    hidden = changes.pop("hidden", 4)
-    model = ModelSpec(name="mlp", options={"hidden": hidden}) if hidden else ModelSpec(name="linear")
-    return {
-        "clip": 100.0,
-        "missing": "skip",
-        **MAPPED,
-        "model": resolve_model(model).model_dump(mode="json"),
-        "objective": resolve_objective(ObjectiveSpec(name=objective, options=dict(options or {}))).model_dump(mode="json"),
-        "epochs": 2,
-        "batch": 16,
-        "learning_rate": 0.1,
-        "momentum": 0.0,
-        "decay": 0.0,
-        "norm": 1e6,
-        "weighting": "equal",
-        "normalised": False,
-        "local_steps": 3,
-        "gradient_clip": 0.5,
-        "expected_records": 50,
-        **changes,
-    }
-
-
-def training(objective: str = "none", options: Mapping[str, Any] | None = None, **changes: Any) -> LocalTraining:
-    task = build_task("local-training", parameters(objective, options, **changes), schema(D))
-    assert isinstance(task, LocalTraining)
-    return task
-
-
-def drawn(seed: int, n: int) -> Records:
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, K, n)
-    x = np.array([[1.0, 0], [-0.5, 0.8], [-0.5, -0.8]])[y] + 0.6 * rng.normal(size=(n, D))
-    return complete(x, y)
-
-
-def given_arrays(task: LocalTraining, seed: int = 0) -> dict[str, Floats]:
-    model = task.architecture.initial(seed)
-    rng = np.random.default_rng(seed)
-    model = {name: values + 0.2 * rng.normal(size=values.shape) for name, values in model.items()}
-    own = {name: make(task) for name, make in OWN.get(task.parameters.objective.name, {}).items()}
-    return {**to_broadcast(model), SEEDS: np.array([5.0, 6.0]), **own}
 
 
 class Seen(Steps):
@@ -123,7 +71,7 @@ def trained(
 ) -> Trained:
     """One round, with the noised steps that are given, or without noise."""
     if steps is None:
-        return task.train_plainly(replace(records, subjects=None), broadcast, state)
+        return task.train_plainly(replace(records, subjects=None), broadcast, state, pytest.fail)
     training, by_subject = task.train(broadcast, state, steps.course), records.subjects is not None
     return answered(training, steps, lambda: records, len(records), by_subject=by_subject)[0]
 

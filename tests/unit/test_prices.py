@@ -11,7 +11,8 @@ import pytest
 
 from support.neighbours import SETTINGS
 from veilsum_node.errors import Misuse
-from veilsum_privacy.accounting.accountant import GaussianEvent, rdp_epsilon
+from veilsum_privacy.accounting.accountant import GaussianEvent
+from veilsum_privacy.accounting.figures import rdp_epsilon
 from veilsum_privacy.accounting.prices import declared_event, delta_warning, study_epsilon
 from veilsum_privacy.study.study import NoiseKind, Study
 

@@ -30,12 +30,15 @@ from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.phrases import unreadable
 from veilsum_participant.data.programs import read_program
 from veilsum_participant.dataset_config import EncoderConfig
-from veilsum_privacy.mechanism.rows.purity import impurity
+from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.training import device
 
 MAX_PROGRAM_BYTES = 4 << 30
 """Largest program file that is read."""
+
+REMEMBERED = 1 << 27
+"""Most values of records that are remembered: 1 GiB."""
 
 
 _ALONE = threading.RLock()  # the number of threads and the random generator are torch's, for the whole process
@@ -52,7 +55,7 @@ class ProgramEncoder:
         self._device = device.chosen()
         self._program = read_program(data, declared.format, self._device)
         self._input = torch.zeros((1, *declared.inputs), dtype=torch.float32, device=self._device)  # torch aligns it
-        self._last: tuple[bytes, Floats] | None = None
+        self._known: dict[bytes, Floats] = {}
         self._lock = threading.Lock()
         with _still():
             self._probe()
@@ -60,7 +63,7 @@ class ProgramEncoder:
     def __call__(self, features: Floats) -> Floats:
         """Features (n, width) float64 of scaled columns (n, inputs) in [-1, 1]; NaN in the rows of invalid records.
 
-        The last answer is remembered: every round of a study asks for the same records.
+        What a record gives is remembered: every round of a study asks for some of the same records.
 
         Raises:
             Misuse: the columns do not fill the program's input.
@@ -68,15 +71,22 @@ class ProgramEncoder:
         if features.ndim != 2 or features.shape[1] != self._declared.size:
             raise Misuse(f"The program takes {self._declared.size} values of a record; the columns give {features.shape[1:]}.")
         rows = np.ascontiguousarray(features, dtype=np.float32)
-        key = hashlib.sha256(rows.tobytes()).digest()
+        result = np.full((len(rows), self._declared.width), np.nan)
         with self._lock:  # studies that name one program share it
-            if self._last is None or self._last[0] != key:
-                result = np.full((len(rows), self._declared.width), np.nan)
+            keys, new = [hashlib.sha256(row).digest() for row in rows], list[int]()
+            for place, key in enumerate(keys):
+                if (known := self._known.get(key)) is None:
+                    new.append(place)
+                else:
+                    result[place] = known
+            if new:
                 with _still():
-                    for row, place in zip(rows, result, strict=True):
-                        self._encode(row, place)
-                self._last = key, result
-            return self._last[1].copy()
+                    for place in new:
+                        self._encode(rows[place], result[place])
+                if (len(self._known) + len(new)) * self._declared.width > REMEMBERED:
+                    self._known.clear()
+                self._known.update((keys[place], result[place].copy()) for place in new)
+        return result
 
     def _encode(self, row: NDArray[np.float32], place: Floats) -> None:
         """Write one record's features into ``place``; leave its NaN where the record is invalid."""

@@ -38,7 +38,8 @@ from veilsum_participant.store.studies import studies_of
 from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Kind, Mechanism
-from veilsum_privacy.ledger.entries import Entry, RequestedStudy, declared_mechanisms
+from veilsum_privacy.ledger.entries import Entry
+from veilsum_privacy.ledger.statements import RequestedStudy, declared_mechanisms
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy
 
@@ -144,6 +145,7 @@ def rehearsal_faults(site: Site, agreed: AgreedStudy) -> Iterator[Refusal]:
     """What would go wrong in any round of a study that the policy accepts, found without reading a record."""
     study = agreed.study
     yield from site.structure_faults(study.dataset, study.data)
+    yield from site.encoder_faults(study.encoder)
     for declaration in study.tasks:
         task = agreed.task(declaration.label)
         try:

@@ -29,8 +29,9 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.pending import PENDING, PendingRow, PendingState, pending_studies
 from veilsum_participant.store.studies import STUDIES, StudyRow, open_studies
 from veilsum_privacy.ledger import Budget, Headroom, Kind, Mechanism, Reservation
-from veilsum_privacy.ledger.entries import LONGEST_TEXT, RequestedStudy, declared_mechanisms, why_infinite
+from veilsum_privacy.ledger.entries import why_infinite
 from veilsum_privacy.ledger.receipts import parse_receipt
+from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy, declared_mechanisms
 from veilsum_privacy.mechanism.noise import task_noise
 from veilsum_privacy.study.study import Study, TaskDeclaration, parse_study
 

@@ -18,10 +18,10 @@ from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.budgets import releases_used
 from veilsum_participant.store.attempts import PAID, AttemptState, tally
 from veilsum_privacy.computation.contribution import SitePlace
-from veilsum_privacy.mechanism.weights import cohort_factors, largest_share
 from veilsum_privacy.securesum.context import Assignment
 from veilsum_privacy.tasks.agreed import AgreedTask
 from veilsum_privacy.tasks.base import FactorTask, TrainingTask
+from veilsum_privacy.tasks.weights import cohort_factors, largest_share
 
 FACTORS = "participation.factors"
 """Array of a weighted task's state: the factors of its last paid round."""

@@ -1,8 +1,8 @@
-"""What releases cost: epsilon derived from recorded events, by a rule that guarantees it and an estimate beside it.
+"""What releases cost: epsilon derived from recorded events, by a rule that guarantees it (:meth:`Releases.epsilon`).
 
-The rule (:meth:`Releases.epsilon`) alone decides; the estimate is tighter and decides nothing. Data sets are neighbours if
-they differ by one record added or removed. Opacus' RDP and PRV accountants and dp-accounting are the oracles of the tests;
-Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows no budget.
+Data sets are neighbours if they differ by one record added or removed. Opacus' RDP accountant and dp-accounting are the
+oracles of the tests; Opacus' GDP accountant is used nowhere, because it underestimates. This module stores nothing and knows
+no budget. The tighter figure beside the rule's, which decides nothing, is :mod:`~veilsum_privacy.accounting.figures`'.
 
 The rule ``gaussian``. Every charge is a pair (mu^2, slack): what is released can be made, without the records, of "with
 probability slack the record, else N(mu b, 1)", b being 1 if the record is there and 0 if not.
@@ -35,8 +35,7 @@ Steinke 2021). Without sampling its Renyi divergence is at most the Gaussian's a
 2020); with it, the integer orders follow term by term. For orders between them: rounding z to y with probabilities in
 proportion to exp(-(z - y)^2 / 32) turns a continuous Gaussian of variance v - 16 into the discrete one of v but for factors
 1 +- 1e-136, sampled or not. So these orders are right but for 16 of v, 2e-9 of it or less at the grids of studies, which is
-not priced. The estimate is that of the continuous Gaussian: at v = 16 and a sensitivity of 4, far coarser than any grid, it
-is 0.013 below the discrete one's.
+not priced.
 """
 
 from __future__ import annotations
@@ -45,53 +44,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from numbers import Integral, Rational, Real
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from veilsum_node.errors import Misuse
 from veilsum_privacy.accounting.domination import dominating_ratio
-from veilsum_privacy.accounting.estimate import PRV_ERROR, composed_epsilon
-from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon, gaussian_ratio
-from veilsum_privacy.accounting.losses import LossSteps
-from veilsum_privacy.accounting.renyi import (
-    ORDERS,
-    SCALE_BITS,
-    STRICT_ORDERS,
-    Curve,
-    conversion,
-    standard_epsilon,
-    step_curve,
-    strict_epsilon,
-    to_floats,
-)
+from veilsum_privacy.accounting.gaussian import SMOOTHING, analytic_gaussian_epsilon
+from veilsum_privacy.accounting.renyi import ORDERS, SCALE_BITS, Curve, standard_epsilon, step_curve, strict_epsilon, to_floats
 
-__all__ = [
-    "ORDERS",
-    "PRV_ERROR",
-    "RULES",
-    "SLACK_SHARE",
-    "STRICT_ORDERS",
-    "Adaptive",
-    "Course",
-    "GaussianEvent",
-    "History",
-    "Releases",
-    "analytic_gaussian_epsilon",
-    "at_sites",
-    "calibrate_noise_multiplier",
-    "epsilon_of",
-    "estimated_epsilon",
-    "prv_epsilon",
-    "rdp_epsilon",
-]
-
-_MAX_STEPS = 10**9
+MAX_STEPS = 10**9
 _LARGEST_RATIO = 2.0**256
-_ROUNDING_UP = 1e-5  # of the estimate without sampling: accountants that round up on a grid are not above it
 
 Adaptive = Literal["gaussian", "standard", "strict"]
 """The rule by which releases compose: see :meth:`Releases.epsilon`."""
@@ -121,10 +85,15 @@ class Course:
     slack: float
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.steps, Integral) and 1 <= self.steps <= _MAX_STEPS):
-            raise Misuse(f"A course has 1 to {_MAX_STEPS} steps.")
+        if not (isinstance(self.steps, Integral) and 1 <= self.steps <= MAX_STEPS):
+            raise Misuse(f"A course has 1 to {MAX_STEPS} steps.")
         if not (isinstance(self.slack, Real) and 0.0 < self.slack < 0.5):
             raise Misuse("A course's slack must lie in (0, 1/2).")
+
+    @staticmethod
+    def of(steps: int, slack: float) -> Course | None:
+        """What declared steps belong to; None of those that state no slack: without sampling, or priced by RDP."""
+        return Course(steps, slack) if slack else None
 
 
 @dataclass(frozen=True)
@@ -155,8 +124,8 @@ class GaussianEvent:
             raise Misuse("An event's noise variance must be a positive fraction and at most 2^128.")
         if not (isinstance(self.sampling_rate, Real) and 0.0 < self.sampling_rate <= 1.0):
             raise Misuse("A sampling rate must lie in (0, 1].")
-        if not (isinstance(self.steps, Integral) and 1 <= self.steps <= _MAX_STEPS):
-            raise Misuse(f"An event has 1 to {_MAX_STEPS} steps.")
+        if not (isinstance(self.steps, Integral) and 1 <= self.steps <= MAX_STEPS):
+            raise Misuse(f"An event has 1 to {MAX_STEPS} steps.")
         if self.sensitivity**2 > _LARGEST_RATIO * self.variance:
             raise Misuse("An event's noise is too small beside its sensitivity.")
         if self.course is not None and self.sampling_rate == 1.0:
@@ -240,7 +209,7 @@ class Releases:
         changed._groups, changed._ratio, changed._courses = self._groups.copy(), self._ratio, self._courses.copy()
         added: dict[tuple[float, float], int] = {}
         for event, count in counted:
-            _check_event(event, count)
+            check_event(event, count)
             if not count:
                 continue
             rate, steps = event.sampling_rate, event.steps * count
@@ -294,7 +263,7 @@ class Releases:
         adaptive choice of mechanisms and costs more: for delta 1e-5 and epsilon 1 to 8, 9 to 15 % of epsilon without sampling,
         and up to 7.5 times as much where few steps are rarely sampled (docs/performance.md).
         """
-        _check_delta(delta)
+        check_delta(delta)
         if adaptive not in RULES:
             raise Misuse(f"Composition is by one of the rules {', '.join(RULES)}.")
         if not self._groups:
@@ -314,96 +283,19 @@ History = Releases | Mapping[GaussianEvent, int] | Iterable[GaussianEvent]
 
 def epsilon_of(events: History, delta: float, adaptive: Adaptive) -> float:
     """Epsilon of all events together at ``delta``, the guarantee, by a rule of :meth:`Releases.epsilon`."""
-    return _gate(events).epsilon(delta, adaptive)
+    return gate_of(events).epsilon(delta, adaptive)
 
 
-def rdp_epsilon(events: History, delta: float, adaptive: Literal["standard", "strict"] = "standard") -> float:
-    """The same by RDP."""
-    return epsilon_of(events, delta, adaptive)
-
-
-def at_sites(events: History, sites: int) -> dict[GaussianEvent, int]:
-    """The same joint sums as seen by a person who has one record at each of several sites.
-
-    The sum changes by up to ``sites`` times D if the person is added or removed: (D / sigma)^2 and rho grow by ``sites``^2.
-
-    Args:
-        events: joint sums without sampling, one site's entries of them.
-        sites: m, at how many of the sites that took part the person has a record.
-
-    Raises:
-        Misuse: an event is sampled (each site draws its own sample, and m^2 does not hold), or a number is out of range.
-    """
-    if not (isinstance(sites, Integral) and sites >= 1):
-        raise Misuse("A person's records lie at one or more sites.")
-    if isinstance(events, Releases):
-        raise Misuse("A filter does not keep its releases' sensitivities.", "Give the events themselves.")
-    scaled: dict[GaussianEvent, int] = {}
-    for event, count in _counted(events):
-        _check_event(event, count)
-        if sites > 1 and event.sampling_rate < 1:
-            raise Misuse("For sampled releases nothing can be said about a person at several sites.")
-        person = GaussianEvent(event.sensitivity * sites, event.variance, event.sampling_rate, event.steps)
-        scaled[person] = scaled.get(person, 0) + count
-    return scaled
-
-
-def prv_epsilon(events: History, delta: float) -> float | None:
-    """Upper end of the epsilon of composed privacy losses (PRV), within 0.011 of the Gaussian mechanism's true one.
-
-    Returns:
-        0 without events. None where it is out of reach, and RDP stands alone: RDP's epsilon above 500, or more than about a
-        hundred different sampled steps that have hardly ever seen a record (their losses' standard deviation together is below
-        0.01 for 300 different steps, 0.03 for 1000, 0.1 for 10,000) and no release without sampling beside them.
-    """
-    _check_delta(delta)
-    return _composed(_gate(events), delta)
-
-
-def estimated_epsilon(events: History, delta: float, adaptive: Adaptive = "standard") -> float | None:
-    """The figure reported beside the rule's, never above it; None as for :func:`prv_epsilon`.
-
-    Where nothing was sampled it is the analytic Gaussian's epsilon rounded up by 1e-5, otherwise that of :func:`prv_epsilon`.
-    """
-    _check_delta(delta)
-    gate = _gate(events)
-    if all(rate == 1.0 for rate, _ in gate.groups):
-        found: float | None = analytic_gaussian_epsilon(_unsampled_ratio(gate), delta) + _ROUNDING_UP
-    else:
-        found = _composed(gate, delta)
-    return None if found is None else min(found, gate.epsilon(delta, adaptive))
-
-
-def calibrate_noise_multiplier(epsilon: float, delta: float, releases: int, adaptive: Adaptive = "standard") -> float:
-    """Smallest sigma / D at which ``releases`` equal unsampled releases cost at most ``epsilon``, rounded up by 1e-9; by
-    RDP, or by the rule ``gaussian`` of continuous noise (integer noise needs :data:`~.gaussian.SMOOTHING` more variance).
-
-    Raises:
-        Misuse: no noise reaches so small an epsilon at this delta, or an argument is out of range.
-    """
-    _check_delta(delta)
-    if not (math.isfinite(epsilon) and epsilon > 0 and 1 <= releases <= _MAX_STEPS):
-        raise Misuse("Calibration needs a positive epsilon and at least one release.")
-    if adaptive == "gaussian":
-        return math.sqrt(releases / gaussian_ratio(epsilon, (1 - SLACK_SHARE) * delta)) * (1 + 1e-9)
-    # At order a, epsilon = a n / (2 z^2) + c(a): solved for z, the best order needs the least noise. Curves are rounded up.
-    left = epsilon - conversion(delta) - releases * 2.0**-SCALE_BITS
-    reachable = left > 0
-    if not reachable.any():
-        raise Misuse(f"No noise reaches epsilon {epsilon:g} at delta {delta:g} by RDP.", "Ask for a larger epsilon or delta.")
-    return float(np.sqrt(np.min(ORDERS[reachable] / left[reachable]) * releases / 2)) * (1 + 1e-9)
-
-
-def _check_delta(delta: float) -> None:
+def check_delta(delta: float) -> None:
     if not (isinstance(delta, Real) and 0.0 < delta < 0.5):
         raise Misuse("Delta must lie in (0, 1/2).")
 
 
-def _check_event(event: GaussianEvent, count: int) -> None:
+def check_event(event: GaussianEvent, count: int) -> None:
     if not isinstance(event, GaussianEvent):
         raise Misuse("Every release must be a GaussianEvent: a release without noise has no epsilon.")
-    if not (isinstance(count, Integral) and 0 <= count <= _MAX_STEPS):
-        raise Misuse(f"A release is counted 0 to {_MAX_STEPS} times.")
+    if not (isinstance(count, Integral) and 0 <= count <= MAX_STEPS):
+        raise Misuse(f"A release is counted 0 to {MAX_STEPS} times.")
 
 
 def _add(steps: dict[Any, int], key: Any, more: int) -> None:
@@ -416,27 +308,9 @@ def _add(steps: dict[Any, int], key: Any, more: int) -> None:
         del steps[key]
 
 
-def _counted(events: Mapping[GaussianEvent, int] | Iterable[GaussianEvent]) -> Iterable[tuple[GaussianEvent, int]]:
+def counted_events(events: Mapping[GaussianEvent, int] | Iterable[GaussianEvent]) -> Iterable[tuple[GaussianEvent, int]]:
     return events.items() if isinstance(events, Mapping) else ((event, 1) for event in events)
 
 
-def _gate(events: History) -> Releases:
-    return events if isinstance(events, Releases) else Releases().with_events(_counted(events))
-
-
-def _unsampled_ratio(gate: Releases) -> float:
-    """All unsampled releases are one Gaussian mechanism whose (D / sigma)^2 is their sum."""
-    return math.fsum(ratio * steps for (rate, ratio), steps in gate.groups.items() if rate == 1.0)
-
-
-def _composed(gate: Releases, delta: float) -> float | None:
-    if not gate.groups:
-        return 0.0
-    sampled = sorted((rate, ratio, steps) for (rate, ratio), steps in gate.groups.items() if rate < 1.0)
-    return _prv(tuple(sampled), _unsampled_ratio(gate), gate.curve_units, delta)
-
-
-@lru_cache(maxsize=64)
-def _prv(sampled: tuple[tuple[float, float, int], ...], unsampled: float, curve: Curve, delta: float) -> float | None:
-    rate, ratio, steps = np.array(sampled, dtype=np.float64).reshape(-1, 3).T
-    return composed_epsilon(LossSteps(rate, np.sqrt(ratio), steps, unsampled), delta, to_floats(curve))
+def gate_of(events: History) -> Releases:
+    return events if isinstance(events, Releases) else Releases().with_events(counted_events(events))

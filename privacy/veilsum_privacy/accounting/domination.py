@@ -36,13 +36,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_privacy.accounting.gaussian import gaussian_profile
-from veilsum_privacy.accounting.losses import Direction
+
+Direction = Literal[1, -1]
+"""1: a record is removed; -1: one is added."""
 
 DIRECTIONS: tuple[Direction, Direction] = (1, -1)
 

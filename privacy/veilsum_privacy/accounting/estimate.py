@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.accounting.domination import normal_mass, power
+from veilsum_privacy.accounting.domination import Direction, normal_mass, power
 from veilsum_privacy.accounting.inversion import Line, choose_line, epsilon_by_inversion, surely_within
-from veilsum_privacy.accounting.losses import Direction, LossSteps, plan_quadrature, window
+from veilsum_privacy.accounting.losses import LossSteps, plan_quadrature, window
 from veilsum_privacy.accounting.renyi import standard_epsilon
 
 GRID_ERROR = 0.005

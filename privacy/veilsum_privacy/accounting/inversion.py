@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_privacy.accounting.losses import Direction, LossSteps, Quadrature, plan_quadrature
+from veilsum_privacy.accounting.domination import Direction
+from veilsum_privacy.accounting.losses import LossSteps, Quadrature, plan_quadrature
 from veilsum_privacy.accounting.renyi import ORDERS
 
 Complexes = NDArray[np.complex128]

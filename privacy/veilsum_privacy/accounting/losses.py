@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
-
-Direction = Literal[1, -1]
-"""1: a record is removed; -1: one is added."""
+from veilsum_privacy.accounting.domination import Direction
 
 _TAIL = 9.0  # standard deviations beyond which a normal has a mass of 2e-19
 _DIGITS = 36.0  # quadrature errors are near exp(-36)

@@ -10,13 +10,6 @@ from veilsum_privacy.accounting.accountant import Adaptive, Course, GaussianEven
 from veilsum_privacy.study.study import Study, TaskDeclaration
 
 
-def declared_course(declaration: TaskDeclaration) -> Course | None:
-    """What the steps of a task belong to; None of a task without sampling, and of one priced by RDP."""
-    if not declaration.slack:
-        return None
-    return Course(declaration.steps * declaration.releases, declaration.slack)
-
-
 def study_rule(study: Study) -> Adaptive:
     """The rule by which a study states its epsilon."""
     return "gaussian" if study.privacy.accounting == "gaussian" else "standard"
@@ -29,8 +22,8 @@ def declared_event(declaration: TaskDeclaration, releases: int | None = None) ->
         Misuse: it has no noise, or its numbers are out of range.
     """
     steps = declaration.steps * (declaration.releases if releases is None else releases)
-    course = declared_course(declaration)
-    return GaussianEvent(declaration.grid, Fraction(declaration.variance), declaration.sampling_rate, steps, course)
+    rate, course = declaration.sampling_rate, Course.of(declaration.steps * declaration.releases, declaration.slack)
+    return GaussianEvent(declaration.grid, Fraction(declaration.variance), rate, steps, course)
 
 
 def delta_warning(study: Study, records: int | None = None) -> str:

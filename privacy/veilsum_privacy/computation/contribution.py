@@ -25,10 +25,7 @@ from veilsum_privacy.mechanism.requests import Counts, answered, block_of
 from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
-from veilsum_privacy.mechanism.units import Faults, in_parts
-from veilsum_privacy.mechanism.weights import cohort_factors
 from veilsum_privacy.securesum.context import in_range
-from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.tasks.base import (
@@ -39,9 +36,13 @@ from veilsum_privacy.tasks.base import (
     TrainingTask,
     join_batches,
 )
-from veilsum_privacy.tasks.feature_maps import Encode, FeatureMap, encoded, map_records
+from veilsum_privacy.tasks.feature_maps import Encode, FeatureMap, map_records
+from veilsum_privacy.tasks.weights import cohort_factors
 
 LOG = logging.getLogger("veilsum.participant")
+
+Note = Callable[[Exception], object]
+"""Is told what was raised on single records, which count as none then."""
 
 
 class Evaluations:
@@ -59,11 +60,12 @@ class Evaluations:
         for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
             said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
             said.update(np.ascontiguousarray(array).tobytes())
-        about = (None, 0) if mapping is None else (mapping.whole, mapping.index)
+        about = (None, 0) if mapping is None else (id(mapping.encode), mapping.index)
         key = f"{about} {most} {said.hexdigest()}"
         if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
             graph = task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
-            self._kept = task, key, Evaluation(graph, task.maps(broadcast), most)
+            maps = {**task.maps(broadcast), **({} if mapping is None else mapping.maps)}
+            self._kept = task, key, Evaluation(graph, maps, most)
         return self._kept[2]
 
 
@@ -121,19 +123,20 @@ def contribute(
 
     That a site takes part, and what it sends in which size, must not depend on its records: who chooses the task could ask
     for one that fails on a record of interest. Nor may a record on which a task fails change what others contribute. So a
-    unit of privacy on which the task fails counts as zeros, and all others count as they would without it
-    (:mod:`veilsum_privacy.mechanism.units`). What fails otherwise, as reading does, contributes what a site without records
-    would.
+    record on which an opaque map fails counts for nothing, and all others count as they would without it
+    (:mod:`veilsum_privacy.mechanism.rows.evaluation`). What fails otherwise, as reading does, contributes what a site without
+    records would.
 
     Args:
         load: reads the records, whole or in batches as :func:`compute_sum` takes them.
         plan, broadcast, place: as for :func:`compute_sum`; what can fail without records was tried before
             (:mod:`veilsum_privacy.computation.rehearsal`).
     """
-    faults = Faults()
+    faults: list[Exception] = []
     fault: Exception
     try:
-        return compute_sum(plan, _read(load), broadcast, place, faults)._replace(fault=faults.first)
+        part = compute_sum(plan, _read(load), broadcast, place, faults.append)
+        return part._replace(fault=faults[0] if faults else None)
     except Exception as error:  # noqa: BLE001  whatever it is, it must not be seen
         fault = error
     try:
@@ -164,7 +167,7 @@ def compute_sum(
     records: Records | Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace | None = None,
-    faults: Faults | None = None,
+    note: Note | None = None,
 ) -> SitePart:
     """Run a round's task at a site: sampled and bounded by the study's unit, on the grid, clamped; before noise is added.
 
@@ -172,7 +175,7 @@ def compute_sum(
         plan, broadcast, place: of the round and the site.
         records: all of them; or in batches, each with all records of its subjects. A :class:`RowTask` takes one batch
             after the other, and gives the same integers whatever the batches are; other tasks take them joined.
-        faults: takes note of what fails on units, which count as zeros then; None to raise it.
+        note: is told what was raised on single records; None to raise it.
 
     Returns:
         the vector as it is summed, with one block a site where it is disclosed per site.
@@ -181,7 +184,7 @@ def compute_sum(
         Misuse: the study protects subjects, and nothing tells which records are of one; or nothing was kept.
         HostileInput: the broadcast is not what the task needs.
     """
-    place = SitePlace() if place is None else place
+    place, note = SitePlace() if place is None else place, _raised if note is None else note
     agreed, task = plan.task, plan.task.task
     factor = _factor(agreed.study, broadcast, place) if task.weighted() else 1.0
     broadcast = own_rows(agreed, broadcast, place.index)
@@ -189,9 +192,9 @@ def compute_sum(
     if isinstance(task, DerivedTask):
         found = _derive(agreed, task, broadcast, place)
     elif isinstance(task, TrainingTask):
-        found = _train(plan, task, batches, broadcast, place, factor, faults)
+        found = _train(plan, task, batches, broadcast, place, factor, note)
     elif isinstance(task, RowTask):
-        found = _add_rows(plan, task, _sampled(agreed, batches, place.random), broadcast, place, faults)
+        found = _add_rows(plan, task, _sampled(agreed, batches, place.random), broadcast, place, note)
     else:
         raise Misuse(f"The task {task.name} is of no known kind.")
     if not agreed.per_site:
@@ -244,55 +247,29 @@ def _train(
     broadcast: Mapping[str, Floats],
     place: SitePlace,
     factor: float,
-    faults: Faults | None,
+    note: Note,
 ) -> SitePart:
     """A round of training: its requests are answered by noised sums; the first is made before the first record is read."""
     declared, study, counts = plan.declaration, plan.task.study, Counts()
 
     def load() -> Records:
-        return _known(plan.task, batches, broadcast, place, faults)
+        return _mapped(plan.task, join_batches(batches), broadcast, place, note)
 
     if plan.noise.kind == "training":
         bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
         steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, task.step_clip(), bound, place.random)
         training, most = task.train(broadcast, place.state, steps.course), rate * study.data.max_records
         trained, counts = answered(training, steps, load, most, by_subject=study.privacy.unit == "subject")
-        _note(counts.fault, faults)
+        if counts.fault is not None:
+            note(counts.fault)
     else:
-        trained = task.train_plainly(replace(load(), subjects=None), broadcast, place.state)
+        trained = task.train_plainly(replace(load(), subjects=None), broadcast, place.state, note)
     if trained.vector.shape != (task.layout().size,) or not np.isfinite(trained.vector).all():
         raise Misuse("A task gave a vector that is not finite or has the wrong length.")
     if any(not in_range(array) for array in trained.state.values()):
         raise Misuse("A task trained something that is not finite, or out of range.")
     scaled = np.clip(factor * trained.vector / task.clip(), -1.0, 1.0) * plan.declaration.resolution
     return SitePart(np.rint(scaled).astype(np.int64), counts.clipped, counts.invalid, state=trained.state)
-
-
-def _known(
-    agreed: AgreedTask,
-    batches: Iterable[Records],
-    broadcast: Mapping[str, Floats],
-    place: SitePlace,
-    faults: Faults | None,
-) -> Records:
-    """All records as the task sees them, without units that a program fails on."""
-    records = join_batches(batches)
-    subjects = _unit_subjects(agreed.study, records)
-
-    def mapped(rows: slice) -> Records:
-        return _mapped(agreed, records.take(rows), broadcast, place)
-
-    parts = [found for _, found in in_parts(mapped, len(records), subjects, faults)]
-    return join_batches(parts or [mapped(slice(0, 0))])
-
-
-def _note(fault: Exception | None, faults: Faults | None) -> None:
-    """Take note of what an opaque map raised, or raise it where nobody does."""
-    if fault is None:
-        return
-    if faults is None:
-        raise fault
-    faults.add(fault, 0)
 
 
 def on_grid(plan: RoundPlan, scaled: Floats) -> Integers:
@@ -308,7 +285,7 @@ def _add_rows(
     batches: Iterable[Records],
     broadcast: Mapping[str, Floats],
     place: SitePlace,
-    faults: Faults | None,
+    note: Note,
 ) -> SitePart:
     """The rows of all records by the task's graph, which is traced before the first of them is read."""
     mapping = _mapping(plan.task, broadcast, place)
@@ -328,20 +305,19 @@ def _add_rows(
         count += len(records)
         if count > MAX_VALUES:
             raise Misuse("A site's sum takes at most 2^36 records.")
-        for given in _in_encoded_parts(plan.task, records, place, faults):
-            units = _unit_subjects(plan.task.study, given)
-            if sums is not None:
-                sums.add(given, units)
-                continue
-            found = rows_sum(evaluation, given, clip, grid, persons=persons, units=units)
+        units = _unit_subjects(plan.task.study, records)
+        if sums is not None:
+            sums.add(records, units)
+        else:
+            found = rows_sum(evaluation, records, clip, grid, persons=persons, units=units)
             whole += found.total
             clipped, invalid = clipped + found.clipped, invalid + found.invalid
         del records  # before the next ones are read
     if sums is not None:
         whole, clipped, invalid = sums.total(), sums.clipped, sums.invalid
     fault, evaluation.fault = evaluation.fault, None
-    _note(fault, faults)
-    invalid += 0 if faults is None else faults.records
+    if fault is not None:
+        note(fault)
     total, cut = _bounded(plan, whole, place.most_records)
     return SitePart(total, clipped, invalid, cut)
 
@@ -351,30 +327,8 @@ def _mapping(agreed: AgreedTask, broadcast: Mapping[str, Floats], place: SitePla
     if agreed.task.features is None:
         return None
     kept, std = (None, None) if agreed.source is None else _source_blocks(agreed.source, place)
-    by_program = _by_program(agreed, place)
-    mapping = FeatureMap(agreed.study, agreed.task.features, broadcast, place.index, kept, std, by_program)
+    mapping = FeatureMap(agreed.study, agreed.task.features, broadcast, place.index, kept, std, place.encode)
     return None if mapping.plain else mapping
-
-
-def _by_program(agreed: AgreedTask, place: SitePlace) -> bool:
-    """Whether the site's program encodes the records."""
-    features = agreed.task.features
-    made = features is not None and features.width is not None
-    return made and place.encode is not None and isinstance(agreed.study.encoder, Program)
-
-
-def _in_encoded_parts(agreed: AgreedTask, records: Records, place: SitePlace, faults: Faults | None) -> Iterator[Records]:
-    """The records, encoded where a program does that; without the units that it fails on."""
-    features, encode = agreed.task.features, place.encode
-    if features is None or encode is None or not _by_program(agreed, place):
-        yield records
-        return
-
-    def made(rows: slice) -> Records:
-        return encoded(features, records.take(rows), encode)
-
-    for _, found in in_parts(made, len(records), _unit_subjects(agreed.study, records), faults):
-        yield found
 
 
 def task_rows(task: RowTask[Any], records: Records, broadcast: Mapping[str, Floats]) -> Iterator[Floats | Integers]:
@@ -426,7 +380,11 @@ def shrunk(whole: Integers, kept: int, of: int) -> Integers:
     return found
 
 
-def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: SitePlace) -> Records:
+def _raised(fault: Exception) -> None:
+    raise fault
+
+
+def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats], place: SitePlace, note: Note) -> Records:
     """The records as the task sees them."""
     if agreed.task.features is None:
         return records
@@ -440,6 +398,7 @@ def _mapped(agreed: AgreedTask, records: Records, broadcast: Mapping[str, Floats
         kept=kept,
         noise_std=std,
         encode=place.encode,
+        note=note,
     )
 
 

@@ -26,10 +26,10 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records, own_rows
+from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.rows.graph import RowGraph
-from veilsum_privacy.mechanism.rows.purity import impurity
 from veilsum_privacy.mechanism.steps import StepNoise, Steps
 from veilsum_privacy.study.encoder import Projection, projection_digest
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, Releases, at_sites, epsilon_of, estimated_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, GaussianEvent, Releases, epsilon_of
+from veilsum_privacy.accounting.figures import at_sites, estimated_epsilon
 from veilsum_privacy.audit.signed import SignedAudit
 from veilsum_privacy.dossier.annex import annex
 from veilsum_privacy.dossier.figures import meaning

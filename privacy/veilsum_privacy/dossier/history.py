@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.dossier.model import DossierDecision, PolicyStep, StudyAccount, StudyLabel
 from veilsum_privacy.ledger import Entry, Kind
-from veilsum_privacy.ledger.entries import change_policy
+from veilsum_privacy.ledger.statements import change_policy
 
 _DECIDED = (Kind.APPROVAL, Kind.DECLINE, Kind.EXPIRED)
 _CHARGES = (Kind.CHARGE, Kind.RECOVERY)

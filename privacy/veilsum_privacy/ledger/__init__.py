@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Reservation, Spending
+    from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation
     from veilsum_privacy.ledger.export import Exported, read_export, write_csv, write_jsonl
     from veilsum_privacy.ledger.faults import LedgerFault
     from veilsum_privacy.ledger.kept_receipts import KeptReceipt
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from veilsum_privacy.ledger.mirror import Mirror, Mirrored
     from veilsum_privacy.ledger.reader import LedgerReader
     from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, Witness
+    from veilsum_privacy.ledger.statements import Headroom, Spending
     from veilsum_privacy.ledger.verification import LedgerSource, Verification, verify_ledger
 
 _WHERE = {
     "Budget": "entries",
     "Entry": "entries",
     "Exported": "export",
-    "Headroom": "entries",
+    "Headroom": "statements",
     "KeptReceipt": "kept_receipts",
     "Kind": "entries",
     "Ledger": "ledger",
@@ -37,7 +38,7 @@ _WHERE = {
     "Receipt": "receipts",
     "Reservation": "entries",
     "SignedReceipt": "receipts",
-    "Spending": "entries",
+    "Spending": "statements",
     "Verification": "verification",
     "Witness": "receipts",
     "read_export": "export",

@@ -22,49 +22,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, or_, select
+from sqlalchemy import Connection
 
 from veilsum_node.database import Database
-from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode, StateError
+from veilsum_node.errors import HostileInput, Misuse, Refusal, StateError
 from veilsum_node.identity import Credentials, Role
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.accounting.accountant import Adaptive
 from veilsum_privacy.ledger.chain import Chain
-from veilsum_privacy.ledger.checks import check_cohort, check_countersignature, find_signer, own_receipt
-from veilsum_privacy.ledger.entries import (
-    LONGEST_TEXT,
-    Budget,
-    Kind,
-    Mechanism,
-    RequestedStudy,
-    Reservation,
-    read_kind,
-    why_infinite,
-)
+from veilsum_privacy.ledger.checks import CheckedReceipt, check_cohort, check_countersignature, find_signer, own_receipt
+from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, Reservation
+from veilsum_privacy.ledger.gate import PAID, Gate, about, release_columns, reserved_of
 from veilsum_privacy.ledger.kept_receipts import check_numbers, keep_certificate, keep_receipts
-from veilsum_privacy.ledger.reader import LedgerReader, require_budget
+from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, Witness, parse_receipt, receipts_digest
-from veilsum_privacy.ledger.rows import read_row
-from veilsum_privacy.ledger.tables import ledger_table
-
-_COLUMNS = ledger_table.c
-_RELEASE = (
-    "study", "round", "attempt", "context", "population", "dataset", "event", "delta", "unit", "cohort_size", "colluders",
-)  # fmt: skip
-"""Columns that describe a release: its reservation's, repeated by every later entry about it."""
-
-_PAID = (Kind.CHARGE, Kind.RECOVERY)
-
-_ABOUT = select(ledger_table).where(_COLUMNS.context == bindparam("context"), _COLUMNS.kind != Kind.REFUSAL.value)
-_ROUND = select(_COLUMNS.kind, _COLUMNS.attempt).where(
-    _COLUMNS.study == bindparam("study"),
-    _COLUMNS.round == bindparam("round"),
-    or_(*(_COLUMNS.kind == kind.value for kind in (Kind.RESERVE, *_PAID))),
-)
-"""Kind and attempt of a round's reservations and charges."""
-
-Rows = Mapping[Kind, Mapping[str, Any]]
-"""The entries about one context, by kind."""
+from veilsum_privacy.ledger.statements import LONGEST_TEXT, RequestedStudy
 
 
 class Ledger(LedgerReader):
@@ -89,6 +61,7 @@ class Ledger(LedgerReader):
             raise Misuse("Only a participant has a ledger of its own.", "A coordinator has a mirror.")
         self._chain = Chain(database, credentials=credentials, clock=clock, random=random)
         super().__init__(database)
+        self._gate = Gate(self._chain, self._totals)
 
     def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
         """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""
@@ -105,22 +78,14 @@ class Ledger(LedgerReader):
         operator: str,
         adaptive: Adaptive = "standard",
     ) -> int:
-        """Set or change a population's budget; it holds for everything released so far. Returns the entry's number.
-
-        A budget below what is spent is allowed: it stops every further release. The entry says so.
+        """Set or change a population's budget: :meth:`veilsum_privacy.ledger.gate.Gate.set_budget`.
 
         Raises:
             Misuse: an epsilon or delta out of range, or no reason or operator.
         """
-        budget = Budget(epsilon, delta, adaptive)
-        if not (population and reason and operator):
-            raise Misuse("A budget needs a population, a reason and an operator.")
-        detail: dict[str, Any] = {"epsilon": budget.epsilon, "reason": reason, "operator": operator}
-        if adaptive != "standard":
-            detail["adaptive"] = adaptive
-        if not budget.admits(self._totals.standing(connection, population).charged.epsilon(budget)):
-            detail["below_spent"] = True
-        return self._chain.append(connection, Kind.BUDGET, {"population": population, "delta": delta}, detail).seq
+        return self._gate.set_budget(
+            connection, population, Budget(epsilon, delta, adaptive), reason=reason, operator=operator
+        )
 
     def reserve(self, connection: Connection, reservation: Reservation) -> int:
         """Set a release's cost aside before anything that depends on records leaves; open reservations count as spent.
@@ -132,24 +97,7 @@ class Ledger(LedgerReader):
             Refusal: ``BUDGET``: the population has no budget, or not enough is left.
             StateError: the round was charged, or the attempt or context reserved for another release or ended.
         """
-        found = self._about(connection, reservation.context)
-        if Kind.RECOVERY in found:
-            raise StateError("The attempt was charged from its receipt.", "Only a new round can take part.")
-        if Kind.RESERVE in found:
-            if read_row(found[Kind.RESERVE]).reservation != reservation:
-                raise StateError("The context was reserved for another release.")
-            if Kind.FREE in found:
-                raise StateError("The attempt's reservation was freed.", "Only a new attempt can take part.")
-            return int(found[Kind.RESERVE]["seq"])
-        columns = reservation.columns()
-        for kind, attempt in self._round(connection, columns):
-            if kind in _PAID:
-                raise StateError("The round was charged before.", "Only a new round or attempt can take part.")
-            if attempt == reservation.attempt:
-                fault = "The attempt was reserved under another context."
-                raise StateError(fault, "Only a new round or attempt can take part.")
-        budget = self._admit(connection, reservation.population, reservation.mechanism)
-        return self._chain.append(connection, Kind.RESERVE, {**columns, "delta": budget.delta}).seq
+        return self._gate.reserve(connection, reservation)
 
     def charge(self, connection: Connection, context: bytes, witness: Witness | None = None) -> int:
         """Spend a reservation for good; belongs into the transaction that makes the consent durable.
@@ -167,33 +115,26 @@ class Ledger(LedgerReader):
             StateError: nothing is reserved for the context, it was freed, or the round was charged under another context.
             HostileInput: a receipt or the countersignature is forged, old, or for another sum.
         """
-        found = self._about(connection, context)
-        done = found.get(Kind.CHARGE) or found.get(Kind.RECOVERY)
-        if done is not None:
-            return int(done["seq"])
-        reserved = _reserved(found)
-        if Kind.FREE in found:
-            raise StateError("A reservation that was freed cannot be charged.")
-        if any(kind in _PAID for kind, _ in self._round(connection, reserved)):
-            raise StateError("The round was charged under another context.", "A round is charged once.")
-        population = str(reserved["population"])
-        self._admit(connection, population)
         if witness is None:
-            return self._chain.append(connection, Kind.CHARGE, _release_columns(reserved)).seq
-        now = self._chain.now()
-        checked = check_cohort(witness.receipts, witness.certificates, self._chain.credentials.authority, now)
-        own = own_receipt(checked, self._chain.name, read_row(reserved).reservation)
-        if self.position(own.head, connection) is None:
-            raise HostileInput("This site's own receipt does not name an entry of this ledger.")
-        check_numbers(connection, checked)
-        coordinator = check_countersignature(witness, checked, self._chain.credentials.authority, now)
-        detail = {
-            "receipts": receipts_digest(witness.receipts),
-            "countersigned": [witness.countersigned.body, witness.countersigned.signature],
-            "coordinator": keep_certificate(connection, coordinator.certificate),
-        }
-        entry = self._chain.append(connection, Kind.CHARGE, _release_columns(reserved), detail, now=now).seq
-        keep_receipts(connection, entry, checked)
+            return self._gate.charge(connection, context)
+        now, checked = self._chain.now(), list[CheckedReceipt]()
+
+        def witnessed(reserved: Reservation) -> dict[str, Any]:
+            authority = self._chain.credentials.authority
+            checked.extend(check_cohort(witness.receipts, witness.certificates, authority, now))
+            if self.position(own_receipt(checked, self._chain.name, reserved).head, connection) is None:
+                raise HostileInput("This site's own receipt does not name an entry of this ledger.")
+            check_numbers(connection, checked)
+            coordinator = check_countersignature(witness, checked, authority, now)
+            return {
+                "receipts": receipts_digest(witness.receipts),
+                "countersigned": [witness.countersigned.body, witness.countersigned.signature],
+                "coordinator": keep_certificate(connection, coordinator.certificate),
+            }
+
+        entry = self._gate.charge(connection, context, witnessed, now=now)
+        if checked:
+            keep_receipts(connection, entry, checked)
         return entry
 
     def free(self, connection: Connection, context: bytes, *, reason: str = "") -> int:
@@ -202,14 +143,7 @@ class Ledger(LedgerReader):
         Raises:
             StateError: nothing is reserved for the context, or it was charged.
         """
-        found = self._about(connection, context)
-        reserved = _reserved(found)
-        if any(kind in found for kind in _PAID):
-            raise StateError("A reservation that was charged cannot be freed.")
-        if Kind.FREE in found:
-            return int(found[Kind.FREE]["seq"])
-        detail = {"reason": reason} if reason else {}
-        return self._chain.append(connection, Kind.FREE, _release_columns(reserved), detail).seq
+        return self._gate.free(connection, context, reason=reason)
 
     def snapshot(self, connection: Connection, context: bytes, digest: bytes) -> int:
         """Record which records a release was computed from, with its charge. Returns the entry's number, that of the first
@@ -221,15 +155,15 @@ class Ledger(LedgerReader):
         Raises:
             StateError: nothing is reserved for the context, or it was charged or freed.
         """
-        found = self._about(connection, context)
-        reserved = _reserved(found)
+        found = about(connection, context)
+        reserved = reserved_of(found)
         if Kind.SNAPSHOT in found:
             return int(found[Kind.SNAPSHOT]["seq"])
         if len(digest) != 32:
             raise Misuse("A snapshot is named by 32 bytes.")
-        if Kind.FREE in found or any(kind in found for kind in _PAID):
+        if Kind.FREE in found or any(kind in found for kind in PAID):
             raise StateError("A release that was charged or freed is not computed any more.")
-        return self._chain.append(connection, Kind.SNAPSHOT, _release_columns(reserved), {"digest": digest}).seq
+        return self._chain.append(connection, Kind.SNAPSHOT, release_columns(reserved), {"digest": digest}).seq
 
     def release_seen(self, connection: Connection, context: bytes, digest: bytes | None = None) -> int:
         """Record that the release paid for was seen, and the digest of what was shown; later calls change nothing.
@@ -237,14 +171,14 @@ class Ledger(LedgerReader):
         Raises:
             StateError: the context was not charged.
         """
-        found = self._about(connection, context)
+        found = about(connection, context)
         if Kind.RELEASE_SEEN in found:
             return int(found[Kind.RELEASE_SEEN]["seq"])
         charged = found.get(Kind.CHARGE) or found.get(Kind.RECOVERY)
         if charged is None:
             raise StateError("A release was seen that was never charged.")
         detail = {} if digest is None else {"digest": digest}
-        return self._chain.append(connection, Kind.RELEASE_SEEN, _release_columns(charged), detail).seq
+        return self._chain.append(connection, Kind.RELEASE_SEEN, release_columns(charged), detail).seq
 
     def refuse(
         self,
@@ -346,28 +280,14 @@ class Ledger(LedgerReader):
             HostileInput: this site did not sign it, or it does not fit the reservation of its context.
         """
         parsed = parse_receipt(receipt.body)
-        found = self._about(connection, parsed.context)
-        if any(kind in found for kind in _PAID):
-            return None
-        candidates = [*self._own_certificates(connection), *([] if certificate is None else [certificate])]
-        signer = find_signer(receipt, self._chain.name, candidates, self._chain.credentials.authority)
-        reserved = found.get(Kind.RESERVE)
-        columns = parsed.reservation(population).columns()
-        if reserved is not None:
-            known = read_row(reserved).reservation
-            if parsed.reservation(known.population) != known:
-                raise HostileInput(
-                    "The site's own receipt describes a different release than the one reserved for its context."
-                )
-            columns = _release_columns(reserved)
-        else:
-            budget = self._totals.standing(connection, population).budget
-            columns["delta"] = None if budget is None else budget.delta
-        detail = {
-            "receipt": [receipt.body, receipt.signature],
-            "certificate": keep_certificate(connection, signer.certificate),
-        }
-        return self._chain.append(connection, Kind.RECOVERY, columns, detail).seq
+
+        def signed(named: str) -> tuple[Reservation, dict[str, Any]]:
+            candidates = [*self._own_certificates(connection), *([] if certificate is None else [certificate])]
+            signer = find_signer(receipt, self._chain.name, candidates, self._chain.credentials.authority)
+            kept = keep_certificate(connection, signer.certificate)
+            return parsed.reservation(named), {"receipt": [receipt.body, receipt.signature], "certificate": kept}
+
+        return self._gate.recover(connection, parsed.context, population, signed)
 
     def checkpoint(self, connection: Connection | None = None) -> int:
         """Record where every population stands, up to which entry. Returns the entry's number.
@@ -401,35 +321,6 @@ class Ledger(LedgerReader):
             raise StateError("The ledger changed while its checkpoint was computed.", "Try again.")
         return self._chain.append(connection, Kind.CHECKPOINT, detail=figures).seq
 
-    def _admit(self, connection: Connection, population: str, mechanism: Mechanism | None = None) -> Budget:
-        """Refuse if what is charged and open, with ``mechanism``, exceeds the budget."""
-        found, after = self._totals.epsilon_held(connection, population, {} if mechanism is None else {mechanism: 1})
-        budget = require_budget(found, population)
-        if not budget.admits(after[0]):
-            raise Refusal(
-                RefusalCode.BUDGET,
-                f"The population {population} would come to epsilon {after[0]:.6g} of {budget.epsilon:g} "
-                f"at delta {budget.delta:g}.{why_infinite(after[0])}",
-                "Ask for more noise or fewer releases, or let the operator raise the budget.",
-            )
-        return budget
-
-    @staticmethod
-    def _about(connection: Connection, context: bytes) -> dict[Kind, Mapping[str, Any]]:
-        found = connection.execute(_ABOUT, {"context": context.hex()}).mappings()
-        return {read_kind(row["kind"]): dict(row) for row in found}
-
-    @staticmethod
-    def _round(connection: Connection, columns: Mapping[str, Any]) -> list[tuple[str, int]]:
-        found = connection.execute(_ROUND, {"study": columns["study"], "round": columns["round"]})
-        return [(kind, attempt) for kind, attempt in found]
-
-
-def _reserved(found: Rows) -> Mapping[str, Any]:
-    if Kind.RESERVE not in found:
-        raise StateError("Nothing is reserved for this context.", "Reserve before anything is uploaded.")
-    return found[Kind.RESERVE]
-
 
 def _refusal_detail(refusal: Refusal) -> dict[str, Any]:
     detail: dict[str, Any] = {"code": refusal.code.value, "message": refusal.message[:LONGEST_TEXT]}
@@ -440,10 +331,6 @@ def _refusal_detail(refusal: Refusal) -> dict[str, Any]:
             for item in reasons
         ]
     return detail
-
-
-def _release_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in _RELEASE}
 
 
 def _finite(epsilon: float) -> float | None:

@@ -16,12 +16,14 @@ from sqlalchemy import Connection, Select, bindparam, func, inspect, select
 
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.database import Database, check_component
-from veilsum_node.errors import Damage, HostileInput, Refusal, RefusalCode, StateError
+from veilsum_node.errors import Damage, HostileInput, StateError
 from veilsum_node.identity import Role
-from veilsum_privacy.ledger.entries import Budget, Entry, Headroom, Kind, Mechanism, Spending, change_policy
+from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism
+from veilsum_privacy.ledger.gate import require_budget
 from veilsum_privacy.ledger.kept_receipts import KeptReceipt, KeptRow
 from veilsum_privacy.ledger.migrations import COMPONENT, PACKAGE
 from veilsum_privacy.ledger.rows import read_row, unhex
+from veilsum_privacy.ledger.statements import Headroom, Spending, change_policy, estimate_of
 from veilsum_privacy.ledger.tables import certificate_table, ledger_table, receipt_table
 from veilsum_privacy.ledger.totals import Follower
 from veilsum_privacy.ledger.verification import ChainStep, ChainWalk, LedgerSource, Verification, verify_ledger
@@ -268,7 +270,7 @@ class LedgerReader(ChainReader):
             population=population,
             budget=budget,
             spent=standing.charged.epsilon(budget),
-            estimate=standing.charged.estimate(budget),
+            estimate=estimate_of(standing.charged, budget),
             reserved=reserved,
             left=math.inf if budget.epsilon is None else max(0.0, budget.epsilon - reserved),
             releases=standing.charged.counts.total(),
@@ -284,17 +286,6 @@ class LedgerReader(ChainReader):
         with self._reading(connection) as reader:
             budget, figures = self._totals.epsilon_held(reader, population, {}, mechanisms)
         return Headroom(require_budget(budget, population), *figures)
-
-
-def require_budget(budget: Budget | None, population: str) -> Budget:
-    """The budget, if there is one.
-
-    Raises:
-        Refusal: ``BUDGET``: there is none.
-    """
-    if budget is None:
-        raise Refusal(RefusalCode.BUDGET, f"The population {population} has no budget.", "The operator sets one.")
-    return budget
 
 
 def _certificates(rows: Iterable[Any]) -> dict[str, bytes]:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import PRV_ERROR
-from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation, change_policy
+from veilsum_privacy.accounting.estimate import PRV_ERROR
+from veilsum_privacy.ledger.entries import Budget, Entry, Kind, Mechanism, Reservation
 from veilsum_privacy.ledger.faults import require
 from veilsum_privacy.ledger.receipts import Receipt
 from veilsum_privacy.ledger.rows import unhex
+from veilsum_privacy.ledger.statements import change_policy, estimate_of
 from veilsum_privacy.ledger.totals import BudgetStep, ReleaseStep, Standing, Sum, Totals
 
 TOLERANCE = 1e-6
@@ -292,7 +293,7 @@ def _check_figures(name: str, stated: Any, charged: Sum, budget: Budget) -> None
     derived, most = charged.epsilon(budget), charged.largest_epsilon(budget)
     nearest = derived if spent is None else min(max(spent, derived), most)
     require(_close(spent, nearest if math.isfinite(derived) else None, TOLERANCE * max(1.0, nearest)), fault)
-    require(_close(estimate, charged.estimate(budget), 2 * PRV_ERROR), fault)
+    require(_close(estimate, estimate_of(charged, budget), 2 * PRV_ERROR), fault)
 
 
 def _close(stated: float | None, derived: float | None, tolerance: float) -> bool:

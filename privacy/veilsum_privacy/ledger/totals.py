@@ -18,7 +18,7 @@ from sqlalchemy import Connection, bindparam, case, select
 
 from veilsum_node.canonical import parse_canonical
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.accounting.accountant import Adaptive, Releases, estimated_epsilon
+from veilsum_privacy.accounting.accountant import Adaptive, Releases
 from veilsum_privacy.ledger.entries import Budget, Kind, Mechanism, events_of, read_kind
 from veilsum_privacy.ledger.rows import read_mechanism
 from veilsum_privacy.ledger.tables import ledger_table
@@ -49,12 +49,18 @@ class Sum:
 
     Attributes:
         counts: how often each mechanism was used.
+        gate: those with noise.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[Mechanism] = Counter()
-        self._gate = Releases()
+        self.gate = Releases()
         self._exact = 0  # releases without noise
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether one of them has no noise."""
+        return self._exact != 0
 
     def add(self, mechanism: Mechanism, count: int = 1) -> None:
         """Add releases, or take back ones that were added (a negative count)."""
@@ -69,32 +75,28 @@ class Sum:
         if event is None:
             self._exact += count
         elif count >= 0:
-            self._gate = self._gate.with_event(event, count)
+            self.gate = self.gate.with_event(event, count)
         else:
-            self._gate = self._gate.without_event(event, -count)
+            self.gate = self.gate.without_event(event, -count)
 
     def copy(self) -> Sum:
         """The same releases, apart from these."""
         other = Sum()
-        other.counts, other._gate, other._exact = self.counts.copy(), self._gate, self._exact
+        other.counts, other.gate, other._exact = self.counts.copy(), self.gate, self._exact
         return other
 
     def epsilon(self, budget: Budget, more: Mapping[Mechanism, int] | None = None) -> float:
         """Epsilon by the budget's rule, the guarantee, at its delta, of these mechanisms and ``more``."""
         events, unbounded = events_of(more or {})
-        if self._exact or unbounded:
+        if self.unbounded or unbounded:
             return math.inf
-        gate = self._gate.with_events(events) if events else self._gate
+        gate = self.gate.with_events(events) if events else self.gate
         return gate.epsilon(budget.delta, budget.adaptive)
 
     def largest_epsilon(self, budget: Budget) -> float:
         """The most that any version of this software stated for these mechanisms: earlier ones certified fewer courses, and
         priced the others as if no step were sampled."""
-        return math.inf if self._exact else self._gate.epsilon(budget.delta, budget.adaptive, sampling=False)
-
-    def estimate(self, budget: Budget) -> float | None:
-        """The figure of the tighter accountant beside it; None where that cannot tell, or without noise."""
-        return None if self._exact else estimated_epsilon(self._gate, budget.delta, budget.adaptive)
+        return math.inf if self.unbounded else self.gate.epsilon(budget.delta, budget.adaptive, sampling=False)
 
     def alone(self, budget: Budget) -> float:
         """Epsilon against all other parties together, when only the site's own share of the noise counts."""

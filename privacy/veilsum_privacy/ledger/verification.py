@@ -20,7 +20,7 @@ from cryptography import x509
 
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_node.identity import Label, Role, federation_id, verify
-from veilsum_privacy.accounting.accountant import PRV_ERROR
+from veilsum_privacy.accounting.estimate import PRV_ERROR
 from veilsum_privacy.ledger.comparison import Summary, compare
 from veilsum_privacy.ledger.entries import Entry, Kind
 from veilsum_privacy.ledger.faults import LedgerFault, require
@@ -37,6 +37,7 @@ from veilsum_privacy.ledger.receipts import (
 )
 from veilsum_privacy.ledger.rows import HIDING, NO_HASH, Row, check_types, facts, hash_facts, read_row, unhex
 from veilsum_privacy.ledger.rules import MirrorRules, Rules, SiteRules, described, described_by
+from veilsum_privacy.ledger.statements import estimate_of
 
 ADVICE = "Keep the file as it is and compare it with the mirror."
 
@@ -259,7 +260,7 @@ class _Examination:
             if standing.budget is None:
                 continue
             spent = standing.charged.epsilon(standing.budget)
-            estimate = standing.charged.estimate(standing.budget)
+            estimate = estimate_of(standing.charged, standing.budget)
             if estimate is not None and estimate > spent + PRV_ERROR:
                 fault = f"The two accountants contradict each other for the population {name}: {estimate:g} and {spent:g}."
                 raise self._fault(fault, None, "Report this: it is a fault of the software.")

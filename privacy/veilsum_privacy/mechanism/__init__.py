@@ -1,1 +1,1 @@
-"""What makes a sum private: clipping, exact integer arithmetic, discrete Gaussian noise in shares, public weights."""
+"""What makes a sum private: clipping, exact integer arithmetic, discrete Gaussian noise in shares."""

@@ -201,7 +201,7 @@ class Task(ABC, Generic[P]):
         return None
 
     def weighted(self) -> bool:
-        """Whether a site's vector is multiplied by its public weight of the round (:mod:`veilsum_privacy.mechanism.weights`);
+        """Whether a site's vector is multiplied by its public weight of the round (:mod:`veilsum_privacy.tasks.weights`);
         only of tasks that give one vector for all of a site's records."""
         return False
 
@@ -418,5 +418,14 @@ class TrainingTask(Task[P]):
         """
 
     @abstractmethod
-    def train_plainly(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]) -> Trained:
-        """One round of training in a study without noise, on all of the site's records, which come without subjects."""
+    def train_plainly(
+        self,
+        records: Records,
+        broadcast: Mapping[str, Floats],
+        state: Mapping[str, Floats],
+        note: Callable[[Exception], object],
+    ) -> Trained:
+        """One round of training in a study without noise, on all of the site's records, which come without subjects.
+
+        ``note`` is told what is raised on a record, which is left out then.
+        """

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from veilsum_aggregation import moment_alignment
 from veilsum_aggregation.alignment import local_map
@@ -20,7 +19,7 @@ from veilsum_aggregation.gaussian import AffineMap
 from veilsum_aggregation.moment_maps import MomentMap
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_privacy.mechanism.exact import exact_affine as exact_affine
-from veilsum_privacy.mechanism.rows.evaluation import Evaluation
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation, OpaqueMap
 from veilsum_privacy.mechanism.rows.symbols import (
     Record,
     Symbol,
@@ -31,6 +30,7 @@ from veilsum_privacy.mechanism.rows.symbols import (
     finite,
     hash_is_low,
     joined,
+    opaque,
     record_of,
     spread,
     symbol,
@@ -41,7 +41,6 @@ from veilsum_privacy.study.encoder import Program, Projection, projection_digest
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.parameters import Alignment, FeatureParameters, Part, PartParameters
-from veilsum_privacy.tasks.parts import part_of
 from veilsum_privacy.tasks.power_moments import columns_of_moments
 
 ENCODER_MATRIX, ENCODER_OFFSET = "encoder.matrix", "encoder.offset"
@@ -50,7 +49,10 @@ REFERENCE = "reference."
 """Names of broadcast arrays; those of a reference begin with the last."""
 
 Encode = Callable[[Floats], Floats]
-"""A frozen program: (n, inputs) float64 in [-1, 1] to (n, width) float64, each row by itself."""
+"""A frozen program: (n, inputs) float64 in [-1, 1] to (n, width) float64, each row by itself; NaN of what it cannot take."""
+
+ENCODER = "encoder"
+"""Name of the opaque map that a program is."""
 
 NOTHING_KEPT = "The site kept no statistic to make its alignment from."
 
@@ -65,7 +67,7 @@ class FeatureMap:
         broadcast: arrays that everyone received.
         index: the site's place among the study's participants.
         kept, noise_std: blocks of the site's kept statistic and their noise, for an alignment that the site makes.
-        whole: whether all records are taken, whatever the task's part: those of the part were picked before.
+        encode: the study's program; None where there is none, and where records come encoded.
     """
 
     study: Study
@@ -74,7 +76,7 @@ class FeatureMap:
     index: int = 0
     kept: Mapping[str, Floats] | None = field(default=None, repr=False)
     noise_std: Mapping[str, float] | None = field(default=None, repr=False)
-    whole: bool = False
+    encode: Encode | None = field(default=None, repr=False)
 
     @property
     def plain(self) -> bool:
@@ -83,13 +85,19 @@ class FeatureMap:
 
     @property
     def width(self) -> int:
-        """Features of the records as they come: those of the schema, or of an encoder that is a program."""
+        """Features of the records as they come: those of the schema, or what a program made of them before."""
         encoder = self.study.encoder
-        return self.study.data.width if encoder is None or isinstance(encoder, Projection) else encoder.width
+        return encoder.width if isinstance(encoder, Program) and self.encode is None else self.study.data.width
+
+    @property
+    def maps(self) -> Mapping[str, OpaqueMap]:
+        """The opaque maps of its graph, by name."""
+        by_program = self.encode is not None and isinstance(self.study.encoder, Program) and self.parameters.width is not None
+        return {ENCODER: self.encode} if by_program and self.encode is not None else {}
 
     @property
     def _part(self) -> Part:
-        return self.parameters.part if isinstance(self.parameters, PartParameters) and not self.whole else "all"
+        return self.parameters.part if isinstance(self.parameters, PartParameters) else "all"
 
     def __call__(self, record: Record) -> tuple[Record, Symbol]:
         """A record as the task sees it, and whether it is of the task's part of the records.
@@ -121,6 +129,8 @@ class FeatureMap:
             if projection_digest(matrix, offset) != encoder.sha256:
                 raise HostileInput("The projection in the broadcast is not the one that the study names.")
             x = affine(clip(x, -1.0, 1.0), matrix, offset)
+        elif isinstance(encoder, Program) and self.maps:
+            x = opaque(ENCODER, clip(x, -1.0, 1.0), encoder.width)
         if x.shape[0] != width:
             raise HostileInput(f"The features have {x.shape[0]} dimensions; the task takes {width}.")
         if parameters.alignment is not None and parameters.alignment.moments is not None:
@@ -165,26 +175,6 @@ class FeatureMap:
         return own
 
 
-def encoded(parameters: FeatureParameters, records: Records, encode: Encode) -> Records:
-    """The records of a task's part, as a program encodes them; one that it cannot take is not finite.
-
-    Raises:
-        HostileInput: the program makes another number of features than the task takes.
-    """
-    if isinstance(parameters, PartParameters):
-        records = part_of(records, parameters.part, parameters.part_share)
-    there: NDArray[np.bool_] = np.ones(len(records), dtype=np.bool_)
-    if parameters.missing == "skip":
-        there &= records.present.all(axis=1)
-    x = np.where(records.present, records.features, 0.0)
-    there &= np.isfinite(x).all(axis=1)
-    x = encode(np.clip(np.where(there[:, None], x, 0.0), -1.0, 1.0))
-    if x.shape[1] != parameters.width:
-        raise HostileInput(f"The features have {x.shape[1]} dimensions; the task takes {parameters.width}.")
-    features = np.where(there[:, None], x, np.nan)
-    return replace(records, features=features, present=np.ones(features.shape, dtype=np.bool_))
-
-
 def map_records(
     study: Study,
     parameters: FeatureParameters,
@@ -195,21 +185,19 @@ def map_records(
     kept: Mapping[str, Floats] | None = None,
     noise_std: Mapping[str, float] | None = None,
     encode: Encode | None = None,
+    note: Callable[[Exception], object] = lambda _: None,
 ) -> Records:
     """The records that a task computes on, of the part that it takes, as :class:`FeatureMap` has them.
 
     Args:
         records: as the schema gives them; already encoded if the study's encoder is a program and ``encode`` is None.
-        study, parameters, broadcast, index, kept, noise_std: as of :class:`FeatureMap`.
-        encode: the study's program.
+        study, parameters, broadcast, index, kept, noise_std, encode: as of :class:`FeatureMap`.
+        note: is told what the program raised first.
 
     Raises:
         HostileInput, Misuse: as of :class:`FeatureMap`.
     """
-    by_program = encode is not None and isinstance(study.encoder, Program) and parameters.width is not None
-    if by_program and encode is not None:
-        records = encoded(parameters, records, encode)
-    mapping = FeatureMap(study, parameters, broadcast, index, kept, noise_std, by_program)
+    mapping = FeatureMap(study, parameters, broadcast, index, kept, noise_std, encode)
     if mapping.plain:
         return records
     given = record_of(records.features.shape[1], labelled=records.labels is not None)
@@ -217,9 +205,12 @@ def map_records(
     width = record.features.shape[0]
     rows = np.empty((len(records), 2 * width + 1))
     start = 0
-    for batch in Evaluation(traced(joined(record.features, record.present, taken))).rows(records):
+    evaluation = Evaluation(traced(joined(record.features, record.present, taken)), mapping.maps)
+    for batch in evaluation.rows(records):
         rows[start : start + len(batch)] = batch
         start += len(batch)
+    if evaluation.fault is not None:
+        note(evaluation.fault)
     kept_rows = rows[:, -1] > 0.0
     found = replace(records, features=rows[:, :width].copy(), present=rows[:, width:-1] > 0.0)
     return found if kept_rows.all() else found.take(kept_rows)

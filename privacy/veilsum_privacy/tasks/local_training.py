@@ -7,7 +7,7 @@ exchanges, and what the site keeps for its next round are made of noised sums an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -20,7 +20,6 @@ from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.mechanism.factors import Entries, Products
 from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, lookup, only, opaque, real, record_of, traced
 from veilsum_privacy.mechanism.steps import StepNoise
-from veilsum_privacy.mechanism.weights import WEIGHTS
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.tasks.base import Records, Request, Trained, Training, TrainingTask
 from veilsum_privacy.tasks.generation import DIRECTIONS, MOST_GENERATED, PROTOTYPES, USE, Generation, finite_array
@@ -28,6 +27,7 @@ from veilsum_privacy.tasks.gradient import SLACK, TrainedRecord, trained_record
 from veilsum_privacy.tasks.layout import Block, Layout
 from veilsum_privacy.tasks.outcomes import Outcome, outcome_model
 from veilsum_privacy.tasks.parameters import PartParameters
+from veilsum_privacy.tasks.weights import WEIGHTS
 from veilsum_privacy.training.arrays import MODEL, flatten, from_broadcast, to_broadcast, unflatten
 from veilsum_privacy.training.descent import Descended, descend_noised
 from veilsum_privacy.training.gradients import ModelGradient
@@ -61,7 +61,7 @@ class LocalTrainingParameters(PartParameters):
         noise_step: None, or with noise the learning rate at which a step's noise moves each value by this standard deviation.
         norm: L2 norm N that an update is scaled down to if it exceeds it.
         weighting: of a site's update: ``equal``; by its ``records``, without noise only; or ``public``, by the weight that the
-            broadcast gives it (:mod:`veilsum_privacy.mechanism.weights`).
+            broadcast gives it (:mod:`veilsum_privacy.tasks.weights`).
         normalised: an update is divided by how many steps it took (FedNova).
         local_steps: steps of DP-SGD in a round, with noise.
         gradient_clip: C, L2 norm that a record's gradient is scaled down to, with noise.
@@ -261,10 +261,16 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
         order, generated = (_seed(seed) for seed in finite_array(broadcast, SEEDS, (2,)))
         return Received(start, broadcast, state, order, generated)
 
-    def train_plainly(self, records: Records, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]) -> Trained:
+    def train_plainly(
+        self,
+        records: Records,
+        broadcast: Mapping[str, Floats],
+        state: Mapping[str, Floats],
+        note: Callable[[Exception], object],
+    ) -> Trained:
         from veilsum_privacy.tasks.plain_training import train_plainly  # which no study with noise loads
 
-        return train_plainly(self, records, self._received(broadcast, state))
+        return train_plainly(self, records, self._received(broadcast, state), note)
 
     def bounded(self, start: Floats, found: Descended) -> Descended:
         """With the start and the update, after its norm is bounded, as the end."""

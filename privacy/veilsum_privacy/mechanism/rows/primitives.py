@@ -558,13 +558,13 @@ class Moments(Primitive):
         return lambda: np.copyto(out, mapped(one))
 
 
-OPAQUE_MAPS = frozenset({"inputs", "network", "rows"})
-"""Names of the maps that are no graph, all in torch: inputs of a network's layers, its scores or gradients, rows of losses.
-Beside programs that encode records they are all that is believed of what computes rows; another one is a decision."""
+OPAQUE_MAPS = frozenset({"encoder", "inputs", "network", "rows"})
+"""Names of the maps that are no graph, all in torch: a program that encodes records, inputs of a network's layers, its scores
+or gradients, rows of losses. They are all that is believed of what computes rows; another one is a decision."""
 
 
 class Opaque(Primitive):
-    """So many values that a named map makes of values (m,), a record by itself: networks, which are no graph of primitives.
+    """So many values that a named map makes of values (m,), a record by itself: programs and networks, which are no graph.
 
     The evaluator is given the maps; a record that one raises on, alone, has NaN.
     """
