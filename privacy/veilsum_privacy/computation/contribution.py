@@ -22,7 +22,8 @@ from veilsum_privacy.mechanism.clipping import MAX_GRID, MAX_VALUES
 from veilsum_privacy.mechanism.factors import FactorSums, FineUnits
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.requests import Counts, answered, block_of
-from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation
+from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation, OpaqueMap
+from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.mechanism.units import Faults, in_parts
@@ -45,10 +46,11 @@ LOG = logging.getLogger("veilsum.participant")
 
 
 class Evaluations:
-    """The graph of a task's rows, kept ready where one round is computed of many sites' records; of one thread."""
+    """Graphs of a task, kept ready where one round is computed of many sites' records; of one thread."""
 
     def __init__(self) -> None:
         self._kept: tuple[RowTask[Any], str, Evaluation] | None = None
+        self._requested: tuple[RowGraph, int, Evaluation] | None = None
 
     def of(
         self, task: RowTask[Any], broadcast: Mapping[str, Floats], mapping: FeatureMap | None, most: int = TALL
@@ -66,6 +68,13 @@ class Evaluations:
             self._kept = task, key, Evaluation(graph, task.maps(broadcast), most)
         return self._kept[2]
 
+    def requested(self, graph: RowGraph, maps: Mapping[str, OpaqueMap], most: int) -> Evaluation:
+        """The graph that training asks for, with its maps; it is the one that is kept where it is the same object."""
+        if self._requested is None or self._requested[0] is not graph or self._requested[1] != most:
+            self._requested = graph, most, Evaluation(graph, maps, most)
+        self._requested[2].fault = None
+        return self._requested[2]
+
 
 @dataclass(frozen=True)
 class SitePlace:
@@ -80,7 +89,7 @@ class SitePlace:
         random: where samples, and noise within training, come from.
         steps: what hands a training task its samples and noise; an audit takes one that looks on.
         most_records: how many records the dataset may come to hold, which its operator stated; 0 where nothing is stated.
-        evaluations: keep the graph of the task's rows for the next site; None to let it go.
+        evaluations: keep the graph of the task's rows, or of what training asks first, for the next site; None to let it go.
     """
 
     index: int = 0
@@ -256,7 +265,9 @@ def _train(
         bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
         steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, task.step_clip(), bound, place.random)
         training, most = task.train(broadcast, place.state, steps.course), rate * study.data.max_records
-        trained, counts = answered(training, steps, load, most, by_subject=study.privacy.unit == "subject")
+        evaluate = Evaluation if place.evaluations is None else place.evaluations.requested
+        by_subject = study.privacy.unit == "subject"
+        trained, counts = answered(training, steps, load, most, by_subject=by_subject, evaluate=evaluate)
         _note(counts.fault, faults)
     else:
         trained = task.train_plainly(replace(load(), subjects=None), broadcast, place.state)
