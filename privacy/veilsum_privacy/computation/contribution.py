@@ -45,10 +45,50 @@ from veilsum_privacy.tasks.feature_maps import Encode, FeatureMap, encoded, map_
 LOG = logging.getLogger("veilsum.participant")
 
 
-class Evaluations:
-    """Graphs of a task, kept ready where one round is computed of many sites' records; of one thread."""
+MOST_KEPT = 2**26
+"""Bytes of graphs that are kept, about."""
+
+
+class Graphs:
+    """Graphs that were traced, by study, task and all public or noised arrays that they were traced with.
+
+    A graph is what it was when it was traced, whatever came after: its nodes are frozen, and their arrays are bytes. It meets
+    no record, and neither does a key. Of a task the last one is kept, and all are let go before they take too much.
+
+    Attributes:
+        size: bytes that were kept since all were let go, about.
+    """
 
     def __init__(self) -> None:
+        self._kept: dict[tuple[bytes, str], tuple[str, RowGraph]] = {}
+        self.size = 0
+
+    def of(self, agreed: AgreedTask, key: str, trace: Callable[[], RowGraph]) -> RowGraph:
+        """The graph of a task with what ``key`` tells, which is traced if it is not the one that is kept."""
+        task = agreed.agreed.digest, agreed.label
+        found = self._kept.get(task)
+        if found is not None and found[0] == key:
+            return found[1]
+        graph = trace()
+        size = sum(1024 + sum(array.nbytes for array in step.node.arrays) for step in graph.steps)
+        if self.size + size > MOST_KEPT:
+            self._kept, self.size = {}, 0
+        if size <= MOST_KEPT:
+            self._kept[task] = key, graph
+            self.size += size  # a graph in the place of another counts beside it until all go
+        return graph
+
+
+class Evaluations:
+    """Graphs of a task, kept ready where one round is computed of many sites' records; of one thread.
+
+    Args:
+        graphs: where graphs of ``agreed`` are looked for before they are traced, and kept.
+        agreed: the task, as its study declares it.
+    """
+
+    def __init__(self, graphs: Graphs | None = None, agreed: AgreedTask | None = None) -> None:
+        self._graphs, self._agreed = graphs, agreed
         self._kept: tuple[RowTask[Any], str, Evaluation] | None = None
         self._requested: tuple[RowGraph, int, Evaluation] | None = None
 
@@ -62,9 +102,15 @@ class Evaluations:
             said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
             said.update(np.ascontiguousarray(array).tobytes())
         about = (None, 0) if mapping is None else (mapping.whole, mapping.index)
-        key = f"{about} {most} {said.hexdigest()}"
+        traced = f"{about} {said.hexdigest()}"
+        key = f"{most} {traced}"
+
+        def trace() -> RowGraph:
+            return task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
+
         if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
-            graph = task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
+            known, agreed = self._graphs, self._agreed
+            graph = trace() if known is None or agreed is None else known.of(agreed, traced, trace)
             self._kept = task, key, Evaluation(graph, task.maps(broadcast), most)
         return self._kept[2]
 
