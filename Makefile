@@ -82,16 +82,10 @@ demo: .venv/.runtime
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# The tests' modules are compiled once, before every worker would compile them for itself.
-.venv/.compiled: .venv/.installed $(shell find tests -name '*.py')
-	@$(BIN)/python -m pytest --collect-only -q > /dev/null 2>&1 || true
-	@touch $@
-
 # Types, imports and generated code are checked while the tests run; their output comes last.
 test: style tools-if-possible
 	@checks=$$(mktemp); trap 'rm -f "$$checks"' EXIT; \
 	make --no-print-directory --keep-going types proto-check > "$$checks" 2>&1 & beside=$$!; \
-	make --no-print-directory .venv/.compiled; \
 	status=0; $(PYTEST) $(ARGS) || status=$$?; \
 	wait $$beside || status=1; \
 	cat "$$checks"; exit $$status

@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -39,6 +40,19 @@ _STATED = "_stated_settings"
 settings.register_profile("untimed", deadline=None)  # other load on the machine fails no test
 settings.register_profile(THOROUGH, deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Let workers be forked from one process; others come by ``--tx`` with an interpreter of their own."""
+    from workers import forked
+
+    named = [config.invocation_params.dir / word.partition("::")[0] for word in config.args]
+    python, end = forked(named, config.getoption("--hypothesis-profile", None))
+    config.add_cleanup(end)
+    for spec in specs:
+        if spec.popen and not spec.python:
+            spec.python = python
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` decides by the marks

@@ -35,6 +35,7 @@ from veilsum_participant.observer import SiteObserver
 from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
 from veilsum_privacy.backup.restored import Mark, lift_mark, read_mark
+from veilsum_privacy.computation.contribution import Graphs
 from veilsum_privacy.computation.rehearsal import few_records
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.securesum.context import NONCE_BYTES
@@ -52,11 +53,16 @@ MOST_KEPT = 64
 
 
 class Tried:
-    """Tasks that were computed without records, each with the names and shapes of the arrays that it took beside them."""
+    """Tasks that were computed without records, each with the names and shapes of the arrays that it took beside them.
+
+    Attributes:
+        graphs: of their rows, and of the last round's.
+    """
 
     def __init__(self) -> None:
         self._seen: set[tuple[object, ...]] = set()
         self._few: dict[tuple[object, ...], Records] = {}
+        self.graphs = Graphs()
 
     def __len__(self) -> int:
         return len(self._seen)

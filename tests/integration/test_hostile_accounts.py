@@ -402,7 +402,7 @@ def _recover(attack: Adversary, name: str) -> np.ndarray:
     return np.array(lanes[: plan.size], dtype=np.int64) - plan.offset
 
 
-@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("side", [1, pytest.param(-1, marks=pytest.mark.system)])
 def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int) -> None:
     """At the bound a clamp after noise would cut half of it off; noise comes after, and all that was drawn is there."""
     bed = make_bed(tmp_path, make_data(("a", "b", "c"), 3, 60))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -424,6 +423,8 @@ def test_codes_are_planned_counted_and_learned_from_as_groups(tmp_path: Path) ->
     assert np.array_equal(model.predict_proba(same), scores, equal_nan=True)
     with pytest.raises(DataError, match="'dx' holds int64; codes are texts"):
         model.predict(frame.assign(dx=1))
+    import onnxruntime  # starts a thread, which a fork would lose
+
     session = onnxruntime.InferenceSession(model.to_onnx(tmp_path / "model.onnx"))
     some = frame[frame["dx"].str.len() > 3].head(50)
     groups = [

@@ -53,6 +53,7 @@ def rows_of(source: Any, schema: DatasetSchema) -> list[tuple[Any, ...]]:
     return list(zip(*(table.columns[name].to_pylist() for name in schema.file_columns), strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("encoding", OTHER)
 def test_no_character_reaches_beyond_its_line_in_any_encoding(tmp_path: Path, encoding: str) -> None:
     """Every pair of units that is broken or not, and triples that begin one of four, each before an end of line."""

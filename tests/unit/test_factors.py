@@ -246,6 +246,7 @@ RAISED = ("an exception on a record", "an exception on a batch", "one row for al
 """Those of which a site's log tells; the others only show in what is clipped or not finite."""
 
 
+@pytest.mark.sampled(3)
 @BOTH_UNITS
 @pytest.mark.parametrize("fault", sorted(MAPS))
 @pytest.mark.parametrize("setting", network_settings(), ids=lambda setting: setting.task)

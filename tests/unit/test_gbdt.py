@@ -376,6 +376,7 @@ def evenly(classes: int, n: int = 200) -> dict[str, Records]:
     return {name: replace(some_records(index, n), labels=rng.integers(0, classes, n)) for index, name in enumerate(SITES)}
 
 
+@pytest.mark.usefixtures("few_rehearsals")
 def test_noise_is_priced() -> None:
     study = compiled("gbdt", schema=SCHEMA, epsilon=3.0)
     assert study.tasks[0].releases == 30

@@ -22,9 +22,11 @@ from support.randomness import SeededRandom
 from support.studies import complete
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput, Misuse
+from veilsum_privacy.computation.contribution import Evaluations
 from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.noise import NoisePlan, discrete_gaussian
-from veilsum_privacy.mechanism.requests import answered
+from veilsum_privacy.mechanism.requests import Request, answered
+from veilsum_privacy.mechanism.rows.evaluation import Evaluation
 from veilsum_privacy.mechanism.steps import Steps
 from veilsum_privacy.study.study import Unit
 from veilsum_privacy.tasks import build_task, plain_training
@@ -356,6 +358,44 @@ def test_training_asks_before_a_record_is_read_and_is_sent_sums_alone() -> None:
     assert not read
     assert not steps.taken
     assert set(inspect.signature(task.train).parameters) == {"broadcast", "state", "course"}
+
+
+def test_what_is_asked_first_is_traced_once_of_the_same_arrays_and_anew_of_any_others() -> None:
+    task = training(hidden=0)
+    given, course = given_arrays(task), Seen(task).course
+
+    def first(broadcast: Mapping[str, Floats], state: Mapping[str, Floats] | None = None) -> Request:
+        return next(task.train(broadcast, state or {}, course))
+
+    kept = first(given)
+    assert first({name: array.copy() for name, array in given.items()}).graph is kept.graph
+    for name in sorted(set(given) - {SEEDS}):
+        for value in (np.nextafter(given[name].flat[0], np.inf), -0.0):
+            changed = given[name].copy()
+            changed.flat[0] = value
+            found = first({**given, name: changed})
+            assert found.graph is not first(given).graph
+            fresh = training(hidden=0)
+            alone = next(fresh.train({**given, name: changed}, {}, course))
+            assert found.graph.to_bytes() == alone.graph.to_bytes()
+    assert first(given, {"other": np.zeros(1)}).graph is not first(given).graph
+    for step in first(given).graph.steps:
+        for array in step.node.arrays:
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.flags.writeable = True  # what is kept is the same for whoever comes later
+
+
+@pytest.mark.parametrize("objective", ["none", "ntd"])
+def test_rounds_with_a_kept_graph_are_rounds_without_to_the_bit(objective: str) -> None:
+    kept, found = Evaluations(), []
+    for evaluate in (Evaluation, kept.requested, kept.requested):
+        task = training(objective)
+        for _ in range(2):
+            steps = Seen(task, seed=3)
+            course = task.train(given_arrays(task), {}, steps.course)
+            found.append(answered(course, steps, lambda: drawn(1, 50), 50, by_subject=False, evaluate=evaluate)[0].vector)
+    for vector in found[1:]:
+        np.testing.assert_array_equal(vector, found[0])
 
 
 @pytest.mark.parametrize("longer", [1, 5])

@@ -111,6 +111,7 @@ def numbered(count: int) -> list[Any]:
     return [SCHEMA.columns[0].model_copy(update={"name": f"n{index}"}) for index in range(count)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_both_layers_are_in_one_epsilon(method: str, rate: float) -> None:
@@ -157,6 +158,7 @@ def aligned_by_hand(sites: dict[str, Records], share: float, adjust: str) -> dic
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("adjust", ["both", "mean", "variance"])
 def test_training_is_on_the_other_records_moved_by_hand(method: str, adjust: str) -> None:

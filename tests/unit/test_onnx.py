@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from scipy.special import softmax
 from torch import nn
@@ -80,7 +79,9 @@ def frame(schema: DatasetSchema, table: Table) -> dict[str, Any]:
     return found
 
 
-def opened(data: bytes) -> onnxruntime.InferenceSession:
+def opened(data: bytes) -> Any:
+    import onnxruntime  # starts a thread, which a fork would lose
+
     return onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
 

@@ -234,7 +234,7 @@ def test_the_score_is_the_prediction_as_a_derived_number(parameters: dict[str, A
     assert middle + half * found.x[inside] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("parameters", [LOGISTIC, POISSON])
+@pytest.mark.parametrize("parameters", [pytest.param(LOGISTIC, marks=pytest.mark.system), POISSON])
 def test_planned_intervals_widen_with_the_noise(parameters: dict[str, Any]) -> None:
     draft = drafted(request_of(parameters, 4.0), SITES)
     studies = [draft.compile_with(multiplier) for multiplier in (0.1, 1.0, 10.0, 100.0, 20_000.0)]

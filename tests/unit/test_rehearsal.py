@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from support.neighbours import SETTINGS, TASK_LABEL, Setting, schema
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.computation import rehearsal
-from veilsum_privacy.computation.contribution import compute_sum
+from veilsum_privacy.computation.contribution import MOST_KEPT, Evaluations, Graphs, SitePlace, compute_sum
 from veilsum_privacy.computation.rehearsal import (
     LEAST,
     MOST,
@@ -23,6 +25,10 @@ from veilsum_privacy.computation.rehearsal import (
     made_up_records,
     rehearse,
 )
+from veilsum_privacy.mechanism.rows import symbols as s
+from veilsum_privacy.mechanism.rows.graph import RowGraph
+from veilsum_privacy.mechanism.rows.symbols import record_of, traced
+from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.schema import NumberColumn
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records, RowTask
@@ -115,3 +121,75 @@ def test_what_a_task_says_of_values_it_says_again(setting: Setting, monkeypatch:
             monkeypatch.setattr(rehearsal, "SMALL", limit)
             with pytest.raises(HostileInput, match="the one that"):
                 rehearse(agreed, changed, again=few)
+
+
+# -- graphs that are kept -----------------------------------------------------------------------------------------------------
+
+ROWS = [setting for setting in SETTINGS if isinstance(agreed_of(setting).task, RowTask)]
+
+
+def place_of(graphs: Graphs, agreed: AgreedTask) -> SitePlace:
+    return SitePlace(0, evaluations=Evaluations(graphs, agreed))
+
+
+def whole_broadcast(setting: Setting, sites: int) -> dict[str, Any]:
+    return {**setting.broadcast, **{name: np.stack([row] * sites) for name, row in setting.given.items()}}
+
+
+@pytest.mark.parametrize("setting", ROWS, ids=lambda setting: f"{setting.task}-{setting.name}")
+def test_a_round_takes_the_graph_of_its_rehearsal_and_sums_are_those_without(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed, graphs, traced = agreed_of(setting), Graphs(), list[str]()
+    real = RowTask.traced
+    monkeypatch.setattr(RowTask, "traced", lambda task, *given: (traced.append(task.name), real(task, *given))[1])
+    sites = agreed.study.sites
+    plan, arrays = agreed.plan(sites, sites), whole_broadcast(setting, sites)
+    rehearse(agreed, arrays, graphs=graphs)
+    traced.clear()
+    records = made_up_records(setting.schema, 60)
+    found = compute_sum(plan, records, arrays, place_of(graphs, agreed))
+    assert not traced
+    np.testing.assert_array_equal(found.total, compute_sum(plan, records, arrays, SitePlace(0)).total)
+    for name, array in arrays.items():  # any other value is another graph
+        if array.size:
+            changed = {**arrays, name: array.copy()}
+            changed[name].flat[0] = -0.0 if array.flat[0] else 0.5
+            traced.clear()
+            with suppress(HostileInput):
+                compute_sum(plan, records, changed, place_of(graphs, agreed))
+            assert traced, name
+
+
+def test_what_is_made_up_of_arrays_that_a_study_names_is_not_kept() -> None:
+    """A study names its projection by a digest; another one, which it was rehearsed with, must not pass for it."""
+    agreed = agreed_of(next(each for each in ROWS if each.task == "class-moments"))
+    encoder = Projection(inputs=agreed.study.data.width, width=agreed.study.data.width, sha256="0" * 64)
+    (task,) = agreed.study.tasks
+    parameters = {**task.parameters, "width": encoder.width}
+    study = agreed.study.model_copy(
+        update={"encoder": encoder, "tasks": (task.model_copy(update={"parameters": parameters}),)}
+    )
+    named, graphs = AgreedStudy(study).task(TASK_LABEL), Graphs()
+    made_up = rehearse(named, graphs=graphs)
+    assert made_up
+    with pytest.raises(HostileInput, match="projection"):
+        rehearse(named, made_up, graphs=graphs)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    agreed, graphs = agreed_of(ROWS[0]), Graphs()
+    graph = traced(record_of(2, labelled=False).features * np.ones(2))
+    large = traced(s.product(record_of(2, labelled=False).features, np.ones((2, MOST_KEPT // 32))))
+    asked = list[int]()
+
+    def made(of: RowGraph) -> Callable[[], RowGraph]:
+        return lambda: (asked.append(1), of)[1]
+
+    assert graphs.of(agreed, "a", made(graph)) is graphs.of(agreed, "a", made(graph))
+    assert len(asked) == 1
+    for _ in range(2):
+        graphs.of(agreed, "b", made(large))
+        graphs.of(agreed, "c", made(large))
+        assert graphs.size <= MOST_KEPT
+    assert len(asked) == 5

@@ -350,7 +350,7 @@ FAULTS: Mapping[str, Fault] = {
 HOW = ("everywhere", "set off by one record")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @EVERY
 @BOTH_UNITS
 @pytest.mark.parametrize("how", HOW)

@@ -123,6 +123,7 @@ def found(study: Study | AgreedStudy, **policy: Any) -> list[Any]:
     return list(study_faults(agreed, "ana", config, "a", 1e-5))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stated", SUBSETS)
 def test_a_policy_refuses_what_lacks_what_it_demands(stated: tuple[Statement, ...]) -> None:
     study = AgreedStudy(stating(**{name: SAID[name] for name in stated}))

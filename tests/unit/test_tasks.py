@@ -270,6 +270,7 @@ def test_a_study_by_subject_needs_to_know_the_subjects() -> None:
         compute_sum(setting.plan(study), records, setting.broadcast)
 
 
+@pytest.mark.sampled(2)  # each in one of the layouts
 @EVERY_SUM
 @pytest.mark.parametrize("layout", ["C", "F"])
 def test_a_row_is_the_same_in_any_company(setting: Setting, layout: str) -> None:

@@ -149,7 +149,7 @@ def rehearsal_faults(site: Site, agreed: AgreedStudy) -> Iterator[Refusal]:
     for declaration in study.tasks:
         task = agreed.task(declaration.label)
         try:
-            made_up = rehearse(task)
+            made_up = rehearse(task, graphs=site.tried.graphs)
         except HostileInput as error:
             yield Refusal(RefusalCode.STUDY_INVALID, error.message, error.advice)
         else:

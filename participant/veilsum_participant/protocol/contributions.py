@@ -42,7 +42,7 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.kept import KeptVector, find_kept, keep_state, keep_vector, paid_state
 from veilsum_participant.store.studies import StudyState, change_study, find_method, find_study
 from veilsum_participant.store.tables import promised
-from veilsum_privacy.computation.contribution import SitePlace, contribute
+from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Mechanism, Reservation
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
@@ -302,6 +302,7 @@ class Contributions:
             decode_broadcast(state or b""),
             site.noise_random,
             most_records=site.config.datasets[study.dataset].most_records,
+            evaluations=Evaluations(site.tried.graphs, task),
         )
         refuse(weight_faults(task, arrays, place, site.config.policy))
         refuse(site.structure_faults(study.dataset, study.data))
@@ -316,7 +317,7 @@ class Contributions:
         if known and not arrays:
             return
         try:
-            rehearse(task, arrays, again=tried.few(task) if known else None)
+            rehearse(task, arrays, again=tried.few(task) if known else None, graphs=tried.graphs)
         except HostileInput as error:
             raise Refusal(RefusalCode.CONTEXT, error.message, error.advice) from error
         if not known:

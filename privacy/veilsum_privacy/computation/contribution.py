@@ -22,7 +22,8 @@ from veilsum_privacy.mechanism.clipping import MAX_GRID, MAX_VALUES
 from veilsum_privacy.mechanism.factors import FactorSums, FineUnits
 from veilsum_privacy.mechanism.noise import CENTRE_BITS
 from veilsum_privacy.mechanism.requests import Counts, answered, block_of
-from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation
+from veilsum_privacy.mechanism.rows.evaluation import TALL, Evaluation, OpaqueMap
+from veilsum_privacy.mechanism.rows.graph import RowGraph
 from veilsum_privacy.mechanism.rows.sums import rows_sum
 from veilsum_privacy.mechanism.steps import Steps, poisson_sample
 from veilsum_privacy.securesum.context import in_range
@@ -45,11 +46,52 @@ Note = Callable[[Exception], object]
 """Is told what was raised on single records, which count as none then."""
 
 
-class Evaluations:
-    """The graph of a task's rows, kept ready where one round is computed of many sites' records; of one thread."""
+MOST_KEPT = 2**26
+"""Bytes of graphs that are kept, about."""
+
+
+class Graphs:
+    """Graphs that were traced, by study, task and all public or noised arrays that they were traced with.
+
+    A graph is what it was when it was traced, whatever came after: its nodes are frozen, and their arrays are bytes. It meets
+    no record, and neither does a key. Of a task the last one is kept, and all are let go before they take too much.
+
+    Attributes:
+        size: bytes that were kept since all were let go, about.
+    """
 
     def __init__(self) -> None:
+        self._kept: dict[tuple[bytes, str], tuple[str, RowGraph]] = {}
+        self.size = 0
+
+    def of(self, agreed: AgreedTask, key: str, trace: Callable[[], RowGraph]) -> RowGraph:
+        """The graph of a task with what ``key`` tells, which is traced if it is not the one that is kept."""
+        task = agreed.agreed.digest, agreed.label
+        found = self._kept.get(task)
+        if found is not None and found[0] == key:
+            return found[1]
+        graph = trace()
+        size = sum(1024 + sum(array.nbytes for array in step.node.arrays) for step in graph.steps)
+        if self.size + size > MOST_KEPT:
+            self._kept, self.size = {}, 0
+        if size <= MOST_KEPT:
+            self._kept[task] = key, graph
+            self.size += size  # a graph in the place of another counts beside it until all go
+        return graph
+
+
+class Evaluations:
+    """Graphs of a task, kept ready where one round is computed of many sites' records; of one thread.
+
+    Args:
+        graphs: where graphs of ``agreed`` are looked for before they are traced, and kept.
+        agreed: the task, as its study declares it.
+    """
+
+    def __init__(self, graphs: Graphs | None = None, agreed: AgreedTask | None = None) -> None:
+        self._graphs, self._agreed = graphs, agreed
         self._kept: tuple[RowTask[Any], str, Evaluation] | None = None
+        self._requested: tuple[RowGraph, int, Evaluation] | None = None
 
     def of(
         self, task: RowTask[Any], broadcast: Mapping[str, Floats], mapping: FeatureMap | None, most: int = TALL
@@ -60,13 +102,26 @@ class Evaluations:
         for name, array in sorted([*broadcast.items(), *((f"kept {name}", array) for name, array in kept.items())]):
             said.update(f"{name} {array.dtype.str} {array.shape} ".encode())
             said.update(np.ascontiguousarray(array).tobytes())
-        about = (None, 0) if mapping is None else (id(mapping.encode), mapping.index)
-        key = f"{about} {most} {said.hexdigest()}"
+        about = (None, 0) if mapping is None else (mapping.encode is not None, mapping.index)
+        traced = f"{about} {said.hexdigest()}"
+        key = f"{most} {None if mapping is None else id(mapping.encode)} {traced}"
+
+        def trace() -> RowGraph:
+            return task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
+
         if self._kept is None or self._kept[0] is not task or self._kept[1] != key:
-            graph = task.traced(broadcast) if mapping is None else task.traced(broadcast, mapping, mapping.width)
+            known, agreed = self._graphs, self._agreed
+            graph = trace() if known is None or agreed is None else known.of(agreed, traced, trace)
             maps = {**task.maps(broadcast), **({} if mapping is None else mapping.maps)}
             self._kept = task, key, Evaluation(graph, maps, most)
         return self._kept[2]
+
+    def requested(self, graph: RowGraph, maps: Mapping[str, OpaqueMap], most: int) -> Evaluation:
+        """The graph that training asks for, with its maps; it is the one that is kept where it is the same object."""
+        if self._requested is None or self._requested[0] is not graph or self._requested[1] != most:
+            self._requested = graph, most, Evaluation(graph, maps, most)
+        self._requested[2].fault = None
+        return self._requested[2]
 
 
 @dataclass(frozen=True)
@@ -82,7 +137,7 @@ class SitePlace:
         random: where samples, and noise within training, come from.
         steps: what hands a training task its samples and noise; an audit takes one that looks on.
         most_records: how many records the dataset may come to hold, which its operator stated; 0 where nothing is stated.
-        evaluations: keep the graph of the task's rows for the next site; None to let it go.
+        evaluations: keep the graph of the task's rows, or of what training asks first, for the next site; None to let it go.
     """
 
     index: int = 0
@@ -259,7 +314,9 @@ def _train(
         bound, rate = declared.grid * study.data.max_records, declared.sampling_rate
         steps = place.steps(declared.local_steps, rate, plan.noise, declared.grid, task.step_clip(), bound, place.random)
         training, most = task.train(broadcast, place.state, steps.course), rate * study.data.max_records
-        trained, counts = answered(training, steps, load, most, by_subject=study.privacy.unit == "subject")
+        evaluate = Evaluation if place.evaluations is None else place.evaluations.requested
+        by_subject = study.privacy.unit == "subject"
+        trained, counts = answered(training, steps, load, most, by_subject=by_subject, evaluate=evaluate)
         if counts.fault is not None:
             note(counts.fault)
     else:

@@ -25,7 +25,14 @@ from veilsum_aggregation.alignment import example_reference
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.feature_moments import FeatureMoments, reference_arrays
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.computation.contribution import SitePlace, compute_sum, no_records, own_rows
+from veilsum_privacy.computation.contribution import (
+    Evaluations,
+    Graphs,
+    SitePlace,
+    compute_sum,
+    no_records,
+    own_rows,
+)
 from veilsum_privacy.computation.purity import impurity
 from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
@@ -75,7 +82,11 @@ SMALL = 2**14
 
 
 def rehearse(
-    agreed: AgreedTask, broadcast: Mapping[str, Floats] | None = None, *, again: Records | None = None
+    agreed: AgreedTask,
+    broadcast: Mapping[str, Floats] | None = None,
+    *,
+    again: Records | None = None,
+    graphs: Graphs | None = None,
 ) -> Mapping[str, Floats]:
     """Trace a task, or run it on no record and on made-up ones; training takes one step for each of its rounds.
 
@@ -86,6 +97,7 @@ def rehearse(
             :func:`few_records`. It is computed on them for what depends on the values of the broadcast, without noise in
             training; on no record where there are more than :data:`SMALL` values, each of which would cost as much as the
             round's own.
+        graphs: where the round's graph is kept once it was traced.
 
     Returns:
         The broadcast that it was tried with.
@@ -96,6 +108,8 @@ def rehearse(
     """
     tried, label = _shortened(agreed), agreed.label
     tried, arrays = made_up_broadcast(tried) if broadcast is None else (tried, broadcast)
+    if broadcast is None and arrays:
+        graphs = None  # what was made up may be of another study, which names it by its digest
     study, task = tried.study, tried.task
     plan = tried.plan(study.sites, study.sites)
     none = _none(study, _width(study, task))
@@ -107,7 +121,8 @@ def rehearse(
         if isinstance(task, RowTask) and not task.maps(arrays) and not task.computes_from():
             given = [none]  # it is traced, and nothing that a record holds makes a graph fail
         for number in copies if tried.source else copies[:1]:
-            place = SitePlace(0, made_up_statistics(tried, number), steps=Steps if again is None else _Quiet)
+            steps = Steps if again is None else _Quiet
+            place = SitePlace(0, made_up_statistics(tried, number), steps=steps, evaluations=Evaluations(graphs, agreed))
             for records in given:
                 with np.errstate(all="ignore"):
                     compute_sum(plan, records, arrays, place)

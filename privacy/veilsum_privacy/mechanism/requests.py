@@ -60,7 +60,13 @@ def block_of(most: float) -> int:
 
 
 def answered(
-    training: Generator[Request, Floats, T], steps: Steps, load: Callable[[], Records], most: float, *, by_subject: bool
+    training: Generator[Request, Floats, T],
+    steps: Steps,
+    load: Callable[[], Records],
+    most: float,
+    *,
+    by_subject: bool,
+    evaluate: Callable[[RowGraph, Mapping[str, OpaqueMap], int], Evaluation] = Evaluation,
 ) -> tuple[T, Counts]:
     """Answer what training asks for until it is done.
 
@@ -70,11 +76,12 @@ def answered(
         load: gives all of the site's records, once.
         most: records that a sample is expected to have at most, public.
         by_subject: whether the unit of privacy is the subject.
+        evaluate: makes a graph ready, with its maps, for blocks of so many records.
     """
     block, counts = block_of(most), Counts()
 
     def ready(request: Request) -> FactorSums:
-        evaluation = Evaluation(request.graph, request.maps, block)
+        evaluation = evaluate(request.graph, request.maps, block)
         return FactorSums(evaluation, request.products, steps.units(request.products.size))
 
     sums = ready(next(training))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
@@ -117,6 +118,7 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
 
     def __init__(self, parameters: LocalTrainingParameters, schema: DatasetSchema) -> None:
         super().__init__(parameters, schema)
+        self._asked: tuple[bytes, Request] | None = None
         self.loss: OutcomeLoss | None = None
         if parameters.outcome is not None:
             self.loss, self.dimension = outcome_model(parameters, parameters.outcome, parameters.model, schema)
@@ -219,8 +221,17 @@ class LocalTraining(TrainingTask[LocalTrainingParameters]):
             raise Misuse("A penalty on a batch has no gradient by record to clip.")
         gradient = ModelGradient(self.architecture, outcome=self.loss, loss=objective.loss)
 
+        begun = _digest(broadcast, state)
+
         def ask(theta: Floats) -> Request:
-            return self._gradient_at(gradient, unflatten(theta, self.architecture.shapes()))
+            """What is asked first is kept: trials of one round, as an audit's, all begin with it."""
+            first = theta.tobytes() == received.start.tobytes()
+            if first and self._asked is not None and self._asked[0] == begun:
+                return self._asked[1]
+            request = self._gradient_at(gradient, unflatten(theta, self.architecture.shapes()))
+            if first:
+                self._asked = begun, request
+            return request
 
         found = yield from descend_noised(received.start, ask, objective, descent, p.local_steps, expected)
         found = self.bounded(received.start, found)
@@ -319,3 +330,13 @@ def _seed(seed: float) -> int:
     if not (0.0 <= seed < 2.0**53 and seed == int(seed)):
         raise HostileInput(f"The seeds in {SEEDS} must be whole numbers from 0 to 2^53.")
     return int(seed)
+
+
+def _digest(*given: Mapping[str, Floats]) -> bytes:
+    """Of arrays that training begins with."""
+    said = blake2b()
+    for place, arrays in enumerate(given):
+        for name, array in sorted(arrays.items()):
+            said.update(f"{place} {name} {array.dtype.str} {array.shape} ".encode())
+            said.update(np.ascontiguousarray(array).tobytes())
+    return said.digest()

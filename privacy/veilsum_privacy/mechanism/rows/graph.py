@@ -68,14 +68,14 @@ def node(
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy of a public array, of one of the three kinds, that can never be written to.
+    """A copy of a public array, of one of the three kinds, that can never be written to: its memory is that of bytes.
 
     Raises:
         HostileInput: it is of another type.
     """
     kind = primitives.kind_of(np.asarray(array).dtype)
-    copied = np.array(array, dtype=_DTYPES[kind], order="C", copy=True)
-    copied.flags.writeable = False
+    plain = np.asarray(array, dtype=_DTYPES[kind])
+    copied: NDArray[Any] = np.frombuffer(plain.tobytes(), dtype=plain.dtype).reshape(plain.shape)
     return copied
 
 
