@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
         participants: the sites that shall take part; all connected ones by default.
         expected_records: records that a site is expected to have, for plans and ``error``.
         expected: public guesses for plans and ``error`` alone, such as ``{"died": 0.09, "age": [63, 18]}``
-            (docs/scientist.md, "Plans").
+            (docs/scientist.md, "3. Plan").
         expires_hours: how long the study may run.
         purpose: what the study is for, in a sentence. This and the next three are signed and shown to the sites.
         reference: number of an ethics vote, a contract or a project.

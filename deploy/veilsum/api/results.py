@@ -224,12 +224,12 @@ class StudyResult:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Study, name and method, and what it cost, as far as known: what exported files say of where they come from."""
+        """What exported files say of where they come from, which is the study's name and method, and its cost as far as known."""
         return {**stated_study(self.directory), **self.cost}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """What a paper should state: study, its digest, method, what it cost, each sum's cohort and who decrypted it."""
+        """What a paper should state, which is study, digest, method, cost, each sum's cohort and who decrypted it."""
         from veilsum_node.process.software import installed_version
 
         manifest = read_manifest(self.directory)
@@ -253,7 +253,7 @@ class StudyResult:
             tolerance: relative difference that is let pass, where a machine rounds differently.
 
         Returns:
-            What was verified: ``proves`` and ``leaves_open`` say it in sentences.
+            What was verified, which ``proves`` and ``leaves_open`` say in sentences.
 
         Raises:
             ProofFault: names the first thing that does not hold.
