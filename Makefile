@@ -172,19 +172,21 @@ MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390e
 	@cp deploy/site/requirements.txt $@
 
 # A warning fails it, and so does a page that would load anything from elsewhere.
+SITE ?= build/site
 docs: .venv/.installed .tools/docs/installed.txt
-	@rm -rf build/site
-	@PYTHONPATH=.tools/docs $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html -c deploy/site -d build/doctrees . build/site
-	@! grep -rnoE --include='*.html' --include='*.css' --exclude-dir=_downloads $(ELSEWHERE) build/site
-	@echo "build/site/index.html: $$(find build/site -name '*.html' | wc -l) pages, $$(du -sm build/site | cut -f1) MB"
+	@rm -rf "$(SITE)"
+	@PYTHONPATH=.tools/docs $(BIN)/python -m sphinx --quiet --fail-on-warning -b html -c deploy/site -d "$(SITE).read" . "$(SITE)"
+	@! grep -rnoE --include='*.html' --include='*.css' --exclude-dir=_downloads $(ELSEWHERE) "$(SITE)"
+	@echo "$(SITE)/index.html: $$(find "$(SITE)" -name '*.html' | wc -l) pages, $$(du -sm "$(SITE)" | cut -f1) MB"
 ELSEWHERE := '(src|srcset|data|poster)="(https?:)?//[^"]*|<link[^>]+href="(https?:)?//[^"]*|url\(.?(https?:)?//[^)]*|@import[^;]*'
 
 # Of the last commit and nothing that lies about; hatchling gives files the same order, time and mode everywhere.
+DIST ?= dist
 wheels: .venv/.runtime
-	@rm -rf dist build/source && mkdir -p build/source
-	@git archive HEAD | tar -x -C build/source
-	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist build/source build/source/participant
-	@rm -rf build/source && cd dist && sha256sum -- *.whl | tee SHA256SUMS
+	@rm -rf "$(DIST)" && mkdir -p "$(DIST)/source"
+	@git archive HEAD | tar -x -C "$(DIST)/source"
+	@cd "$(DIST)" && "$(abspath $(BIN))/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir . ./source ./source/participant
+	@cd "$(DIST)" && rm -rf source && sha256sum -- *.whl | tee SHA256SUMS
 
 # For machines without a network: wheels of what is pinned and of this software, for this machine's Python and processor.
 WHAT ?= platform
