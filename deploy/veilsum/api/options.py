@@ -106,7 +106,7 @@ def merged(defaults: Options, own: Options) -> Options:
     known = Options.__annotations__
     for name in (*defaults, *own):
         if name not in known:
-            raise ConfigurationError(f"There is no option {name!r}.", did_you_mean(name, known))
+            raise ConfigurationError(f"No option is called {name!r}.", did_you_mean(name, known))
     kept: dict[str, Any] = dict(defaults)
     if own.get("noise") == "none" or "epsilon" in own or "error" in own:
         for name in ("epsilon", "error", "max_epsilon"):
@@ -192,5 +192,5 @@ def _as_name(item: object) -> str:
     if isinstance(item, str):
         return item
     if isinstance(item, bool | np.bool_) or not isinstance(item, int | np.integer):
-        raise ConfigurationError(f"{item!r} is no name.", "Give a name as text, or several in a list.")
+        raise ConfigurationError(f"{item!r} is not a name.", "Give a name as text, or several in a list.")
     return str(item)

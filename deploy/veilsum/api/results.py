@@ -76,7 +76,7 @@ class StudyResult:
         ``summary`` has what the result tells outside of its tables, such as how many records there were: name and value.
 
         Raises:
-            Misuse: there is no such table, or several questions were asked and none is named.
+            Misuse: the table does not exist, or several questions were asked and none is named.
         """
         name = self._named(table)
         return self.tables[name] if name in self.tables else figures_of(self.content)
@@ -224,7 +224,7 @@ class StudyResult:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What exported files say of where they come from, which is the study's name and method, and its cost as far as known."""
+        """The study's name and method, and its cost as far as known, which exported files state as their origin."""
         return {**stated_study(self.directory), **self.cost}
 
     @cached_property
@@ -313,7 +313,7 @@ def open_result(directory: str | Path, authority: str | Path | None = None) -> S
         authority: the federation's certificate, which ``verify`` needs.
 
     Raises:
-        ConfigurationError: there is no such directory.
+        ConfigurationError: the directory does not exist.
         HostileInput: it holds no readable result.
     """
     from veilsum_participant.ledgers import load_authority

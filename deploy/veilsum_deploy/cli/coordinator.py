@@ -119,7 +119,7 @@ def _held(config: Path, wanted: str) -> Iterator[tuple[Database, Path, EndedStud
     settings = _load(config)
     place = settings.database_place
     if "://" not in place and not Path(place).exists():
-        raise StateError(f"There is no database {place}.", "It is made when the coordinator starts for the first time.")
+        raise StateError(f"The database {place} does not exist.", "It is made when the coordinator starts for the first time.")
     results = settings.state / "results"
     with open_database(place) as database:
         yield database, results, find_study(held_studies(database, results), wanted)

@@ -36,7 +36,7 @@ RESTORED = Table(
     Column("head", LargeBinary(32), nullable=False),  # where its ledger ends
     Column("trusted", Boolean, nullable=False),  # the operator takes the coordinator's mirror for the whole truth
 )
-"""One row while the mark stands; there is no table where nothing was ever restored, so no migration makes it."""
+"""One row while the mark stands; the table is missing where nothing was ever restored, so no migration makes it."""
 
 
 @dataclass(frozen=True)

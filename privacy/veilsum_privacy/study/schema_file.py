@@ -73,7 +73,7 @@ def _read_groups(path: Path, sha256: str | None) -> list[dict[str, Any]]:
     try:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(f"{path}: is no CSV in UTF-8.", _FORM) from error
+        raise ConfigurationError(f"{path} is not CSV in UTF-8.", _FORM) from error
     if not rows or [cell.strip().lower() for cell in rows[0]] != _HEADER:
         raise ConfigurationError(f"{path}: its first line is not code,group.", _FORM)
     if len(rows) > MAX_CODES + 1:
