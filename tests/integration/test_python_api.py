@@ -438,7 +438,7 @@ def test_rows_are_dealt_once_each() -> None:
         ({"north": FRAME, "south": "nowhere.csv"}, {}, "does not exist"),
         ({"north": FRAME, "North": FRAME}, {}, "alike"),
         ({"north": FRAME, "south": FRAME}, {"sites": 2}, "there already"),
-        (7, {}, "no table"),
+        (7, {}, "is not a table"),
         ("/nowhere.csv", {}, "does not exist"),
     ],
 )

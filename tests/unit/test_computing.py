@@ -308,9 +308,9 @@ def test_an_alignment_of_a_sites_own_needs_a_kept_source(kind: str) -> None:
     own = {**_prototypes(), "alignment": {"kind": kind, "tau": 0.4}}
     refused(study_of(declare("p", "prototypes", own)), "p", "must name a source")
     moments = declare("moments", "class-moments", {**MOMENTS, **MAPPED})
-    with pytest.raises(ValidationError, match="no kept task before it"):
+    with pytest.raises(ValidationError, match="not a kept task before it"):
         study_of(moments, declare("p", "prototypes", own, source="moments"))
-    with pytest.raises(ValidationError, match="no kept task before it"):
+    with pytest.raises(ValidationError, match="not a kept task before it"):
         study_of(declare("p", "prototypes", own, source="later"), declare("later", "class-moments", MOMENTS, keep=True))
 
 

@@ -54,7 +54,8 @@ def _found(name: str) -> str:
     index = int(number or 0)
     if index >= count:
         raise ConfigurationError(
-            f"This machine has no device {name}: torch {torch.__version__} finds {count or 'no'} GPU{'s' * (count != 1)}.",
+            f"This machine has no device {name}: "
+            f"torch {torch.__version__} finds {count or 'no'} GPU{'s' * (count != 1)} here.",
             "Install the GPU's driver and a torch that is built for CUDA; or use auto or cpu.",
         )
     torch.use_deterministic_algorithms(True)
