@@ -177,8 +177,8 @@ def _require_leaving(party: BackupOwner, lock: StateLock) -> None:
 
 @contextmanager
 def _left(state: Path, manifest: Manifest) -> Iterator[None]:
-    """Mark a state that a site moves away from, before anybody has the file that the block puts in its place: there is no
-    moment at which two states could go on. Where the block fails, nobody has it, and the mark goes again.
+    """Mark a state that a site moves away from, before anybody has the file that the block puts in its place: two
+    states can go on at no moment. Where the block fails, nobody has it, and the mark goes again.
 
     Raises:
         StateError: it bears a mark already: what it spent is not known here.
