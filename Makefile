@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for processes and disks half of the time, so there are more workers than cores.
 WORKERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools tools-debian tools-helm tools-s3 tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints wheelhouse clean
+.PHONY: help venv tools tools-debian tools-helm tools-s3 tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints docs wheels wheelhouse clean
 
 help:
 	@echo "Try it"
@@ -36,6 +36,8 @@ help:
 	@echo "  make venv tools    only install: Python packages into .venv; Prometheus, Alertmanager, nginx, Helm and a server of S3 into .tools"
 	@echo "  make proto         write the code generated from proto/; make proto-check compares"
 	@echo "  make constraints   pin what is installed now, after an upgrade"
+	@echo "  make docs          the site of the documentation, readable without a network, into build/site"
+	@echo "  make wheels        the wheels of the last commit, the same bytes wherever they are made, into dist/"
 	@echo "  make wheelhouse    all that a machine without a network installs from, into wheelhouse/ (WHAT=participant for a site alone)"
 	@echo "  make clean         remove everything that make made"
 
@@ -151,6 +153,34 @@ constraints: .venv/.installed
 	{ echo '# Exact versions that veilsum is built and tested with, for `pip install -c constraints.txt`; `make constraints` writes it.'; \
 	  $(BIN)/python -m pip freeze --all --exclude-editable --exclude veilsum --exclude pip --exclude wheel | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt
+
+# Sphinx lies in a folder of its own, which python reads before .venv: a product that is installed has nothing of it.
+MERMAID := mermaid@11.17.2
+MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8
+.tools/docs/installed.txt: .venv/.runtime deploy/site/requirements.txt Makefile
+	@rm -rf .tools/docs && mkdir -p .tools/docs
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .tools/docs -r deploy/site/requirements.txt
+	@if command -v npm > /dev/null; then cd .tools/docs && tar -xzf "$$(npm pack --silent $(MERMAID))" --strip-components=2 package/dist/mermaid.min.js && \
+		rm mermaid-*.tgz && echo "$(MERMAID_SHA256)  mermaid.min.js" | sha256sum --check --quiet; \
+		else echo "without npm, diagrams stay text" >&2; fi
+	@cp deploy/site/requirements.txt $@
+
+# A warning fails it, and so does a page that would load anything from elsewhere.
+SITE ?= build/site
+docs: .venv/.installed .tools/docs/installed.txt
+	@rm -rf "$(SITE)"
+	@PYTHONPATH=.tools/docs $(BIN)/python -m sphinx --quiet --fail-on-warning -b html -c deploy/site -d "$(SITE).read" . "$(SITE)"
+	@! grep -rnoE --include='*.html' --include='*.css' --exclude-dir=_downloads $(ELSEWHERE) "$(SITE)"
+	@echo "$(SITE)/index.html: $$(find "$(SITE)" -name '*.html' | wc -l) pages, $$(du -sm "$(SITE)" | cut -f1) MB"
+ELSEWHERE := '(src|srcset|data|poster)="(https?:)?//[^"]*|<link[^>]+href="(https?:)?//[^"]*|url\(.?(https?:)?//[^)]*|@import[^;]*'
+
+# Of the last commit and nothing that lies about; hatchling gives files the same order, time and mode everywhere.
+DIST ?= dist
+wheels: .venv/.runtime
+	@rm -rf "$(DIST)" && mkdir -p "$(DIST)/source"
+	@git archive HEAD | tar -x -C "$(DIST)/source"
+	@cd "$(DIST)" && "$(abspath $(BIN))/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir . ./source ./source/participant
+	@cd "$(DIST)" && rm -rf source && sha256sum -- *.whl | tee SHA256SUMS
 
 # For machines without a network: wheels of what is pinned and of this software, for this machine's Python and processor.
 WHAT ?= platform

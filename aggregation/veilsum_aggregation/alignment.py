@@ -62,7 +62,7 @@ def site_gaussian(
     second, square_std, product_std = _second(blocks, noise)
     matrix = moments.covariance(number, total, second) + (total_std / number) ** 2 * np.eye(len(total))
     if float(np.trace(matrix)) <= 1e-12 * float(np.trace(second)) / number:
-        matrix = np.zeros_like(matrix)  # what cancellation leaves of one record, or of equal ones, is no spread
+        matrix = np.zeros_like(matrix)  # what cancellation leaves of one record, or of equal ones, is not spread
     return number, Gaussian(total / number, _shrunk(matrix, number, square_std, product_std, shrinkage))
 
 

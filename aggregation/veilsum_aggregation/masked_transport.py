@@ -64,7 +64,7 @@ class Subsets:
         indices: numbers of sites from 0, different within a set.
 
     Raises:
-        ValueError: there is no set, one is empty or names a site twice, or a number is negative.
+        ValueError: no set is given, one is empty or names a site twice, or a number is negative.
     """
 
     indptr: Integers

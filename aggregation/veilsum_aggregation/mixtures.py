@@ -1,7 +1,7 @@
 """Gaussian mixtures from released moments of hard-assigned components, and samples of them to train a head on (FedPFT).
 
 Everything here is post-processing of released sums. Samples of a mixture descend from no record in
-particular. There is no expectation maximisation here: responsibilities of all records would have to be summed in every round;
+particular. Expectation maximisation is not used: responsibilities of all records would have to be summed in every round;
 components are the records nearest to broadcast centres, which costs one release, or one for each update of the centres.
 """
 

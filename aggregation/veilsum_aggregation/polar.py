@@ -14,7 +14,7 @@ from veilsum_aggregation.arrays import Floats
 
 EPSILON = float(np.finfo(np.float64).eps)
 INDEFINITE = 1e-10
-"""A negative eigenvalue below this share of the largest in magnitude is no rounding error."""
+"""A negative eigenvalue below this share of the largest in magnitude is not a rounding error."""
 
 _REFINE = 1e3  # condition above which the eigenvectors of M^T M leave digits to be won back
 _SINGULAR = 1e5  # condition above which M^T M itself has lost them

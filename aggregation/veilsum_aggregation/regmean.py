@@ -203,7 +203,7 @@ def _fuse(
     """The fused arrays of one layer, and the ridge."""
     weight, bias = f"{layer}.weight", f"{layer}.bias"
     if weight not in average or average[weight].ndim != 2:
-        raise ValueError(f'"{layer}" is no linear layer: it has no matrix "{weight}"')
+        raise ValueError(f'"{layer}" is not a linear layer: it has no matrix "{weight}"')
     size = average[weight].shape[1]
     if any(gram.shape != (size + 1, size + 1) for gram in grams):
         raise ValueError(f'Grams of "{layer}" must be ({size + 1}, {size + 1}), not {[gram.shape for gram in grams]}')

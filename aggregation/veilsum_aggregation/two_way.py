@@ -360,7 +360,7 @@ def two_way_update(sums: Mapping[str, Floats], shift_variance: float, residual_v
 def slope_variance(sums: Mapping[str, Floats], class_means: Floats, shift_variance: float) -> float:
     """v_b = v_d / s^2, with s^2 the mean of |m_c - c|^2 over the classes that a site has.
 
-    It is 0 where class means are one class's, or equal: there is no structure that a slope could turn.
+    It is 0 where class means are one class's, or equal: a slope has nothing to turn.
 
     Args:
         sums: that the class means were made from by :func:`two_way_update`.

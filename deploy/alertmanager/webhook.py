@@ -1,7 +1,7 @@
 """Listens for Alertmanager's webhook and prints one line for each alert, to see what would be sent before a channel is set up.
 
 ``python webhook.py [HOST:PORT]``, by default 127.0.0.1:9095; port 0 lets the system choose. The first line says where it
-listens. It needs the standard library only, keeps nothing, and is no pager.
+listens. It needs the standard library only, keeps nothing, and does not page anybody.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NotificationHandler(BaseHTTPRequestHandler):
                 raise ValueError(f"{length} bytes")
             lines = describe(self.path.strip("/"), json.loads(self.rfile.read(length)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self.send_error(400, "This is no notification of Alertmanager", str(error))
+            self.send_error(400, "This is not a notification of Alertmanager", str(error))
             return
         print("\n".join(lines), flush=True)
         self.send_response(204)

@@ -29,7 +29,7 @@ def print_table(heads: Sequence[str], rows: Iterable[str], texts: int = 1) -> No
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows that :func:`append_rows` kept; none where there is no file."""
+    """Rows that :func:`append_rows` kept; none where the file does not exist."""
     return [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 

@@ -252,7 +252,7 @@ def _words(words: Mapping[str, Sequence[str]]) -> list[Json]:
 
 
 def _fields(kind: str, table: Table, defaults: Json) -> Json:
-    """Field configuration of a panel that is no table."""
+    """Field configuration of a panel that is not a table."""
     made = {**defaults, **{key: table[key] for key in ("decimals", "max") if key in table}}
     overrides: list[Json] = []
     if kind == "timeseries":

@@ -87,12 +87,12 @@ class Prometheus:
         url: for example http://localhost:9090.
 
     Raises:
-        CheckError: it is no http or https URL.
+        CheckError: it is not an http or https URL.
     """
 
     def __init__(self, url: str) -> None:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            raise CheckError(f"{url!r} is no URL. Give Prometheus' address, for example http://localhost:9090.")
+            raise CheckError(f"{url!r} is not a URL. Give Prometheus' address, for example http://localhost:9090.")
         self.url = url.rstrip("/")
 
     def get(self, path: str, asked: Mapping[str, str]) -> Any:
@@ -100,7 +100,7 @@ class Prometheus:
 
         Raises:
             ValueError: Prometheus refuses what was asked.
-            CheckError: it cannot be reached, or what answers is no Prometheus.
+            CheckError: it cannot be reached, or what answers is not Prometheus.
         """
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(asked)}"
         try:
@@ -114,7 +114,7 @@ class Prometheus:
             content = json.loads(body)
             fault = "" if content["status"] == "success" else f"{content['errorType']}: {content['error']}"
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckError(f"What answers at {self.url} is no Prometheus.") from error
+            raise CheckError(f"What answers at {self.url} is not Prometheus.") from error
         if fault:
             raise ValueError(fault)
         return content["data"]
@@ -201,13 +201,13 @@ def read_boards(folder: Path = DASHBOARDS) -> list[dict[str, Any]]:
     """The written dashboards.
 
     Raises:
-        CheckError: there is none, or a file is no dashboard.
+        CheckError: there is none, or a file is not a dashboard.
     """
     boards = []
     for path in sorted(folder.glob("*.json")):
         board = json.loads(path.read_bytes())
         if not {"title", "panels", "templating"} <= set(board):
-            raise CheckError(f"{path} is no dashboard.")
+            raise CheckError(f"{path} is not a dashboard.")
         boards.append(board)
     if not boards:
         raise CheckError(f"There are no dashboards in {folder}.")

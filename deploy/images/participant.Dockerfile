@@ -10,7 +10,8 @@ ARG PIP_INDEX_URL=""
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-COPY LICENSE README.md constraints.txt pyproject.toml ./
+COPY LICENSE README.md SECURITY.md constraints.txt pyproject.toml ./
+COPY docs docs
 COPY proto proto
 COPY node node
 COPY privacy privacy

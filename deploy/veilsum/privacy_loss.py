@@ -32,7 +32,7 @@ class ParticipantLoss:
     after: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; None where there is no bound."""
+        """Plain values; None where no bound is known."""
         return {"participant": self.participant, "epsilon_so_far": finite(self.before), "epsilon_after": finite(self.after)}
 
 
@@ -45,7 +45,7 @@ def read_spending(events: bytes) -> Counter[Mechanism]:
     """Parse a participant's releases: canonical JSON, a list of [mechanism, colluders, releases].
 
     Raises:
-        HostileInput: it is no such list.
+        HostileInput: it is not such a list.
     """
     value = parse_canonical(events, what="list of releases")
     counted: Counter[Mechanism] = Counter()

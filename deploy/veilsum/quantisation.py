@@ -84,7 +84,7 @@ def plan_grid(
     Args:
         max_records: M.
         participants: n.
-        multiplier: z, the noise's standard deviation over the sensitivity; None is no noise.
+        multiplier: z, the noise's standard deviation over the sensitivity; None means without noise.
         honest: h, the shares that S is divided among.
         values: d of a vector that is rounded; 0 for vectors that are truncated.
         norm: of vectors of integers, which are neither truncated nor rounded: the grid is its smallest multiple that leaves a

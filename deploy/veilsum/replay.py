@@ -71,7 +71,7 @@ class Replayed(Federation):
         if broadcast_digest(encoded) != assignment.broadcast:
             if self._exact:
                 raise ProofFault(
-                    where, "What was broadcast to its cohort is not what the method makes of the releases before it."
+                    where, "The broadcast to its cohort differs from what the method computes from the earlier releases."
                 )
             self.differing.append(assignment.round)
         return read_release(found.plan, found.values, assignment.round, assignment.names, found.digest)

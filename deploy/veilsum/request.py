@@ -195,7 +195,7 @@ def with_projection(request: StudyRequest, base: Path) -> StudyRequest:
         base: directory that the result's path is relative to.
 
     Raises:
-        ConfigurationError: there is no such result, or it holds no projection.
+        ConfigurationError: the result does not exist, or holds no projection.
     """
     if not isinstance(request.encoder, ReleasedProjection):
         return request
@@ -217,7 +217,7 @@ def with_model(request: StudyRequest, base: Path) -> StudyRequest:
         base: directory that the result's path is relative to.
 
     Raises:
-        ConfigurationError: there is no such result, it holds no model, or it reads other columns than the study.
+        ConfigurationError: the result does not exist, holds no model, or it reads other columns than the study.
     """
     if request.method != EVALUATION or "result" not in request.parameters:
         return request

@@ -132,7 +132,7 @@ def _shares(levels: tuple[str, ...], guess: Guess) -> Floats:
         guess = {levels[1]: guess}
     for level, share in guess.items():
         if level not in levels:
-            raise ValueError(f"there is no level {level!r}. {did_you_mean(level, levels)}")
+            raise ValueError(f"no level is called {level!r}. {did_you_mean(level, levels)}")
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"the share of {level!r} is {share:g}; it must lie within 0 and 1")
     total = math.fsum(guess.values())

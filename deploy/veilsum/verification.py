@@ -153,7 +153,7 @@ class Look:
     Attributes:
         verified: what was verified; None if it was not.
         rounded: whether that needed a tolerance, as this machine rounds otherwise than the coordinator's.
-        fault: what does not hold; empty if all does, or if there is no proof.
+        fault: what does not hold; empty if all does, or if the result has no proof.
         missing: why there is nothing to verify; empty if there is.
     """
 

@@ -85,11 +85,11 @@ def load_collection(name: str, path: Path) -> Collection:
     """Read a collection of :data:`COLLECTIONS` from its folder.
 
     Raises:
-        ConfigurationError: there is no collection of this name.
+        ConfigurationError: no collection has this name.
         DataError: a file is missing or is not as published.
     """
     if name not in _READERS:
-        raise ConfigurationError(f"There is no collection {name!r}.", did_you_mean(name, COLLECTIONS))
+        raise ConfigurationError(f"No collection is called {name!r}.", did_you_mean(name, COLLECTIONS))
     return _READERS[name](path)
 
 
@@ -286,4 +286,4 @@ def _matlab(path: Path) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 def _require(path: Path) -> None:
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file.", "Name the folder that holds the collection's published files.")
+        raise DataError(f"{path} does not exist.", "Name the folder that holds the collection's published files.")

@@ -92,7 +92,7 @@ class TableWithSchema:
         return taken
 
     def write(self, directory: Path, stem: str) -> Path:
-        """Write ``stem``.csv, or .parquet where it is large, a text breaks a line or the schema says that there is no header.
+        """Write ``stem``.csv, or .parquet where it is large, a text breaks a line or the schema says that it has no header.
 
         Returns:
             The path.
@@ -160,7 +160,7 @@ def packaged_dataset(name: str) -> TableWithSchema:
         Misuse: it needs scikit-learn, which is not installed.
     """
     if name not in PACKAGED:
-        raise ConfigurationError(f"There is no packaged data set {name!r}.", did_you_mean(name, PACKAGED))
+        raise ConfigurationError(f"No packaged data set is called {name!r}.", did_you_mean(name, PACKAGED))
     if name == "digits":
         values, target, schema = *_digits(), _digits_schema()
     else:

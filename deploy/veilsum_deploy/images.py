@@ -197,7 +197,7 @@ def _schema_text(shape: Shape, width: int, classes: Sequence[str], records: int,
 
 def _folders(folder: Path) -> Mapping[str, Path]:
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder.", "Name a folder of images as DOMAIN/CLASS/name.png.")
+        raise DataError(f"{folder} does not exist.", "Name a folder of images as DOMAIN/CLASS/name.png.")
     found: dict[str, Path] = {}
     for path in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
         name = site_name(path.name)

@@ -63,7 +63,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(MAX_CONFIGURATION_BYTES + 1)
     except FileNotFoundError as error:
-        raise ConfigurationError(f"{path}: there is no such file.", "Check the path.") from error
+        raise ConfigurationError(f"{path} does not exist.", "Check the path.") from error
     except IsADirectoryError as error:
         raise ConfigurationError(f"{path}: is a folder, not a file.", "Name the TOML file in it.") from error
     except OSError as error:

@@ -202,7 +202,7 @@ def open_database(url_or_path: str | Path) -> Database:
         ConfigurationError: the URL is malformed, its driver missing, or the file's directory missing or not writable.
         StateError: the file is a newer version's.
         Unavailable: the server cannot be reached.
-        Damage: the file is no database.
+        Damage: the file is not a database.
     """
     url = _parse_url(url_or_path)
     if url.get_backend_name() != "sqlite":
@@ -236,7 +236,7 @@ def open_readonly(url_or_path: str | Path) -> Database:
 
     Raises:
         ConfigurationError: the URL is malformed or its driver missing.
-        StateError: there is no such database, this user may not read it, or it is a newer version's.
+        StateError: the database does not exist, this user may not read it, or it is a newer version's.
         Unavailable, Damage: it cannot be read now, or at all.
     """
     url = _parse_url(url_or_path)
@@ -328,7 +328,7 @@ def _create_server_engine(url: URL, options: str = "") -> Engine:
 
 def _open_file_readonly(path: Path) -> Engine:
     if not path.is_file():
-        said = f"The database {path} is a folder, not a file." if path.is_dir() else f"There is no database {path}."
+        said = f"The database {path} is a folder, not a file." if path.is_dir() else f"The database {path} does not exist."
         raise StateError(said, "Check the path.")
     log, index = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
     try:

@@ -96,7 +96,7 @@ def _explain(error: DBAPIError) -> VeilsumError:
 
 
 def _unreachable() -> tuple[type[BaseException], ...]:
-    """What a server's driver raises when there is no connection; empty where the driver was never needed."""
+    """What a server's driver raises when it has no connection; empty where the driver was never needed."""
     driver = sys.modules.get("psycopg")
     return () if driver is None else (driver.OperationalError,)
 

@@ -127,7 +127,7 @@ def _place(directory: Path, name: str) -> Path:
 
 
 def _holds(place: Path, data: bytes) -> bool:
-    """Whether a file is there that holds just this, and is no link."""
+    """Whether a file is there that holds just this, and is not a link."""
     try:
         status = place.lstat()
         return stat.S_ISREG(status.st_mode) and status.st_size == len(data) and place.read_bytes() == data

@@ -8,7 +8,7 @@ from veilsum_node.randomness import RandomSource
 
 
 class Keystream:
-    """ChaCha20's keystream under a key that is never used again, so a zero nonce is safe. It is no source of randomness."""
+    """ChaCha20's keystream under a key that is never used again, so a zero nonce is safe. It is not a source of randomness."""
 
     def __init__(self, key: bytes) -> None:
         self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()

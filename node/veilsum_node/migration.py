@@ -1,7 +1,7 @@
 """Run a component's Alembic scripts on a connection that holds the write lock; imported only where there is something to run.
 
-There is no configuration file and no environment script: scripts are found in their package, versions are counted in the
-component's own table, and everything happens inside the caller's transaction.
+It needs neither a configuration file nor an environment script: scripts are found in their package, versions are counted in
+the component's own table, and everything happens inside the caller's transaction.
 """
 
 from __future__ import annotations

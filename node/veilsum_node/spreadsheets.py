@@ -53,7 +53,7 @@ def write_rows(stream: IO[str], names: Sequence[str], rows: Iterable[Iterable[An
 
 def line(cells: Iterable[Any], *, end: str = "\n") -> str:
     """One line of CSV. A cell with a carriage return or a line feed is quoted whatever ends the line: Python's writer leaves
-    one that is no part of the end as it is, and what follows it would be a cell of another line."""
+    one that does not belong to the end as it is, and what follows it would be a cell of another line."""
     stream = io.StringIO(newline="")
     csv.writer(stream, lineterminator="\r\n").writerow(cells)
     return stream.getvalue()[:-2] + end

@@ -70,14 +70,14 @@ def look_at(state: Path, folder: Path | None = None) -> Storage:
         folder: what belongs to the state beside it, such as a coordinator's results.
 
     Raises:
-        ConfigurationError: there is no such folder.
+        ConfigurationError: the folder does not exist.
         Damage: the file system does not answer.
     """
     place = state.parent
     try:
         found = os.statvfs(place)
     except FileNotFoundError as error:
-        raise ConfigurationError(f"There is no folder {place}.", "It is made when the party starts.") from error
+        raise ConfigurationError(f"The folder {place} does not exist.", "It is made when the party starts.") from error
     except OSError as error:
         raise Damage(f"{place} cannot be looked at ({error.strerror}).", "Check the disk.") from error
     files = [state, *(state.with_name(state.name + suffix) for suffix in ("-wal", "-shm"))]

@@ -49,7 +49,7 @@ def change_budget(
         where the population stands, with ``below_spent``: whether that is more than the budget.
 
     Raises:
-        Misuse: there is no reason, operator or such population, or epsilon or delta is none.
+        Misuse: reason or operator is missing, the population is unknown, or epsilon or delta is none.
     """
     reason, operator = reason.strip(), operator.strip()
     if not reason or not operator:

@@ -39,10 +39,10 @@ def open_source(place: str | Path) -> Iterator[LedgerReader]:
     """Open a ledger to read: a state file, an export in JSON Lines, or a mirror's database by its URL.
 
     Raises:
-        StateError: there is no such file, or it holds no ledger.
+        StateError: the file does not exist, or holds no ledger.
         Unavailable, Damage: it cannot be read.
         LedgerFault: it is an export that was cut off or changed, so that it cannot be read; the message names file and line.
-        HostileInput: it is no export at all.
+        HostileInput: it is not an export at all.
     """
     text = str(place)
     if "://" not in text:
@@ -132,7 +132,7 @@ def load_authority(path: Path) -> x509.Certificate:
 
     Raises:
         ConfigurationError: the file cannot be read.
-        HostileInput: it is no authority's certificate.
+        HostileInput: it is not an authority's certificate.
     """
     return load_authority_certificate(read_file(path, "authority's certificate"))
 
@@ -142,7 +142,7 @@ def read_audit(path: Path, ledger: Checked) -> SignedAudit:
 
     Raises:
         ConfigurationError: the file cannot be read.
-        HostileInput: it is no such report, or of another site or key, or the ledger does not verify.
+        HostileInput: it is not such a report, or of another site or key, or the ledger does not verify.
     """
     signed = read_report(read_file(path, "report of an audit", most=MOST_BYTES))
     if signed.body["site"] != ledger.site:
@@ -254,7 +254,7 @@ def _owner(source: LedgerReader) -> tuple[str, bool]:
 
 
 def _require_ledger(path: Path) -> None:
-    """Refuse a file that is no ledger at all, before anything reads it as one.
+    """Refuse a file that is not a ledger at all, before anything reads it as one.
 
     Raises:
         StateError: it is missing, a directory, empty, or of another kind.
@@ -266,7 +266,7 @@ def _require_ledger(path: Path) -> None:
         if "@" in str(path) and ":" in str(path):  # it may hold a password
             raise StateError("The ledger's URL is malformed.", "Use a path or a URL such as postgresql://host/name.")
         advice = "Check the path. Participants and coordinators make their ledgers when they start for the first time."
-        raise StateError(f"There is no ledger {path}.", advice)
+        raise StateError(f"The ledger {path} does not exist.", advice)
     start = _beginning(path, 4096)
     if start.startswith((_SQLITE, b"{")):
         return

@@ -123,7 +123,7 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
     """Load an enrolled study that is neither left, ended nor expired.
 
     Raises:
-        Refusal: there is none, or its analyst is no longer accepted.
+        Refusal: there is none, or its analyst is not accepted any more.
     """
     row = find_study(connection, digest)
     if row is None:
@@ -137,6 +137,6 @@ def load_open_study(connection: Connection, site: Site, digest: bytes) -> OpenSt
         raise Refusal(RefusalCode.STUDY_EXPIRED, "The study has expired.")
     if study.dataset not in site.config.datasets:
         raise StateError(
-            f"Dataset {study.dataset!r} is no longer offered.", "Restore it in participant.toml, or end the study."
+            f"Dataset {study.dataset!r} is not offered any more.", "Restore it in participant.toml, or end the study."
         )
     return OpenStudy(row, agreed)

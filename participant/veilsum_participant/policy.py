@@ -90,7 +90,7 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
     policy stricter.
 
     The study's own epsilon is an analyst's word; what counts is computed from the noise that its tasks declare, at the delta
-    of the dataset's budget (the study's where there is no budget, and then nothing can be reserved).
+    of the dataset's budget (the study's where the dataset has no budget, and then nothing can be reserved).
     """
     study, policy = agreed.study, config.policy
     if own not in study.participants:

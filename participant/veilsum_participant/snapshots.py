@@ -44,7 +44,7 @@ def compare_snapshots(site: Site) -> Iterator[Compared]:
         elif _names(entry, b"", key):
             yield Compared(entry, None, "its records could not be read to their end")
         elif release.dataset not in site.config.datasets:
-            yield Compared(entry, None, "its dataset is no longer offered")
+            yield Compared(entry, None, "its dataset is not offered any more")
         else:
             try:
                 reading = site.batches(release.dataset, site.agreed(row.study).study.data, by_subject=True)

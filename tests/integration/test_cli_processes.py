@@ -423,7 +423,7 @@ def test_what_is_not_tls_is_named(tmp_path: Path, analyst: Running) -> None:
 def test_starting_without_a_configuration_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for role in ("coordinator", "participant"):
         code, _, err = veilsum(capsys, role, "start", "--config", tmp_path / "none.toml")
-        assert (code, "no such file" in err) == (2, True)
+        assert (code, "does not exist" in err) == (2, True)
 
 
 @pytest.mark.system  # sessions outlive it by default in test_killed_coordinator.py

@@ -261,8 +261,8 @@ def test_a_declaration_that_contradicts_its_task_is_refused(tmp_path: Path) -> N
         attack = Adversary(bed, other)
         assert RefusalCode.STUDY_INVALID in attack.enrol("a").codes
     for changed, fault in (
-        ((step,), "is no kept task before it"),
-        ((step, moments), "is no kept task before it"),
+        ((step,), "is not a kept task before it"),
+        ((step, moments), "is not a kept task before it"),
         ((moments.model_copy(update={"releases": 2}), step), "released once"),
     ):
         with pytest.raises(HostileInput, match=fault):

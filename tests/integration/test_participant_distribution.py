@@ -19,6 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from support.federation import make_data, make_request, schema_of
+from support.pages import links
 from support.processes import Process, Processes
 from veilsum_coordinator.protocol.settings import Waits
 
@@ -133,7 +134,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installe
 
 def test_the_wheel_holds_the_participants_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        names = [name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name]
     there = {
         str(path.relative_to(root))
         for package, root in PACKAGES.items()
@@ -141,6 +142,25 @@ def test_the_wheel_holds_the_participants_packages_and_nothing_else(wheel: Path)
         if path.is_file() and path.suffix != ".pyc"
     }
     assert set(names) == there
+
+
+def test_its_messages_name_the_pages_that_it_brought(installed: Installed, tmp_path: Path) -> None:
+    """What is named is there, and links from there to other pages lead somewhere."""
+    made = installed.run(installed.veilsum, "participant", "init", tmp_path / "north", "--name", "north")
+    assert made.returncode == 0, made.stderr
+    config, schema = tmp_path / "north" / "participant.toml", tmp_path / "schema.toml"
+    groups = '[{ name = "a", codes = ["diabetes mellitus"] }, { name = "b", codes = ["I10"] }]'
+    schema.write_text(f'max_records = 10\n[[columns]]\nkind = "codes"\nname = "dx"\ngroups = {groups}\n')
+    done = installed.run(
+        installed.veilsum, "participant", "check", "--config", config, "--schema", schema, "--dataset", "records"
+    )
+    assert done.returncode == 2, done.stderr
+    (named,) = re.findall(r"\S+/docs/files\.md", done.stderr)
+    page = Path(named)
+    assert page.is_relative_to(installed.environment)
+    assert page.read_bytes() == (ROOT / "docs" / "files.md").read_bytes()
+    targets = [target.partition("#")[0] for target in links(page.read_text())]
+    assert [target for target in targets if target.endswith(".md") and not (page.parent / target).exists()] == []
 
 
 @pytest.mark.system  # import contracts say the same of the source by default

@@ -311,7 +311,7 @@ def test_a_broadcast_that_the_releases_do_not_make(tmp_path: Path, monkeypatch: 
         key = bytes(bed.local.run(FEDSGD(bed), bed.analyst, tmp_path / "results").study)
     directory = tmp_path / "results" / key.hex()
     names = lay_proof(bed.hub.journal, directory)
-    with pytest.raises(ProofFault, match="broadcast to its cohort is not what the method makes") as caught:
+    with pytest.raises(ProofFault, match="broadcast to its cohort differs from what the method computes") as caught:
         verify_result(directory, bed.analyst.authority)
     assert caught.value.where in names
 

@@ -435,11 +435,11 @@ def test_rows_are_dealt_once_each() -> None:
         (FRAME.assign(hospital=["a", "A"] * 300), {"site_column": "hospital"}, "would all be named"),
         (FRAME.drop(columns="age"), {"sites": 2}, "column 'age' is missing"),
         ({"north": FRAME}, {}, "at least two sites"),
-        ({"north": FRAME, "south": "nowhere.csv"}, {}, "no such file"),
+        ({"north": FRAME, "south": "nowhere.csv"}, {}, "does not exist"),
         ({"north": FRAME, "North": FRAME}, {}, "alike"),
         ({"north": FRAME, "south": FRAME}, {"sites": 2}, "there already"),
-        (7, {}, "no table"),
-        ("/nowhere.csv", {}, "no such file"),
+        (7, {}, "is not a table"),
+        ("/nowhere.csv", {}, "does not exist"),
     ],
 )
 def test_what_cannot_be_a_federation_says_why(source: Any, keys: dict[str, Any], message: str) -> None:
@@ -463,7 +463,7 @@ def test_mistakes_are_told_before_anything_is_asked(exact: Dataset, federation: 
         federation.dataset(schema=tmp_path)
     with pytest.raises(ConfigurationError, match=r"has no label.*linear"):
         federation.dataset(schema={"columns": SCHEMA["columns"]}, epsilon=1.0).train()
-    with pytest.raises(ConfigurationError, match="no such file"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         veilsum.connect(tmp_path)
     own = exact.with_options(epsilon=2.0)
     assert own.options == {"epsilon": 2.0}

@@ -137,7 +137,7 @@ def test_a_plain_federation_keeps_the_studys_rules(tmp_path: Path, data: Data) -
     bed = make_bed(tmp_path / "bed", data)
     study = bed.compile(make_request(schema_of(WIDTH), "statistics", 1.0))
     federation = plain_federation(tmp_path / "plain", data, study)
-    with pytest.raises(HostileInput, match="no task"):
+    with pytest.raises(HostileInput, match="No task"):
         federation.sum("class-moments")
     federation.sum("statistics")
     with pytest.raises(RoundLostError, match="used up"):
@@ -310,7 +310,7 @@ def test_what_says_nothing_of_how_a_file_is_written_is_refused(
         (("--dataset", "breast-cancer", "--baseline", "method=a"), "belongs to a sweep"),
         (("--dataset", "breast-cancer", "--jobs", "2"), "--no-encryption"),
         (("--dataset", "breast-cancer", "--resume"), "--out"),
-        (("--dataset", "breast-cancer", "--engine", "dask"), "no engine"),
+        (("--dataset", "breast-cancer", "--engine", "dask"), "No engine"),
         (("--dataset", "breast-cancer", "--address", "auto"), "--engine ray"),
         (("--dataset", "breast-cancer", "--baselines", "pool"), "Did you mean 'pooled'"),
         (("--dataset", "breast-cancer", "--seeds", "2", "--encryption"), "without encryption"),

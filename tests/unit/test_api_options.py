@@ -30,5 +30,5 @@ def test_names_are_one_or_several_and_whole_numbers_are_categories(given: Any, n
 
 @pytest.mark.parametrize("given", [None, 0.5, True, np.bool_(True), [None], [["a"]], object(), [0.0]])
 def test_what_is_no_name_is_a_typed_error(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is no name"):
+    with pytest.raises(ConfigurationError, match="is not a name"):
         as_list(given)

@@ -304,9 +304,9 @@ def test_a_dossier_takes_in_only_its_own_site_s_unchanged_reports(site: SiteFile
 
     assert "changed after it was signed" in refused({**whole, "audit": {**whole["audit"], "flagged": True}})
     assert "another digest" in refused({**whole, "digest": "00" * 32})
-    assert "no report of an audit" in refused("{}")
-    assert "no report of an audit" in refused("[" * 100_000 + " " * (1 << 16))
-    assert "no report of an audit" in refused({**whole, "audit": {**whole["audit"], "rows": [1]}})
+    assert "not a report of an audit" in refused("{}")
+    assert "not a report of an audit" in refused("[" * 100_000 + " " * (1 << 16))
+    assert "not a report of an audit" in refused({**whole, "audit": {**whole["audit"], "rows": [1]}})
     assert "is an audit of north" in refused(whole, config=site.peer)
     south = load_credentials(load_participant_config(site.peer).identity, now())
     forged = sign_report(whole["audit"], south.signing_key, south.certificate_pem)

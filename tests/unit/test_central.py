@@ -77,7 +77,7 @@ def test_pooled_sums_over_records_are_the_sites_sums() -> None:
     together = central.sum("statistics")
     for name, values in apart.values.items():
         np.testing.assert_array_equal(together.values[name], values)
-    with pytest.raises(HostileInput, match="no task"):
+    with pytest.raises(HostileInput, match="No task"):
         central.sum("gradient")
 
 
@@ -132,7 +132,7 @@ def test_baselines_by_name() -> None:
     assert parse_baselines(None, "fedsgd") == tuple(BASELINES)
     assert parse_baselines("none", "fedsgd") == ()
     assert parse_baselines("central, trained", "fedcgs") == ("trained-alone", "trained-pooled", "central")
-    with pytest.raises(Misuse, match="no baseline"):
+    with pytest.raises(Misuse, match="No baseline"):
         parse_baselines("alone,centre", "fedcgs")
 
 

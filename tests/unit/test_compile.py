@@ -279,7 +279,7 @@ def test_unknown_method_participant_and_schema_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'bb' is not in the federation"):
         compiled(asked)
     (tmp_path / "study.toml").write_text(STUDY.format(method="statistics", privacy="epsilon = 1.0").replace("schema.t", "s.t"))
-    with pytest.raises(ConfigurationError, match=r"s\.toml: there is no such file"):
+    with pytest.raises(ConfigurationError, match=r"s\.toml does not exist"):
         load_study_request(tmp_path / "study.toml")
 
 

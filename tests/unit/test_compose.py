@@ -74,7 +74,7 @@ def test_variables_are_filled_in(compose: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", ["[", "- a", "services: {a: {image: b, sudo: true}}"])
 def test_what_is_no_compose_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "compose.yaml").write_text(text)
-    with pytest.raises(ConfigurationError, match="no compose file"):
+    with pytest.raises(ConfigurationError, match="not a compose file"):
         read_compose(tmp_path / "compose.yaml", {})
 
 

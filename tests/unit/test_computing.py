@@ -306,11 +306,11 @@ def refused(study: Study, label: str, match: str) -> None:
 @pytest.mark.parametrize("kind", ["barycenter", "two-way"])
 def test_an_alignment_of_a_sites_own_needs_a_kept_source(kind: str) -> None:
     own = {**_prototypes(), "alignment": {"kind": kind, "tau": 0.4}}
-    refused(study_of(declare("p", "prototypes", own)), "p", "needs a source exactly")
+    refused(study_of(declare("p", "prototypes", own)), "p", "must name a source")
     moments = declare("moments", "class-moments", {**MOMENTS, **MAPPED})
-    with pytest.raises(ValidationError, match="no kept task before it"):
+    with pytest.raises(ValidationError, match="not a kept task before it"):
         study_of(moments, declare("p", "prototypes", own, source="moments"))
-    with pytest.raises(ValidationError, match="no kept task before it"):
+    with pytest.raises(ValidationError, match="not a kept task before it"):
         study_of(declare("p", "prototypes", own, source="later"), declare("later", "class-moments", MOMENTS, keep=True))
 
 
@@ -326,7 +326,7 @@ def test_what_is_kept_is_noised_where_the_study_has_noise() -> None:
 def test_a_broadcast_map_has_no_source_and_an_own_map_needs_a_width() -> None:
     kept = declare("kept", "class-moments", {**MOMENTS, **MAPPED}, keep=True)
     given = {**_prototypes(), "alignment": {"kind": "broadcast", "tau": 0.4}}
-    refused(study_of(kept, declare("p", "prototypes", given, source="kept")), "p", "needs a source exactly")
+    refused(study_of(kept, declare("p", "prototypes", given, source="kept")), "p", "must name a source")
     bare = {**_prototypes(), "width": None}
     refused(study_of(kept, declare("p", "prototypes", bare, source="kept")), "p", "must state the width")
     wide = {**_prototypes(), "width": D + 1}

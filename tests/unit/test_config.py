@@ -82,7 +82,7 @@ def test_what_is_not_toml(tmp_path: Path, content: bytes, expected: str) -> None
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:
-    assert "there is no such file" in failure(tmp_path / "none.toml")
+    assert "does not exist" in failure(tmp_path / "none.toml")
     assert "is a folder, not a file" in failure(tmp_path)
 
 

@@ -116,7 +116,7 @@ def test_grafana_finds_datasource_folder_and_files() -> None:
     assert "prometheus" in compose["services"]
 
 
-def test_the_page_names_every_row_and_shows_every_dashboard() -> None:
+def test_the_page_names_every_row_of_every_dashboard() -> None:
     page = (ROOT / "docs" / "dashboards.md").read_text(encoding="utf-8")
     for board in BOARDS.values():
         _, found, part = page.partition(f"\n## {board['title']}\n")

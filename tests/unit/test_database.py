@@ -468,7 +468,7 @@ def test_a_reader_cannot_write(backend: str, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read(directory: Path) -> None:
-    for path, why in ((directory / "missing.db", "There is no database"), (directory, "is a folder, not a file")):
+    for path, why in ((directory / "missing.db", "does not exist"), (directory, "is a folder, not a file")):
         with pytest.raises(StateError, match=why):
             open_readonly(path)
     assert list(directory.iterdir()) == []

@@ -90,7 +90,7 @@ def test_auto_takes_the_first_gpu_that_torch_finds_else_the_cpu(monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:0:1", "mps", ""])
 def test_other_names_are_none(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="There is no device"):
+    with pytest.raises(ConfigurationError, match="No device is called"):
         device.choose(name)
     with pytest.raises(ValidationError):
         ParticipantConfig.model_validate({"coordinator": "localhost:1", "datasets": {"a": {"path": "a"}}, "device": name})

@@ -166,7 +166,7 @@ def test_a_lost_process_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_engine("local", 1), SerialEngine)
-    with pytest.raises(Misuse, match="no engine"):
+    with pytest.raises(Misuse, match="No engine"):
         make_engine("dask", 1)
     with pytest.raises(Misuse, match="--address"):
         make_engine("local", 1, "auto")

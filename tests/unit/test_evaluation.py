@@ -246,7 +246,7 @@ def test_only_the_named_model_is_taken() -> None:
         ({"classes": ("c0",)}, "not distinct classes of the schema"),
         ({"classes": ()}, "state `outcome` or `classes`"),
         ({"model": {"name": "mlp", "inputs": None, "options": {}}}, "leaves options open"),
-        ({"model": {"name": "nothing", "inputs": None, "options": {}}}, "no model 'nothing'"),
+        ({"model": {"name": "nothing", "inputs": None, "options": {}}}, "No model is called 'nothing'"),
         ({"most": 3.0}, "model that predicts counts"),
         ({"width": 4, "person": "mean"}, "not joined"),
         ({"sha256": "x"}, "sha256"),

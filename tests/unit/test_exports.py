@@ -170,7 +170,7 @@ def test_a_models_result_is_written_by_the_command(tmp_path: Path, capsys: pytes
 
 
 def test_what_cannot_be_written_is_refused(kept: StudyResult, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no format 'docx'"):
+    with pytest.raises(ConfigurationError, match="No format is called 'docx'"):
         export_result(RESULT, tmp_path / "out", ["docx"])
     with pytest.raises(Misuse, match="only read"):
         kept.export(tmp_path / "out", ["onnx"])

@@ -327,7 +327,7 @@ def test_outcomes_are_numbers_and_counts() -> None:
             compiled("gbdt", {"outcome": {"column": "n", "loss": loss, **more}}, schema=NUMBERS)
         assert "fedsgd" in str(refused.value.advice)
     number, count = {"column": "n", "loss": "squared"}, {"column": "n", "loss": "poisson"}
-    with pytest.raises(ConfigurationError, match="no numeric column"):
+    with pytest.raises(ConfigurationError, match="not a numeric column"):
         compiled("gbdt", {"outcome": {"column": "k", "loss": "squared"}}, schema=NUMBERS)
     with pytest.raises(ConfigurationError, match="largest mean"):
         compiled("gbdt", {"outcome": number, "most": 3.0}, schema=NUMBERS)

@@ -270,7 +270,7 @@ def test_the_encrypted_study_is_the_plain_one(tmp_path: Path) -> None:
         ({"stations": {"n": ["a"], "s": ["b", "c", "d", "e"]}}, "two members or more"),
         ({"stations": {"n": ["a", "b", "c"], "s": ["c", "d", "e"]}}, "'c' stands in 'n' and in 's'"),
         ({"stations": {"n": ["a", "b"], "s": ["c", "d"]}}, "4 participants are named, the study has 5"),
-        ({"stations": {"n": ["a", "b"], "s": ["c", "d", "f"]}}, "'f' is no participant"),
+        ({"stations": {"n": ["a", "b"], "s": ["c", "d", "f"]}}, "'f' does not take part in the study"),
         ({"privacy": {"noise": "none", "min_cohort": 3}}, "min_cohort is 3"),
         ({"objective": {"name": "scaffold"}}, "does not train with the objective"),
         ({"objective": {"name": "iir"}, "privacy": {"epsilon": 8.0}}, "gradient of a whole batch"),

@@ -123,9 +123,9 @@ def test_a_new_kind_is_planned_and_checked_as_others_are() -> None:
 
 
 def test_without_its_line_there_is_no_such_kind() -> None:
-    with pytest.raises(ConfigurationError, match=r"there is no kind 'halves'\. Known: .*table-one"):
+    with pytest.raises(ConfigurationError, match=r"no kind of question is called 'halves'\. Known: .*table-one"):
         drafted(request(2.0), SITES)
-    with pytest.raises(HostileInput, match="there is no kind 'halves'"):
+    with pytest.raises(HostileInput, match="no kind of question is called 'halves'"):
         build_question(Query(name="q", kind="halves", over=("age",)), Columns(SCHEMA))
     with pytest.raises(ValidationError, match="Did you mean 'count'"):
         QueryRequest.model_validate({"kind": "cont"})

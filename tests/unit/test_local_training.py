@@ -477,7 +477,7 @@ def test_what_no_site_builds() -> None:
     open_model = {**values, "model": {"name": "mlp", "inputs": None, "options": {"hidden": 4}}}
     with pytest.raises(HostileInput, match="leaves options open"):
         build_task("local-training", open_model, schema(2))
-    with pytest.raises(HostileInput, match="no model"):
+    with pytest.raises(HostileInput, match="No model"):
         build_task("local-training", {**values, "model": {"name": "mlq", "inputs": None, "options": {}}}, schema(2))
     open_objective = {**values, "objective": {"name": "prox", "options": {}}}
     with pytest.raises(HostileInput, match="leaves options open"):

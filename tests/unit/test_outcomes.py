@@ -289,7 +289,7 @@ def test_a_record_without_its_outcome_or_event_adds_nothing() -> None:
             {"alignment": {"kind": "moments", "tau": 1.0, "moments": {"order": 2, "adjust": "both"}}},
             "the schema's own features",
         ),
-        ({"outcome": {"column": "ward", "loss": "squared"}}, "no numeric column"),
+        ({"outcome": {"column": "ward", "loss": "squared"}}, "not a numeric column"),
     ],
 )
 def test_a_task_of_an_outcome_is_refused_by_a_site_too(more: dict[str, Any], message: str) -> None:
@@ -418,13 +418,13 @@ def test_what_a_perceptron_of_outcomes_releases_is_no_formula() -> None:
 @pytest.mark.parametrize(
     ("outcome", "more", "message"),
     [
-        ({"column": "ward", "loss": "squared"}, {}, "no numeric column"),
+        ({"column": "ward", "loss": "squared"}, {}, "not a numeric column"),
         ({"column": "dose", "loss": "poisson"}, {}, "may be negative"),
         ({**TIME, "event": "ward"}, {}, "has no category"),
         ({**TIME, "censored": ["home", "died", "moved"]}, {}, "censored"),
         ({**TIME, "cuts": [50.0]}, {}, "rise between"),
         ({**TIME, "cuts": [10.0, 10.0]}, {}, "rise between"),
-        ({**TIME, "event": "age", "censored": []}, {}, "no categorical column"),
+        ({**TIME, "event": "age", "censored": []}, {}, "not a categorical column"),
         (NUMBER, {"class_weights": "balanced"}, "has no class_weights"),
         (NUMBER, {"centre": False}, "has no centre"),
         (NUMBER, {"moments": {}}, "has no moments"),

@@ -300,7 +300,7 @@ def test_a_merge_that_does_not_fit_is_refused() -> None:
     for given_grams, more, reason in cases:
         with pytest.raises(ValueError, match=reason):
             merge_stations(models, given_grams, [1, 1], GROUPS, LAYERS, filters=False, regmean=True, **more)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no linear layer"):
+    with pytest.raises(ValueError, match="not a linear layer"):
         merge_stations(models, [{"tail": np.eye(2)}] * 2, [1, 1], GROUPS, ("tail",), filters=False, regmean=True)
     with pytest.raises(ValueError, match="cannot be averaged"):
         merge_stations([], [], [], GROUPS, LAYERS, filters=True, regmean=True)

@@ -287,9 +287,9 @@ def test_a_domain_of_too_many_concepts_is_left_out(tmp_path: Path, capsys: pytes
         (CONCEPTS, ("--domain", "Gendr"), "has no domain 'Gendr'.*Gender"),
         (CONCEPTS, ("--concept", "7"), "has no concept 7"),
         (CONCEPTS, ("--concept", "45", "--local"), "are of a vocabulary"),
-        (CONCEPTS + "46\tcut", ("--concept", "45"), "line 8 is no concept"),
-        (CONCEPTS.replace("\t", ","), ("--concept", "45"), "is no vocabulary of OMOP"),
-        ("", ("--concept", "45"), "is no vocabulary of OMOP"),
+        (CONCEPTS + "46\tcut", ("--concept", "45"), "line 8 is not a concept"),
+        (CONCEPTS.replace("\t", ","), ("--concept", "45"), "is not a vocabulary of OMOP"),
+        ("", ("--concept", "45"), "is not a vocabulary of OMOP"),
     ],
 )
 def test_what_a_vocabulary_does_not_have(

@@ -37,7 +37,7 @@ def test_what_a_check_says_of_a_disk(free: int, state: int, backed_up: int | Non
 
 def test_what_a_state_has(tmp_path: Path) -> None:
     state = tmp_path / "here" / "state.db"
-    with pytest.raises(ConfigurationError, match="no folder"):
+    with pytest.raises(ConfigurationError, match=r"folder .* does not exist"):
         look_at(state)
     state.parent.mkdir()
     assert look_at(state).state == 0

@@ -286,7 +286,7 @@ def test_only_a_sites_vector_with_noise_may_stay_unrounded(
     study = compiled(method, parameters, **privacy)
     assert not any(task.unrounded for task in study.tasks)
     tasks = tuple(task.model_copy(update={"unrounded": True}) for task in study.tasks)
-    with pytest.raises(HostileInput, match="alone may stay unrounded"):
+    with pytest.raises(HostileInput, match="needs a task with one noised vector per site"):
         AgreedStudy(study.model_copy(update={"tasks": tasks})).task(tasks[-1].label)
 
 

@@ -49,5 +49,5 @@ def get_method(name: str) -> Method[Any]:
         ConfigurationError: there is none of this name; the nearest is named.
     """
     if name not in METHODS:
-        raise ConfigurationError(f"There is no method {name!r}.", did_you_mean(name, METHODS))
+        raise ConfigurationError(f"No method is called {name!r}.", did_you_mean(name, METHODS))
     return METHODS[name]

@@ -200,7 +200,7 @@ class Participation:
     def _place(self, name: str) -> int:
         if name not in self._names:
             raise ConfigurationError(
-                f"parameters.participation: {name!r} is no participant of the study.", did_you_mean(name, self._names)
+                f"parameters.participation: {name!r} does not take part in the study.", did_you_mean(name, self._names)
             )
         return self._names.index(name)
 

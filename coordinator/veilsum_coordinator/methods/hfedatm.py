@@ -287,7 +287,7 @@ def check_study(stations: Table, study: Study) -> None:
         for name in members:
             if name not in study.participants:
                 advice = did_you_mean(name, study.participants)
-                raise ConfigurationError(f"parameters.stations.{station}: {name!r} is no participant of the study.", advice)
+                raise ConfigurationError(f"parameters.stations.{station}: {name!r} does not take part in the study.", advice)
         if len(members) < study.privacy.min_cohort:
             raise ConfigurationError(
                 f"parameters.stations.{station}: its sums are of {len(members)} members; the study's min_cohort is"

@@ -300,7 +300,9 @@ def _check_units(parameters: RegressionParameters, question: LinearRegression) -
     numbers = [name for name, level in question.terms if not level]
     for name in parameters.per:
         if name not in numbers:
-            raise ConfigurationError(f"per: {name!r} is no numeric term.", f"Numeric terms: {', '.join(numbers) or 'none'}.")
+            raise ConfigurationError(
+                f"per: {name!r} is not a numeric term.", f"Numeric terms: {', '.join(numbers) or 'none'}."
+            )
 
 
 def _units(study: Study) -> Mapping[str, float]:

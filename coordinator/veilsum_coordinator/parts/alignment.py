@@ -204,7 +204,7 @@ def plans_in_front(
 def align(federation: Federation, parameters: AlignmentParameters) -> Aligned:
     """Run the alignment's rounds; ``parameters`` are resolved.
 
-    Where every site's moments are within their noise there is no reference. Then nothing is aligned, and the summary says so.
+    Where every site's moments are within their noise they give no reference. Then nothing is aligned, and the summary says so.
     In iterated mode no later task may then run that aligns: sites could not make their maps.
     """
     release = federation.sum(LABEL)

@@ -37,7 +37,7 @@ LARGEST_RESIDUAL = 2.0
 """Of a linear model, from one bound of the outcome to the other."""
 
 FARTHEST = 8.0
-"""Terms of a linear model are shortened beyond so many times the length of most, where there is no noise."""
+"""Terms of a linear model are shortened beyond so many times the length of most, where no noise is added."""
 
 LONGEST_HAZARD_SCORE = 4.0
 """The same of a hazard model's scores, in units of the longest terms."""

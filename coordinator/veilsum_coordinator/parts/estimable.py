@@ -86,7 +86,7 @@ class Kept(Federation):
         """
         if not all(map(_taken, (broadcast or {}).values())):
             raise ArithmeticError(f"what the next round, {label}, would begin with is not finite")
-        self.asking = True  # what fails from here on is no formula of the method's
+        self.asking = True  # what fails from here on is not a formula of the method's
         release = self._federation.sum(label, broadcast, members=members)
         self.asking = False
         self.releases[label] = release

@@ -249,7 +249,7 @@ class LocalRounds:
         agreed = AgreedStudy(federation.study).task(label)
         self._agreed, task, declaration = agreed, agreed.task, agreed.declaration
         if not isinstance(task, LocalTraining):
-            raise Misuse(f"The task {label!r} is no local training.")
+            raise Misuse(f"The task {label!r} does not train locally.")
         self.task = task
         self.model = dict(task.architecture.initial(parameters.seed))
         self.changes: list[float] = []

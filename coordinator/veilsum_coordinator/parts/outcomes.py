@@ -227,7 +227,7 @@ def score_summary(
 ) -> dict[str, Any]:
     """What a result says of its model's prediction: what it is of; and as a row its formula, or bounds where there is none.
 
-    There is no row of a model that predicts the same for every record.
+    A model that predicts the same for every record has no row.
 
     Args:
         outcome, schema: of the study.

@@ -33,7 +33,7 @@ TABLE_ONE = "table-one"
 def _known(kind: str) -> str:
     """A kind that there is."""
     if kind not in (known := (*KINDS, TABLE_ONE)):
-        raise ValueError(f"there is no kind {kind!r}. {did_you_mean(kind, known)}".removesuffix("."))
+        raise ValueError(f"no kind of question is called {kind!r}. {did_you_mean(kind, known)}".removesuffix("."))
     return kind
 
 

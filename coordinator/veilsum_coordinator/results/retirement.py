@@ -71,7 +71,7 @@ def open_holdings(config: CoordinatorConfig) -> Iterator[tuple[Database, Path]]:
     """
     place = config.database_place
     if "://" not in place and not Path(place).exists():
-        raise StateError(f"There is no database {place}.", "It is made when the coordinator starts for the first time.")
+        raise StateError(f"The database {place} does not exist.", "It is made when the coordinator starts for the first time.")
     with open_database(place) as database:
         yield database, config.state / "results"
 

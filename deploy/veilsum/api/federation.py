@@ -166,7 +166,7 @@ def connect(
     if not path.is_file() and (coordinator is None or identity is None):
         known = ", ".join(AnalystConfig.model_fields)
         raise ConfigurationError(
-            f"{path}: there is no such file.",
+            f"{path} does not exist.",
             f"`veilsum analyst init` writes one, with the keys {known}. Or give coordinator and identity.",
         )
     access = resolve_access(coordinator, None if identity is None else Path(identity), path)
@@ -316,5 +316,5 @@ def _is_site(value: Any) -> bool:
 def _absolute(files: Mapping[str, Path]) -> dict[str, Path]:
     for path in files.values():
         if not path.is_file():
-            raise DataError(f"{path}: there is no such file.", "Check the path.")
+            raise DataError(f"{path} does not exist.", "Check the path.")
     return {name: path.resolve() for name, path in files.items()}

@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
         participants: the sites that shall take part; all connected ones by default.
         expected_records: records that a site is expected to have, for plans and ``error``.
         expected: public guesses for plans and ``error`` alone, such as ``{"died": 0.09, "age": [63, 18]}``
-            (docs/scientist.md, "Plans").
+            (docs/scientist.md, "3. Plan").
         expires_hours: how long the study may run.
         purpose: what the study is for, in a sentence. This and the next three are signed and shown to the sites.
         reference: number of an ethics vote, a contract or a project.
@@ -105,7 +105,7 @@ def merged(defaults: Options, own: Options) -> Options:
     known = Options.__annotations__
     for name in (*defaults, *own):
         if name not in known:
-            raise ConfigurationError(f"There is no option {name!r}.", did_you_mean(name, known))
+            raise ConfigurationError(f"No option is called {name!r}.", did_you_mean(name, known))
     kept: dict[str, Any] = dict(defaults)
     if own.get("noise") == "none" or "epsilon" in own or "error" in own:
         for name in ("epsilon", "error", "max_epsilon"):
@@ -191,5 +191,5 @@ def _as_name(item: object) -> str:
     if isinstance(item, str):
         return item
     if isinstance(item, bool | np.bool_) or not isinstance(item, int | np.integer):
-        raise ConfigurationError(f"{item!r} is no name.", "Give a name as text, or several in a list.")
+        raise ConfigurationError(f"{item!r} is not a name.", "Give a name as text, or several in a list.")
     return str(item)

@@ -76,7 +76,7 @@ class StudyResult:
         ``summary`` has what the result tells outside of its tables, such as how many records there were: name and value.
 
         Raises:
-            Misuse: there is no such table, or several questions were asked and none is named.
+            Misuse: the table does not exist, or several questions were asked and none is named.
         """
         name = self._named(table)
         return self.tables[name] if name in self.tables else figures_of(self.content)
@@ -224,12 +224,12 @@ class StudyResult:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Study, name and method, and what it cost, as far as known: what exported files say of where they come from."""
+        """The study's name and method, and its cost as far as known, which exported files state as their origin."""
         return {**stated_study(self.directory), **self.cost}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """What a paper should state: study, its digest, method, what it cost, each sum's cohort and who decrypted it."""
+        """What a paper should state, which is study, digest, method, cost, each sum's cohort and who decrypted it."""
         from veilsum_node.process.software import installed_version
 
         manifest = read_manifest(self.directory)
@@ -253,7 +253,7 @@ class StudyResult:
             tolerance: relative difference that is let pass, where a machine rounds differently.
 
         Returns:
-            What was verified: ``proves`` and ``leaves_open`` say it in sentences.
+            What was verified, which ``proves`` and ``leaves_open`` say in sentences.
 
         Raises:
             ProofFault: names the first thing that does not hold.
@@ -313,7 +313,7 @@ def open_result(directory: str | Path, authority: str | Path | None = None) -> S
         authority: the federation's certificate, which ``verify`` needs.
 
     Raises:
-        ConfigurationError: there is no such directory.
+        ConfigurationError: the directory does not exist.
         HostileInput: it holds no readable result.
     """
     from veilsum_participant.ledgers import load_authority

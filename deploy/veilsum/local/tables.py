@@ -35,10 +35,10 @@ def site_files(folder: Path, *, least: int = 2) -> dict[str, Path]:
     """The files of a folder by the names of their sites, which are the files' own.
 
     Raises:
-        DataError: it is no folder, holds fewer than ``least`` files of records, or two whose names are alike.
+        DataError: it is not a folder, holds fewer than ``least`` files of records, or two whose names are alike.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder.", "Name a folder with one CSV, Parquet or npz file a site.")
+        raise DataError(f"{folder} does not exist.", "Name a folder with one CSV, Parquet or npz file a site.")
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
     if len(files) < least:
         raise DataError(
@@ -167,7 +167,7 @@ def as_table(frame: Any, what: str) -> pa.Table:
             table = pa.table(frame)
         else:
             raise DataError(
-                f"{what}: a {type(frame).__name__} is no table.",
+                f"{what}: a {type(frame).__name__} is not a table.",
                 "Give a frame of pandas or polars, an Arrow table, a mapping of columns, or a path.",
             )
     except (pa.ArrowException, TypeError, ValueError) as error:

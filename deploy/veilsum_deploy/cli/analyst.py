@@ -25,7 +25,7 @@ def init(
     name: NameOption,
     coordinator: AddressOption = EXAMPLE_ADDRESS,
     operator: Annotated[
-        bool, typer.Option("--operator", help="For an operator: sees and stops everybody's studies, submits none.")
+        bool, typer.Option("--operator", help="Set up an operator, who sees and stops everybody's studies and submits none.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -26,7 +26,8 @@ def images(
         typer.Option("--program", help="Frozen network that makes features; they get an L2 norm of 1. Without it: pixels."),
     ] = None,
     program_format: Annotated[
-        str, typer.Option("--format", help="Of the network: torchscript (torch.jit.save) or exported (torch.export.save).")
+        str,
+        typer.Option("--format", help="The network's format: torchscript (torch.jit.save) or exported (torch.export.save)."),
     ] = "torchscript",
     as_json: JsonOption = False,
 ) -> None:
@@ -34,7 +35,7 @@ def images(
     if channels not in (1, 3):
         raise Misuse(f"Images have no {channels} channels.", "State 1 or 3.")
     if program_format not in ("torchscript", "exported"):
-        raise Misuse(f"There is no format {program_format!r}.", "Use torchscript or exported.")
+        raise Misuse(f"No format is called {program_format!r}.", "Use torchscript or exported.")
     network = (
         None if program is None else FrozenNetwork(program, "exported" if program_format == "exported" else "torchscript")
     )

@@ -20,7 +20,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def login(
     settings: Annotated[Path, typer.Option("--settings", help="File with a table [login].")] = SETTINGS,
-    operator: Annotated[bool, typer.Option("--operator", help="As an operator, not as an analyst.")] = False,
+    operator: Annotated[bool, typer.Option("--operator", help="Ask for an operator's certificate, not an analyst's.")] = False,
     browser: Annotated[bool, typer.Option("--browser", help="Open the address in this machine's browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -39,7 +39,7 @@ def make_engine(name: str, workers: int, address: str | None = None, on: str = d
     if name == "ray":
         return RayEngine(address, workers or None)
     if name != "local":
-        raise Misuse(f"There is no engine {name!r}.", "Use local or ray.")
+        raise Misuse(f"No engine is called {name!r}.", "Use local or ray.")
     if address is not None:
         raise Misuse("--address belongs to a Ray cluster.", "State --engine ray too.")
     count = workers or cores()

@@ -224,7 +224,7 @@ def export(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result.")],
     out: Annotated[Path, typer.Option("--out", help="Directory for the files.")],
     formats: Annotated[
-        str, typer.Option("--formats", help="Of csv, html, latex, svg, png, onnx, xgboost, with commas.")
+        str, typer.Option("--formats", help="Formats, with commas: csv, html, latex, svg, png, onnx, xgboost.")
     ] = "csv,html",
     synthetic: Annotated[
         str,
@@ -234,9 +234,7 @@ def export(
             help="Synthetic records of the result's tree of pairs, or of a graph of many pairs (veilsum[synthetic]).",
         ),
     ] = "tree",
-    site: Annotated[
-        str | None, typer.Option("--site", help="Whose alignment an ONNX file applies, of a result with one for each site.")
-    ] = None,
+    site: Annotated[str | None, typer.Option("--site", help="The site whose alignment the ONNX file applies.")] = None,
     from_features: Annotated[
         bool, typer.Option("--from-features", help="Begin an ONNX file behind the encoder: for a frozen program of your own.")
     ] = False,
@@ -262,7 +260,10 @@ def export(
 def mlflow(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="Directory of a result, or of a checkpoint.")],
     tracking_uri: Annotated[
-        str, typer.Option("--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="Of the server: http://127.0.0.1:5000.")
+        str,
+        typer.Option(
+            "--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="The server's address, such as http://127.0.0.1:5000."
+        ),
     ],
     experiment: Annotated[
         str, typer.Option("--experiment", envvar="MLFLOW_EXPERIMENT_NAME", help="Its name; made where there is none.")

@@ -94,7 +94,7 @@ def run_own_studies(
         interrupted: hospital that is killed and started again in every study of ten rounds or more; None for none.
 
     Raises:
-        Misuse: there is no hospital of that name.
+        Misuse: no hospital has that name.
         StateError: a process failed.
         VeilsumError: a study file is invalid.
     """
@@ -104,7 +104,7 @@ def run_own_studies(
         LARGEST_STUDY * len(requests), LARGEST_STUDY, tuple(METHODS), ("distributed", "local"), ("joint", "per-site")
     )
     if interrupted is not None and interrupted not in hospitals.sites:
-        raise Misuse(f"There is no site {interrupted!r}.", did_you_mean(interrupted, hospitals.sites))
+        raise Misuse(f"No site is called {interrupted!r}.", did_you_mean(interrupted, hospitals.sites))
     rows: list[dict[str, Any]] = []
     done: list[Finished] = []
     with running(directory, hospitals, progress, clock, terms) as (analyst, processes):
@@ -250,7 +250,7 @@ class Interruption:
             self.come_back()
 
     def killed(self, process: Process) -> bool:
-        """Whether it was killed here, so that its end is no fault."""
+        """Whether it was killed here, so that its end is not a fault."""
         return process in self._victims
 
     def _missed(self, info: StudyInfo) -> bool:

@@ -301,7 +301,7 @@ def _place(config: LoginServiceConfig) -> tuple[socket.AddressFamily, Any, Serve
         return family, place, ServerTls(config.certificate, config.key, "login service's")
     if not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
         raise ConfigurationError(
-            f"listen {config.listen} is not a loopback address, and there is no certificate.",
+            f"listen {config.listen} is not a loopback address, and no certificate is configured.",
             "Set certificate and key, or listen on 127.0.0.1.",
         )
     return family, place, None

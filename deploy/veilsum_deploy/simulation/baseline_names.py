@@ -36,6 +36,6 @@ def parse_baselines(text: str | None, method: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in (*BASELINES, "trained"):
-            raise Misuse(f"There is no baseline {name!r}.", did_you_mean(name, [*BASELINES, "trained", "none"]))
+            raise Misuse(f"No baseline is called {name!r}.", did_you_mean(name, [*BASELINES, "trained", "none"]))
     wanted = {*names, *(("trained-alone", "trained-pooled") if "trained" in names else ())}
     return tuple(name for name in BASELINES if name in wanted)

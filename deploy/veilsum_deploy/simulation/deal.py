@@ -24,7 +24,7 @@ _AFTER = 1 << 20
 
 @dataclass(frozen=True)
 class Setting:
-    """What of a simulation is no part of the study.
+    """Parts of a simulation that do not belong to the study.
 
     Attributes:
         partition: as the command's help lists them.

@@ -207,7 +207,7 @@ class Sweep:
         """The study of a cell.
 
         Raises:
-            Misuse: a key leads through a value that is no table.
+            Misuse: a key leads through a value that is not a table.
             ConfigurationError: a study file that is varied is missing or malformed.
         """
         content = copy.deepcopy(dict(self.content))

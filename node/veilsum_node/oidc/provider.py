@@ -28,7 +28,7 @@ ALGORITHMS = ("RS256", "PS256", "ES256")
 """Signatures that count: never ``none``, and none that is made with a secret."""
 
 MOST_AGE = 600
-"""Seconds after which a token is no fresh login any more, however long its provider lets it live."""
+"""Seconds after which a token does not count as a fresh login, however long its provider lets it live."""
 
 LEEWAY = 60
 """Seconds that the provider's clock may differ."""
@@ -85,7 +85,7 @@ def discover(issuer: str, fetch: Fetch) -> Metadata:
     """Read a provider's metadata.
 
     Raises:
-        ConfigurationError: authlib is not installed, or the issuer is no URL.
+        ConfigurationError: authlib is not installed, or the issuer is not a URL.
         HostileInput: what is found there is another issuer's or incomplete.
         Unavailable: nobody answers.
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -90,18 +91,28 @@ def moment(seconds: int) -> str:
     return datetime.fromtimestamp(known, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+PAGES = Path(sys.prefix) / "share" / "doc" / "veilsum"
+"""Where an installed distribution has the documentation."""
+
+
+def _with_places(text: str) -> str:
+    """Name the pages that a message refers to by where they are on this machine, if they are there."""
+    return re.sub(r"\bdocs/[\w/-]+\.md", lambda named: str(page) if (page := PAGES / named[0]).exists() else named[0], text)
+
+
 def report_error(error: VeilsumError, *, as_json: bool) -> int:
     """Print a typed error to standard error and return the exit status."""
+    message, advice = _with_places(error.message), _with_places(error.advice)
     if as_json:
-        body: dict[str, Any] = {"error": type(error).__name__, "message": error.message, "advice": error.advice}
+        body: dict[str, Any] = {"error": type(error).__name__, "message": message, "advice": advice}
         if isinstance(error, Refusal):
             body["code"] = error.code.value
         typer.echo(_escaped(json.dumps(body, ensure_ascii=not _writes_unicode(sys.stderr))), err=True)
     else:
         console = Console(stderr=True, soft_wrap=True)
-        console.print(Text("Error: ", style="bold red") + terminal_text(error.message, style="default"))
-        if error.advice:
-            console.print(terminal_text(error.advice))
+        console.print(Text("Error: ", style="bold red") + terminal_text(message, style="default"))
+        if advice:
+            console.print(terminal_text(advice))
     return EXIT_REFUSED
 
 

@@ -2,7 +2,7 @@
 
 It answers ``GET /metrics``, ``/healthz`` and ``/readyz`` and nothing else, and reads nothing that a caller sends but the path
 and a few headers. On loopback it may speak plain HTTP; on any other address it speaks TLS and demands a bearer token for the
-metrics. Health and readiness show no value and need no token. Where there is no token, the metrics are for who asks this very
+metrics. Health and readiness show no value and need no token. Where no token is set, the metrics are for who asks this very
 host by its own name: a web page that lets its name lead here (DNS rebinding) is refused.
 
 A request holds one thread for 15 seconds at most; 8 are served at once, 4 of one address (:mod:`.listener`). However many ask,
@@ -52,7 +52,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # the list of metric
 
 
 class MetricsSettings(Frozen):
-    """The table ``[metrics]`` of a configuration file; without it there is no endpoint.
+    """The table ``[metrics]`` of a configuration file; without it the endpoint does not start.
 
     Attributes:
         listen: host:port; port 0 lets the system choose. On another host than loopback the three files below are demanded.

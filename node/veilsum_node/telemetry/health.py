@@ -49,11 +49,11 @@ def ask_ready(settings: MetricsSettings | None) -> Health:
     """Ask ``/readyz`` of the endpoint that a configuration's ``[metrics]`` describes. A party that is away is not ready.
 
     Raises:
-        ConfigurationError: there is no endpoint, or its address or certificate cannot be read.
+        ConfigurationError: no endpoint is configured, or its address or certificate cannot be read.
     """
     if settings is None:
         raise ConfigurationError(
-            "There is no endpoint to ask: the configuration has no [metrics].", "Add the table, with the key listen."
+            "No endpoint can be asked: the configuration has no [metrics].", "Add the table, with the key listen."
         )
     host, port = _address(settings)
     scheme = "http" if settings.certificate is None else "https"
@@ -81,7 +81,7 @@ def ask_metrics(settings: MetricsSettings | None) -> str:
     """The metrics that a party's own endpoint shows, as Prometheus reads them; empty where nobody answers.
 
     Raises:
-        ConfigurationError: there is no endpoint, or its address, token or certificate cannot be read.
+        ConfigurationError: no endpoint is configured, or its address, token or certificate cannot be read.
     """
     if settings is None:
         raise ConfigurationError("The configuration has no [metrics].", "Add the table, with the key listen.")

@@ -193,7 +193,7 @@ class Listener(socketserver.ThreadingTCPServer):
                 socket.socket.shutdown(request, socket.SHUT_RDWR)  # its thread then fails in what it does, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that went away or speaks no TLS is no event; what failed in here is."""
+        """A caller that went away or speaks no TLS is not logged; what failed in here is."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             LOG.error("internal error at an endpoint", exc_info=error)

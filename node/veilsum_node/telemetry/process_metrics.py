@@ -68,7 +68,7 @@ class _StorageCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             found = self._look()
-        except VeilsumError:  # unread is no number: the alerts wait for one
+        except VeilsumError:  # what could not be read is not a number: the alerts wait for one
             found = None
         values = (None, None, None) if found is None else (found.state, found.free, found.backed_up)
         texts = {

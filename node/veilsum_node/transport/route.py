@@ -103,7 +103,7 @@ class Proxy:
         return raw
 
     def _answer(self, raw: socket.socket) -> int:
-        """The status of the proxy's answer; -1 where it is no HTTP. Reads nothing past its head: that is the tunnel's."""
+        """The status of the proxy's answer; -1 where it is not HTTP. Reads nothing past its head: that is the tunnel's."""
         head, end = b"", time.monotonic() + ANSWER_SECONDS
         while not head.endswith(b"\r\n\r\n") and len(head) < MAX_ANSWER_BYTES:
             if time.monotonic() > end:  # a byte now and then would keep it here for hours

@@ -64,7 +64,7 @@ def person(name: str, roles: Iterable[PersonRole]) -> Person:
     """Somebody with a name that can stand in a ledger.
 
     Raises:
-        Misuse: the name is empty, too long or has control characters; or there is no role.
+        Misuse: the name is empty, too long or has control characters; or no role is named.
     """
     name, held = " ".join(name.split()), frozenset(roles)
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():

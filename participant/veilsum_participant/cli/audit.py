@@ -60,7 +60,7 @@ def audit_site(
     """Audit what is asked for, and say what was found.
 
     Raises:
-        Misuse: there is no such study or task, or the report cannot be written.
+        Misuse: the study or task does not exist, or the report cannot be written.
     """
     require_new(out, force=force)
     now = int(time.time())

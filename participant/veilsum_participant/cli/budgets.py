@@ -26,8 +26,8 @@ def budget() -> None:
 @app.command("set")
 def set_budget(
     population: PopulationArgument,
-    epsilon: Annotated[str, typer.Option("--epsilon", help='What may be lost in all, or "unlimited".')],
-    delta: Annotated[float, typer.Option("--delta", help="Of the population, over every study.")],
+    epsilon: Annotated[str, typer.Option("--epsilon", help='The total epsilon, or "unlimited".')],
+    delta: Annotated[float, typer.Option("--delta", help="The total delta of the population, over every study.")],
     reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")],
     operator: Annotated[str, typer.Option("--operator", help="Who decided it, for the record.")],
     adaptive: Annotated[

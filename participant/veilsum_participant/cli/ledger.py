@@ -44,7 +44,8 @@ AuthorityOption = Annotated[
 ]
 HeadOption = Annotated[str | None, typer.Option("--head", help="Hash of the last entry, as a mirror or peer saw it.")]
 AgainstOption = Annotated[
-    list[str] | None, typer.Option("--against", help="What others hold: a mirror, a peer's ledger, or an export of one.")
+    list[str] | None,
+    typer.Option("--against", help="Another copy to compare with: a mirror, a peer's ledger, or an export of one."),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 
@@ -213,7 +214,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("dossier.html"),
     json_out: Annotated[Path | None, typer.Option("--json-out", help="Its machine-readable twin.")] = None,
     config: ConfigOption = None,
-    title: Annotated[str, typer.Option("--title", help="In place of the site's name.")] = "",
+    title: Annotated[str, typer.Option("--title", help="The title, in place of the site's name.")] = "",
     contact: Annotated[str, typer.Option("--contact", help="Contact, shown on the first page.")] = "",
     audit: Annotated[
         list[Path] | None,
@@ -235,7 +236,7 @@ def report(
     where, now = find_ledger(place, config, ctx.obj), int(time.time())
     annexes = [name.strip() for name in annex.split(",") if name.strip()]
     if unknown := sorted(set(annexes) - set(ANNEXES)):
-        raise Misuse(f"There is no annex {unknown[0]!r}.", f"Name some of {', '.join(ANNEXES)}.")
+        raise Misuse(f"No annex is called {unknown[0]!r}.", f"Name some of {', '.join(ANNEXES)}.")
     if json_out is not None and json_out.absolute() == out.absolute():
         raise Misuse("The page and its twin would be one file.", "Give --out and --json-out different names.")
     if str(out) == "-":

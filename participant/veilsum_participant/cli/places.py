@@ -156,7 +156,7 @@ def load_participant(config: Path | None) -> ParticipantConfig:
 def _existing(config: Path | None) -> Path:
     if config is None and not CONFIG.exists():
         advice = "Run this in the participant's directory, or name its configuration with --config, or a ledger."
-        raise Misuse(f"There is no {CONFIG} in this directory.", advice)
+        raise Misuse(f"This directory has no {CONFIG}.", advice)
     return CONFIG if config is None else config
 
 
@@ -166,7 +166,7 @@ def verify_place(
     """Verify a ledger by what the command line gives; by the configured authority where it names none.
 
     Raises:
-        Misuse: the head is no hash, or a file cannot be read.
+        Misuse: the head is not a hash, or a file cannot be read.
     """
     trusted = authority if authority is not None or place.authority is None else place.authority
     return check(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def recover(
     source: Annotated[
-        str | None, typer.Option("--from", help="What others hold: a peer's ledger, a mirror, or an export of one.")
+        str | None, typer.Option("--from", help="Another copy: a peer's ledger, a mirror, or an export of one.")
     ] = None,
     trust: Annotated[
         bool,
@@ -38,7 +38,7 @@ def recover(
         raise Misuse("The source of the missing charges is not stated.", "Give exactly one of --from and --trust-coordinator.")
     settings = load_participant(config)
     if not settings.state.exists():
-        raise Misuse(f"There is no ledger {settings.state}.", "Put the backup back first: veilsum participant restore.")
+        raise Misuse(f"The ledger {settings.state} does not exist.", "Put the backup back first: veilsum participant restore.")
     if source is None:
         _trust(settings, reason.strip(), operator.strip(), as_json=as_json)
     else:

@@ -50,10 +50,10 @@ def draft(
         bool, typer.Option("--local", help="The file holds private records; says what a draft of them gives away.")
     ] = False,
     domain: Annotated[
-        list[str] | None, typer.Option("--domain", help="Of a vocabulary: a domain whose concepts become categories.")
+        list[str] | None, typer.Option("--domain", help="A domain of a vocabulary, whose concepts become categories.")
     ] = None,
     concept: Annotated[
-        list[int] | None, typer.Option("--concept", help="Of a vocabulary: a concept_id that becomes a column.")
+        list[int] | None, typer.Option("--concept", help="A concept_id of a vocabulary, which becomes a column.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -169,7 +169,7 @@ def what_if(config: ParticipantConfig, population: str, epsilon: str, study: str
     """Where a population would stand with another budget, and with more studies like one that the site knows.
 
     Raises:
-        Misuse: a figure is none, or there is no such population or study.
+        Misuse: a figure is none, or the population or study does not exist.
     """
     with open_source(config.state) as opened:
         known = opened.populations()

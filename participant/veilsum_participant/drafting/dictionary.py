@@ -103,7 +103,7 @@ def _dictionary(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         roles = _roles(next(lines, []))
         if not {"name", "type"} <= roles.keys():
             headings = "A data dictionary has headings for name and type: `name` and `type`, or REDCap's."
-            raise DataError(f"{path}: is no data dictionary.", f"{headings} {_RECORDS}")
+            raise DataError(f"{path} is not a data dictionary.", f"{headings} {_RECORDS}")
         for row in lines:
             if any(cell.strip() for cell in row):
                 yield (
@@ -210,7 +210,7 @@ def _is_code(text: str) -> bool:
 
 
 def _bounds(name: str, low: str, high: str) -> tuple[float | None, float | None]:
-    """A dictionary's bounds; None for what is no number, and for both where they bound nothing."""
+    """A dictionary's bounds; None for what is not a number, and for both where they bound nothing."""
     from pydantic import ValidationError
 
     from veilsum_node.fields import LARGEST, SMALLEST

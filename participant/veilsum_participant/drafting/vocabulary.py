@@ -118,11 +118,11 @@ def _read(path: Path) -> Iterator[_Concept]:
             headings = file.readline().rstrip("\r\n").split("\t")
             if headings != list(_HEADINGS):
                 advice = f"Athena's {FILE} has tabulators between {', '.join(_HEADINGS[:3])} and so on."
-                raise DataError(f"{path}: is no vocabulary of OMOP.", advice)
+                raise DataError(f"{path} is not a vocabulary of OMOP.", advice)
             for line, text in enumerate(file, 2):
                 cells = dict(zip(_HEADINGS, text.rstrip("\r\n").split("\t"), strict=False))
                 if len(cells) != len(_HEADINGS) or not cells["concept_id"].isdecimal():
-                    raise DataError(f"{path}: line {line} is no concept.", "Download the vocabulary again.")
+                    raise DataError(f"{path}: line {line} is not a concept.", "Download the vocabulary again.")
                 yield _concept(cells)
     except (OSError, UnicodeDecodeError) as error:
         why = unreadable(error) if isinstance(error, OSError) else "is not UTF-8"

@@ -15,11 +15,11 @@ def write_recipe(name: str, directory: Path) -> list[Path]:
     """Write a recipe's files into a directory. Returns their paths.
 
     Raises:
-        Misuse: there is no such recipe.
+        Misuse: the recipe does not exist.
         StateError: a file is there already, or cannot be written; none is replaced.
     """
     if name not in RECIPES:
-        raise Misuse(f"There is no recipe {name!r}.", f"There are: {', '.join(RECIPES)}.")
+        raise Misuse(f"No recipe is called {name!r}.", f"There are: {', '.join(RECIPES)}.")
     written = []
     for item in sorted((files(__package__) / name).iterdir(), key=lambda item: item.name):
         if item.name.endswith((".sql", ".toml")):

@@ -188,7 +188,7 @@ class Releases:
         """The gate after more events, each as often as counted.
 
         Raises:
-            Misuse: something in it is no event, or a count is negative.
+            Misuse: something in it is not an event, or a count is negative.
         """
         return self._changed(counted, 1)
 

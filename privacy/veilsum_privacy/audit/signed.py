@@ -46,7 +46,7 @@ def read_report(data: bytes) -> SignedAudit:
     """Read a report's file and verify its signature. Whose key it is, its certificate says; whether that counts, the ledger.
 
     Raises:
-        HostileInput: it is no such file, or it was changed.
+        HostileInput: it is another kind of file, or it was changed.
     """
     wrong = "Give the file that `veilsum participant audit --out` wrote."
     try:
@@ -60,7 +60,7 @@ def read_report(data: bytes) -> SignedAudit:
         if body["format"] != FORMAT or not (rows_stand and body.keys() >= _BODY):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, Misuse) as error:
-        raise HostileInput("The file is no report of an audit of this version.", wrong) from error
+        raise HostileInput("The file is not a report of an audit of this version.", wrong) from error
     key = p256_key(load_certificate(certificate).public_key(), "auditing site's certificate")
     with raising(HostileInput("The report of the audit was changed after it was signed.", wrong), on=HostileInput):
         verify(key, Label.AUDIT, said, signature)

@@ -40,7 +40,7 @@ FORMAT = "veilsum-backup/1"
 MANIFEST, DATABASE, IDENTITY, RESULTS = "manifest.json", "state.db", "identity", "results"
 DIRECTORY = "directory.json"
 IDENTITY_FILES = (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE)
-YEAR_10000 = 253402300800  # Unix seconds; later than that there is no date
+YEAR_10000 = 253402300800  # Unix seconds; Python has no later date
 MAX_MANIFEST_BYTES = 1 << 24
 
 
@@ -118,7 +118,7 @@ def back_up(
             the backup is complete wherever it is put back.
 
     Raises:
-        StateError: there is no state, the copy or its ledger fails its check, or the file cannot be written or exists.
+        StateError: the state does not exist, the copy or its ledger fails its check, or the file cannot be written or exists.
     """
     if target.is_dir():
         raise StateError(f"{target} is a folder, not a file.", "Name the file that is to be made.")
@@ -177,8 +177,8 @@ def _require_leaving(party: BackupOwner, lock: StateLock) -> None:
 
 @contextmanager
 def _left(state: Path, manifest: Manifest) -> Iterator[None]:
-    """Mark a state that a site moves away from, before anybody has the file that the block puts in its place: there is no
-    moment at which two states could go on. Where the block fails, nobody has it, and the mark goes again.
+    """Mark a state that a site moves away from, before anybody has the file that the block puts in its place: two
+    states can go on at no moment. Where the block fails, nobody has it, and the mark goes again.
 
     Raises:
         StateError: it bears a mark already: what it spent is not known here.
@@ -206,7 +206,7 @@ def copy_database(source: Path, target: Path) -> None:
         StateError: there is none, it cannot be read, or the copy is damaged.
     """
     if not source.is_file():
-        raise StateError(f"There is no database {source}.", "It is made when the party starts for the first time.")
+        raise StateError(f"The database {source} does not exist.", "It is made when the party starts for the first time.")
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         with (
@@ -275,7 +275,7 @@ def open_archive(path: Path) -> Iterator[tuple[Manifest, dict[str, Path]]]:
 
     Raises:
         StateError: it cannot be read or unpacked.
-        HostileInput: it is no backup, was cut off, or does not hold what its manifest says.
+        HostileInput: it is not a backup, was cut off, or does not hold what its manifest says.
     """
     directory: Path | None = None
     try:

@@ -76,7 +76,7 @@ def restore(archive: Path, party: BackupOwner, *, with_identity: bool = False, f
         force: over a ledger that is newer, another one, or unreadable.
 
     Raises:
-        HostileInput: the file is no whole backup.
+        HostileInput: the file is not a whole backup.
         StateError: it is another party's, its ledger does not verify, the party runs, or the state here is not to be replaced.
     """
     with open_archive(archive) as (manifest, places):
@@ -104,7 +104,7 @@ def restore(archive: Path, party: BackupOwner, *, with_identity: bool = False, f
 
 def _require_own(manifest: Manifest, party: BackupOwner, certificate: Path) -> None:
     if not certificate.exists():
-        raise StateError(f"There is no identity in {party.identity}.", "Put it there first, or add --with-identity.")
+        raise StateError(f"{party.identity} holds no identity.", "Put it there first, or add --with-identity.")
     name = common_name(load_certificate(certificate.read_bytes()).subject, "certificate")
     if name != manifest.party:
         raise StateError(f"The backup is that of {manifest.party}, not of {name}.", "Check file and configuration.")

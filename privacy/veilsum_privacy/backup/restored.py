@@ -21,7 +21,7 @@ RESTORED = sa.Table(
     sa.Column("head", sa.LargeBinary(32), nullable=False),  # where its ledger ends
     sa.Column("trusted", sa.Boolean, nullable=False),  # the operator takes the coordinator's mirror for the whole truth
 )
-"""One row while the mark stands; there is no table where nothing was ever restored, so no migration makes it."""
+"""One row while the mark stands; the table is missing where nothing was ever restored, so no migration makes it."""
 
 
 @dataclass(frozen=True)

@@ -284,7 +284,7 @@ def ticks(first: int, last: int, most: int) -> list[tuple[int, str]]:
 
 
 def _round_up(step: float) -> float:
-    """The smallest 1, 2, 2.5 or 5 times a power of ten that is no smaller."""
+    """The smallest 1, 2, 2.5 or 5 times a power of ten that is not smaller."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= step * (1 - 1e-9))
 

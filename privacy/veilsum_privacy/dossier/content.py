@@ -397,7 +397,7 @@ def unproven(proof: Proof, *, mirror: bool = False) -> list[str]:
             "Whose the keys are: only the ledger itself says so. Compare the federation's fingerprint with what its authority "
             "publishes, or give the authority's certificate with --authority."
         )
-    last = "That its last entry is the last there ever was, and that there is no second version: "
+    last = "That its last entry is the last there ever was, and that no second version exists: "
     if proof.against:
         left.append(last + "that is known only as far as the ledgers compared with it have seen.")
     elif proof.head_given:

@@ -95,7 +95,9 @@ class Groups:
                 low, high = _part(system, first, text), _part(system, last if dots else first, text)
                 if dots:
                     if len(low) != len(high) or low > high:
-                        raise ValueError(f"{text!r} is no range: its ends are equally long, the lower first, as in E10..E14")
+                        raise ValueError(
+                            f"{text!r} is not a range: its ends are equally long, the lower first, as in E10..E14"
+                        )
                     ranges.setdefault(len(low), []).append((low, high, index))
                 elif self._codes.setdefault(low, index) != index:
                     raise ValueError(f"{text!r} stands in two groups, {names[self._codes[low]]!r} and {name!r}")
@@ -139,7 +141,7 @@ def _part(system: CodeSystem, text: str, whole: str) -> str:
         hint = (
             f"write a range as {low.strip()}..{high.strip()}" if high.strip() else "docs/files.md says how codes are written"
         )
-        raise ValueError(f"{whole!r} is no code: {hint}")
+        raise ValueError(f"{whole!r} is not a code: {hint}")
     return found
 
 

@@ -166,7 +166,7 @@ class CodeColumn(CategoryColumn):
         named = value.get("groups")
         if isinstance(named, str):
             if named not in TABLES:
-                raise ValueError(f"{where}: there is no public table {named!r}; there are {', '.join(TABLES)}")
+                raise ValueError(f"{where}: no public table is called {named!r}; there are {', '.join(TABLES)}")
             system, groups = TABLES[named]
             if value.setdefault("system", system) != system:
                 raise ValueError(f"{where}: {named!r} is of codes of {system}")
@@ -204,7 +204,7 @@ class CodeColumn(CategoryColumn):
             raise ValueError(f"{where}: names {number:,} codes, of {MAX_CODES:,} at most; a code stands for all below it")
         for text in self.categories if self.prefix is not None else ():
             if text != self.other and len(text.strip().replace(".", "")) != self.prefix:
-                raise ValueError(f"{where}: {text!r} is no prefix of {self.prefix} characters, dots aside")
+                raise ValueError(f"{where}: {text!r} is not a prefix of {self.prefix} characters, dots aside")
         try:
             self._index  # noqa: B018  # found malformed here, and kept
         except ValueError as error:
@@ -225,7 +225,7 @@ class CodeColumn(CategoryColumn):
         return -1 if self.other is None else self.categories.index(self.other)
 
     def place(self, text: str) -> int:
-        """The index of the category of a cell's text; -1 for what is no code, and for a code without a category."""
+        """The index of the category of a cell's text; -1 for what is not a code, and for a code without a category."""
         code = SYSTEMS[self.system].normal(text)
         if code is None:
             return -1

@@ -70,7 +70,7 @@ def _read_groups(path: Path, sha256: str | None) -> list[dict[str, Any]]:
         raise ConfigurationError(f"{path}: is larger than {MAX_BYTES >> 20} MiB.", _FORM)
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256.lower():
         raise ConfigurationError(f"{path}: its SHA-256 is not the one that the schema states.", "Get the file that it means.")
-    with raising(ConfigurationError(f"{path}: is no CSV in UTF-8.", _FORM), on=(UnicodeDecodeError, csv.Error)):
+    with raising(ConfigurationError(f"{path} is not CSV in UTF-8.", _FORM), on=(UnicodeDecodeError, csv.Error)):
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
     if not rows or [cell.strip().lower() for cell in rows[0]] != _HEADER:
         raise ConfigurationError(f"{path}: its first line is not code,group.", _FORM)

@@ -49,7 +49,7 @@ class TaskDeclaration(Frozen):
             there was this field do not state it, and every site adds its share to all blocks; false has no bytes of its own.
         releases: how many rounds of it may be released.
         grid: L2 norm bound of one record, or one subject, in grid units (the sensitivity D of the sum).
-        variance: variance S^2 of the sum's noise in grid units squared that the honest shares together reach; 0 is no noise.
+        variance: variance S^2 of the sum's noise in grid units squared that the honest shares together reach; 0 without noise.
         keep: each site keeps its own noised vector, whose noise is then its own alone, whatever the study's kind of noise.
             Later tasks may compute from it.
         source: label of an earlier kept task: that a derived task computes from, at no cost and without noise of its own, or
@@ -130,7 +130,7 @@ class PrivacyDemand(Frozen):
         kept: set[str] = set()
         for task in tasks:
             if task.source is not None and task.source not in kept:
-                raise ValueError(f"task {task.label}: its source {task.source!r} is no kept task before it")
+                raise ValueError(f"task {task.label}: its source {task.source!r} is not a kept task before it")
             for broken, rule in self._rules(task):
                 if broken:
                     raise ValueError(f"task {task.label}: {rule}")

@@ -95,7 +95,7 @@ def build_task(name: str, parameters: Mapping[str, Any], schema: DatasetSchema) 
     """
     check_former(name)
     if name not in TASKS:
-        raise HostileInput(f"There is no task {name!r}.", did_you_mean(name, TASKS))
+        raise HostileInput(f"No task is called {name!r}.", did_you_mean(name, TASKS))
     kind = TASKS[name]
     try:
         return kind(kind.Parameters.model_validate(dict(parameters)), schema)

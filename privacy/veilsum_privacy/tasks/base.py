@@ -112,15 +112,15 @@ class Task(ABC, Generic[P]):
         if declared.single_precision and not self.single_arrays():
             raise HostileInput(f"{what} broadcasts no model that could be in single precision.")
         if declared.unrounded and not (noisy and isinstance(self, FactorTask)):
-            raise HostileInput(f"{what} is no vector of a site with noise, which alone may stay unrounded.")
+            raise HostileInput(f"{what}: `unrounded` needs a task with one noised vector per site.")
         if self.weighted() and declared.disclosure != "joint":
-            raise HostileInput(f"{what} cannot be weighted: it is no joint sum of one vector a site.")
+            raise HostileInput(f"{what} cannot be weighted: only a joint sum of one vector per site can.")
         if noisy and (reason := self.only_without_noise()) is not None:
             raise HostileInput(f"{what} {reason}; that is for studies without noise only.")
         if self.features is not None:
             self._check_features(what, self.features, study)
         if (source is not None) != bool(self.computes_from()):
-            raise HostileInput(f"{what} needs a source exactly if the site makes its own alignment.")
+            raise HostileInput(f"{what} must name a source if, and only if, sites compute their own alignment.")
         if source is not None and not (
             source.name in self.computes_from() and source.dimension == self.dimension and source.serves(self)
         ):
@@ -385,7 +385,7 @@ class TrainingTask(Task[P]):
     def _check_kind(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
         super()._check_kind(what, declared, noisy=noisy)
         if declared.keep:
-            raise HostileInput(f"{what} cannot be kept: it is no sum over records.")
+            raise HostileInput(f"{what} cannot be kept: only a sum over records can.")
 
     def _check_steps(self, what: str, declared: TaskDeclaration, *, noisy: bool) -> None:
         if (declared.local_steps > 0) != noisy or declared.resolution == 0:

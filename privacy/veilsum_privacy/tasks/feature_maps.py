@@ -251,7 +251,7 @@ def own_map(
         Misuse: the alignment is of another kind.
     """
     if alignment.kind == "broadcast" or alignment.kind == "moments":
-        raise Misuse(f"The alignment {alignment.kind!r} is no affine map that a site makes of all features together.")
+        raise Misuse(f"The alignment {alignment.kind!r} is not an affine map that a site makes of all features together.")
     reference = {name: array for name, array in broadcast.items() if name.startswith(REFERENCE)}
     try:
         own = local_map(alignment.kind, kept, noise_std, reference, tau=alignment.tau)

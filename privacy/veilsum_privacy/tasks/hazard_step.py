@@ -114,7 +114,7 @@ class HazardStep(DesignTask[HazardStepParameters]):
 
     @property
     def p(self) -> int:
-        """Number of coefficients; there is no constant."""
+        """Number of coefficients; the model has no constant."""
         return len(self.question.terms)
 
     def layout(self) -> Layout:

@@ -1,4 +1,4 @@
-"""What a model of numbers, counts or times is trained on: a column of the schema that is no feature of it."""
+"""What a model of numbers, counts or times is trained on: a column of the schema that is not one of its features."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Outcome(Frozen):
         by_name = {column.name: column for column in schema.columns}
         number = by_name.get(self.column)
         if not isinstance(number, NumberColumn):
-            raise Misuse(f"The outcome {self.column!r} is no numeric column of the schema.", "Name one of its numbers.")
+            raise Misuse(f"The outcome {self.column!r} is not a numeric column of the schema.", "Name one of its numbers.")
         if self.loss in ("poisson", "hazard") and number.low < 0:
             raise Misuse(f"The outcome {self.column!r} may be negative, which counts and times are not.", "Set its low to 0.")
         if len(schema.columns) <= len(self.columns):
@@ -77,7 +77,7 @@ class Outcome(Frozen):
             return
         event = by_name.get(self.event)
         if not isinstance(event, CategoryColumn):
-            raise Misuse(f"The event {self.event!r} is no categorical column of the schema.", "Name one of its categories.")
+            raise Misuse(f"The event {self.event!r} is not a categorical column of the schema.", "Name one of its categories.")
         if unknown := sorted(set(self.censored) - set(event.categories)):
             raise Misuse(f"The event {self.event!r} has no category {unknown[0]!r}.", f"It has {', '.join(event.categories)}.")
         if not set(event.categories) - set(self.censored):

@@ -61,7 +61,7 @@ class PowerMoments(RowTask[PowerMomentsParameters]):
 
     With ``part`` at ``statistics`` only records that a public hash of their own content picks contribute
     (:mod:`veilsum_privacy.tasks.parts`). A record's vector is a function of that record still, so the bound holds; the cost is
-    that of a release on all records, for there is no telling from outside which part a record is in.
+    that of a release on all records, for nobody can tell from outside which part a record is in.
     """
 
     name = "power-moments"

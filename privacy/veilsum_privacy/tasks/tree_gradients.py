@@ -67,7 +67,7 @@ class TreeGradientsParameters(FeatureParameters):
 
     Attributes:
         loss: ``logistic`` of a label with two classes, ``softmax`` with more, ``squared`` or ``poisson`` of a numeric column.
-        outcome: that column, which then is no feature; empty for the label.
+        outcome: that column, which then is not a feature; empty for the label.
         most: M, the largest mean of a count, in the column's unit: larger ones are taken as M; 1 of the other losses.
         trees: B, which a release is of.
         depth: D; a tree has 2^D leaves.

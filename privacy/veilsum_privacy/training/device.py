@@ -44,7 +44,7 @@ def _found(name: str) -> str:
     if name == CPU:
         return CPU  # without torch, which takes seconds to load
     if not (name == "auto" or (kind == "cuda" and (name == "cuda" or number.isdecimal()))):
-        raise ConfigurationError(f"There is no device {name!r}.", "Use cpu, cuda:N or auto.")
+        raise ConfigurationError(f"No device is called {name!r}.", "Use cpu, cuda:N or auto.")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS adds up in an order of its own
     import torch
 
@@ -54,7 +54,8 @@ def _found(name: str) -> str:
     index = int(number or 0)
     if index >= count:
         raise ConfigurationError(
-            f"There is no device {name}: torch {torch.__version__} finds {count or 'no'} GPU{'s' * (count != 1)} here.",
+            f"This machine has no device {name}: "
+            f"torch {torch.__version__} finds {count or 'no'} GPU{'s' * (count != 1)} here.",
             "Install the GPU's driver and a torch that is built for CUDA; or use auto or cpu.",
         )
     torch.use_deterministic_algorithms(True)

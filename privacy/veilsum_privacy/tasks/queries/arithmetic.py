@@ -57,7 +57,7 @@ def parse_sum(text: str, domains: Mapping[str, Domain]) -> tuple[Product, ...]:
     functions of one, constants, and conditions in brackets, which count as 1 where they hold.
 
     Raises:
-        HostileInput: it is something else, or has a column that is no number.
+        HostileInput: it is something else, or has a column that is not a number.
     """
     if len(text) > MAX_LENGTH:
         raise HostileInput(f"An expression has {len(text)} characters; at most {MAX_LENGTH} are read.")
@@ -128,7 +128,7 @@ class _SumParser:
 
     def _function(self, name: str) -> Number:
         if name not in FUNCTIONS:
-            raise HostileInput(f"{self._text!r}: there is no function {name!r}.", f"Functions: {', '.join(FUNCTIONS)}.")
+            raise HostileInput(f"{self._text!r}: no function is called {name!r}.", f"Functions: {', '.join(FUNCTIONS)}.")
         self._place += 1
         column = self._column(unquoted(self._lexemes[self._place]))
         self._place += 1
@@ -147,7 +147,7 @@ class _SumParser:
 
     def _column(self, name: str) -> str:
         if not isinstance(self._domains.get(name), NumberDomain):
-            raise HostileInput(f"{self._text!r}: {name!r} is no numeric column of the schema.")
+            raise HostileInput(f"{self._text!r}: {name!r} is not a numeric column of the schema.")
         return name
 
     def _want(self, sign: str) -> None:

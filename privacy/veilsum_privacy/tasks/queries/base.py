@@ -293,7 +293,7 @@ class OutcomeKind(QueryKind):
     """One that explains an outcome: a numeric column, or an event.
 
     Attributes:
-        event: the condition that an outcome is, if it is no column.
+        event: the condition that an outcome is, if it is not a column.
     """
 
     event: Condition | None
@@ -307,7 +307,7 @@ def outcome_of(query: Query, columns: Columns) -> tuple[NumberDomain, Condition 
     """The domain of a query's outcome, and the condition if it is an event.
 
     Raises:
-        HostileInput: there is no such outcome.
+        HostileInput: the outcome does not exist.
     """
     if not query.outcome:
         raise HostileInput(f"query {query.name!r}: `outcome` names nothing to explain.", 'outcome = "systolic"')

@@ -40,7 +40,7 @@ def number_cells(cells: Mapping[str, Cells], name: str) -> ScaledNumbers:
     """The cells of a numeric column."""
     found = cells[name]
     if not isinstance(found, ScaledNumbers):
-        raise HostileInput(f"{name!r} is no numeric column.")
+        raise HostileInput(f"{name!r} is not a numeric column.")
     return found
 
 
@@ -48,7 +48,7 @@ def level_cells(cells: Mapping[str, Cells], name: str) -> LevelCells:
     """The cells of a categorical column."""
     found = cells[name]
     if not isinstance(found, LevelCells):
-        raise HostileInput(f"{name!r} is no categorical column.")
+        raise HostileInput(f"{name!r} is not a categorical column.")
     return found
 
 

@@ -32,7 +32,7 @@ class Coefficient(NamedTuple):
         term: what it is of; ``constant``, or a column with its level.
         per: unit of a numeric term; empty of others.
         answer: with both errors.
-        estimate: where there is no interval.
+        estimate: where it has no interval.
     """
 
     term: str

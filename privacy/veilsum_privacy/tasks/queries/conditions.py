@@ -186,9 +186,7 @@ class _Parser:
         name = unquoted(lexeme)
         domain = self._domains.get(name)
         if domain is None:
-            raise HostileInput(
-                f"{self._text!r}: there is no column {name!r} in the schema.", f"Columns: {', '.join(self._domains)}."
-            )
+            raise HostileInput(f"{self._text!r}: the schema has no column {name!r}.", f"Columns: {', '.join(self._domains)}.")
         if self._take_word("is"):
             negated = self._take_word("not")
             if not self._take_word("missing"):
@@ -238,7 +236,7 @@ class _Parser:
         text = unquoted(lexeme)
         if text not in domain.levels:
             raise HostileInput(
-                f"{self._text!r}: {text!r} is no category of {name!r}.", f"Categories: {', '.join(domain.levels[:20])}."
+                f"{self._text!r}: {text!r} is not a category of {name!r}.", f"Categories: {', '.join(domain.levels[:20])}."
             )
         return domain.levels.index(text)
 

@@ -246,7 +246,7 @@ class Columns:
 
     def _domain(self, name: str, what: str) -> Domain:
         if name not in self.domains:
-            raise HostileInput(f"{what}: there is no column {name!r}.", did_you_mean(name, self.domains))
+            raise HostileInput(f"{what}: the schema has no column {name!r}.", did_you_mean(name, self.domains))
         return self.domains[name]
 
     def cells(self, record: Record, names: Collection[str]) -> dict[str, Cells]:

@@ -52,7 +52,7 @@ def build_architecture(spec: ModelSpec, width: int, classes: int, *, trained: bo
 
     Raises:
         HostileInput: no such architecture, options that it does not accept, inputs that do not fit, or too many values.
-        Misuse: an installed entry point is no architecture.
+        Misuse: an installed entry point is not an architecture.
     """
     kind = _kind(spec.name)
     if trained and issubclass(kind, ReleasedArchitecture):
@@ -99,7 +99,7 @@ def _kind(name: str) -> type[Architecture]:
         return MODELS[name] if name in MODELS else RELEASED[name]
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if name not in installed:
-        raise HostileInput(f"There is no model {name!r}.", did_you_mean(name, {*MODELS, *installed}))
+        raise HostileInput(f"No model is called {name!r}.", did_you_mean(name, {*MODELS, *installed}))
     advice = f"Fix or remove the package that registers it in the group {GROUP!r}."
     try:
         kind = installed[name].load()

@@ -48,7 +48,7 @@ def resolve_objective(spec: ObjectiveSpec) -> ObjectiveSpec:
         HostileInput: no such objective, or options that it does not accept.
     """
     if spec.name not in OBJECTIVES:
-        raise HostileInput(f"There is no objective {spec.name!r}.", did_you_mean(spec.name, OBJECTIVES))
+        raise HostileInput(f"No objective is called {spec.name!r}.", did_you_mean(spec.name, OBJECTIVES))
     kind = OBJECTIVES[spec.name]
     try:
         options = kind.Options.model_validate(spec.options).model_dump(mode="json")

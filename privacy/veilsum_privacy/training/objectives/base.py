@@ -202,7 +202,7 @@ def representation_size(architecture: Architecture) -> int:
     """Length H of a representation: what the head takes.
 
     Raises:
-        Misuse: the head is no Linear layer.
+        Misuse: the head is not a Linear layer.
     """
     shape = architecture.shapes().get("head.weight", ())
     if len(shape) != 2:

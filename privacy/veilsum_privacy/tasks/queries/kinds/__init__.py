@@ -43,7 +43,9 @@ def build_question(query: Query, columns: Columns) -> QueryKind:
         HostileInput: it names columns or a kind that are not there, or asks for what its kind cannot give.
     """
     if query.kind not in KINDS:
-        raise HostileInput(f"query {query.name!r}: there is no kind {query.kind!r}.", did_you_mean(query.kind, KINDS))
+        raise HostileInput(
+            f"query {query.name!r}: no kind of question is called {query.kind!r}.", did_you_mean(query.kind, KINDS)
+        )
     return KINDS[query.kind](query, columns)
 
 
