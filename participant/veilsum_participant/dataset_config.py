@@ -263,7 +263,7 @@ def declared(file: Path, keys: Sequence[str]) -> Source:
         keys: delimiter, decimal, encoding or compression, each as KEY=VALUE; \\t is a tab.
 
     Raises:
-        Misuse: one is no such pair, or there are other keys.
+        Misuse: one is not such a pair, or has another key.
         ConfigurationError: a value is none that its key takes, or the file is none of text.
     """
     if not keys:

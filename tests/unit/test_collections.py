@@ -61,7 +61,7 @@ def test_features_are_fixed_functions_of_their_own_record(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_what_is_not_as_published_is_said(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file|does not exist"):
+    with pytest.raises(DataError, match=r"no such file|does not exist"):
         load_collection(name, tmp_path)
     for file in write_collection(name, tmp_path / "data").iterdir():
         file.write_bytes(b"no data\x00\n")
