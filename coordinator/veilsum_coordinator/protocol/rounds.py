@@ -147,7 +147,7 @@ class Round:
         if upload.next != self.plan.encoding.ciphertexts:
             raise HostileInput("The receipt came before the last ciphertext.")
         study, key = self.plan.task.study, self.plan.task.agreed.digest
-        receipt = verify_receipt(signed, roster.member(name).identity, key, parse_receipt(signed.body).context)
+        receipt = verify_receipt(signed, roster.member(name).identity, key, parse_receipt(signed.body).context, 6)
         if receipt.payload != upload.digest.digest():
             raise HostileInput("The receipt is for different ciphertexts than those received.")
         mechanism = Mechanism.of(self.plan.declaration, self.plan.noise)

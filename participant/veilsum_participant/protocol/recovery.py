@@ -8,7 +8,6 @@ verified, so a lying mirror can cost no more than what the site once signed.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,7 +37,6 @@ from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import (
     Receipt,
     SignedReceipt,
-    consent_commitment,
     consent_proof,
     parse_receipt,
     verify_receipt,
@@ -196,7 +194,7 @@ def _settle_one(
 
 def _proven(receipt: Receipt, proof: bytes | None) -> bool:
     """Whether it proves that the consent was given which the receipt, whose signature is yet to be verified, commits to."""
-    return proof is not None and hmac.compare_digest(receipt.consent, consent_commitment(proof))
+    return proof is not None and receipt.commits_to(proof)
 
 
 def _population(connection: Connection, site: Site, receipt: Receipt) -> str:

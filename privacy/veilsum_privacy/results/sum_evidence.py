@@ -29,7 +29,7 @@ from veilsum_privacy.securesum.check_words import (
     verify_sum,
 )
 from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.key_shares import held_to_commitment, share_from_bytes, share_size, share_to_bytes
+from veilsum_privacy.securesum.key_shares import share_from_bytes, share_size, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes
 from veilsum_privacy.securesum.opening import Contribution, open_words
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
@@ -102,10 +102,10 @@ def verify_evidence(
     if sizes != {plan.cohort}:
         raise HostileInput("There is not exactly one receipt, answer, consent and signature of each member of the cohort.")
     receipts = [
-        verify_receipt(signed, member, study, context) for signed, member in zip(evidence.receipts, cohort, strict=True)
+        verify_receipt(signed, member, study, context, 6) for signed, member in zip(evidence.receipts, cohort, strict=True)
     ]
     for receipt, consent in zip(receipts, evidence.consents, strict=True):
-        held_to_commitment(consent, context, receipt.participant, receipt.consent)
+        receipt.hold(consent)
     total = total_from_bytes(evidence.total, plan)
     said = _answers(evidence, plan, receipts, total.digest(plan, context), cohort)
     _fixed(evidence, said[0], coordinator)

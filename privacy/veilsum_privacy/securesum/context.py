@@ -99,18 +99,17 @@ def parse_assignment(data: bytes) -> Assignment:
     return assignment
 
 
-def context_digest(plan: SumPlan, roster: Roster, keys_digest: bytes, assignment: Assignment) -> bytes:
+def context_digest(plan: SumPlan, roster: Roster, assignment: Assignment) -> bytes:
     """Digest c of one attempt (32 bytes), as the design's list has it."""
     study, declaration = plan.task.study, plan.declaration
     return digest(
-        "veilsum/1/context",
+        "veilsum/6/context",
         canonical(
             {
-                "v": 1,
+                "v": 6,
                 "federation": study.federation,
                 "study": plan.task.agreed.digest,
                 "roster": roster.digest,
-                "keys": keys_digest,
                 "round": assignment.round,
                 "attempt": assignment.attempt,
                 "deadline": assignment.deadline,
@@ -121,7 +120,7 @@ def context_digest(plan: SumPlan, roster: Roster, keys_digest: bytes, assignment
                 "task": plan.task.digest,
                 "broadcast": assignment.broadcast,
                 "encoding": plan.encoding.to_context(),
-                "bfv": plan.encoding.parameters.to_context(),
+                "ring": plan.encoding.ring.to_context(),
                 "noise": plan.noise.to_context(),
                 "event": {  # of the declaration alone: what post-processing is called in a ledger has no noise of its own here
                     "mechanism": "discrete-gaussian" if declaration.variance else "none",
