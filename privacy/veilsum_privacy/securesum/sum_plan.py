@@ -14,6 +14,9 @@ from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
 from veilsum_privacy.securesum.one_time_keys import coefficients_size
 from veilsum_privacy.securesum.ring import RING_2048, RING_2048_LARGE, RING_4096, RING_4096_LARGE, RingParameters
 
+PIECE = 8
+"""Polynomials of a piece: their coefficients fill whole bytes, 240 KiB at most."""
+
 
 @dataclass(frozen=True)
 class OneTimePlan(LanePlan):
@@ -34,6 +37,23 @@ class OneTimePlan(LanePlan):
     def payload_bytes(self) -> int:
         """Bytes of a contribution: its key share and its coefficients. A sum of contributions has as many."""
         return share_size(self.ring, self.cohort) + coefficients_size(self.words, self.ring)
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces a contribution travels: the key share, then coefficients, :data:`PIECE` polynomials' worth each."""
+        return 1 + -(-self.words // (PIECE * self.ring.degree))
+
+    def piece_words(self, index: int) -> slice:
+        """Which words the coefficients of a piece are of; ``index``: of the piece, from 1."""
+        size = PIECE * self.ring.degree
+        return slice((index - 1) * size, min(index * size, self.words))
+
+    def piece_bytes(self, index: int) -> int:
+        """Bytes of a piece. All but the last are whole bytes, so that the pieces in order are the payload."""
+        if index == 0:
+            return share_size(self.ring, self.cohort)
+        part = self.piece_words(index)
+        return coefficients_size(part.stop - part.start, self.ring)
 
 
 def plan_sum(size: int, bound: int, variance: Fraction, cohort: int, ring: RingParameters) -> OneTimePlan:
