@@ -27,6 +27,7 @@ from veilsum_privacy.ledger.entries import Kind, Mechanism
 from veilsum_privacy.ledger.kept_receipts import KeptRow, check_numbers, keep_receipts
 from veilsum_privacy.ledger.reader import ChainReader
 from veilsum_privacy.ledger.receipts import (
+    CONSENT_BYTES,
     Countersignature,
     Receipt,
     SignedReceipt,
@@ -37,7 +38,6 @@ from veilsum_privacy.ledger.receipts import (
 )
 from veilsum_privacy.ledger.rows import unhex
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table
-
 
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c
@@ -91,6 +91,11 @@ class Mirror(ChainReader):
             raise Misuse("Only a coordinator has a mirror.", "A participant has a ledger of its own.")
         self._chain = Chain(database, credentials=credentials, clock=clock, random=random)
         super().__init__(database)
+
+    @property
+    def credentials(self) -> Credentials:
+        """What it signs with at present."""
+        return self._chain.credentials
 
     def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
         """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""
