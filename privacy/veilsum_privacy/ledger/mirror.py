@@ -27,6 +27,7 @@ from veilsum_privacy.ledger.entries import Kind, Mechanism
 from veilsum_privacy.ledger.kept_receipts import KeptRow, check_numbers, keep_receipts
 from veilsum_privacy.ledger.reader import ChainReader
 from veilsum_privacy.ledger.receipts import (
+    CONSENT_BYTES,
     Countersignature,
     Receipt,
     SignedReceipt,
@@ -37,7 +38,6 @@ from veilsum_privacy.ledger.receipts import (
 )
 from veilsum_privacy.ledger.rows import unhex
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table
-
 
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c
