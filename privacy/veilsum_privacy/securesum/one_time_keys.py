@@ -104,5 +104,5 @@ def coefficients_digest(coefficients: Words, ring: RingParameters) -> bytes:
 
 
 def begin_coefficients_digest(count: int) -> hashlib._Hash:
-    """The state of :func:`coefficients_digest` of so many coefficients, before their bytes."""
+    """The state of :func:`coefficients_digest` before the bytes of so many coefficients, which are added in pieces."""
     return hashlib.sha256(b"veilsum/6/coefficients" + count.to_bytes(8, "big"))
