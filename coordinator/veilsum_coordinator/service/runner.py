@@ -44,7 +44,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.agreed import RoundPlan
+from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -64,9 +64,8 @@ class RoundLostError(VeilsumError):
     """A round ended without a release; the study cannot go on. What it cost stands in the participants' ledgers."""
 
 
-def read_release(plan: RoundPlan, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
+def read_release(task: AgreedTask, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
     """Turn an opened sum in grid units into the task's blocks in their own units."""
-    task = plan.task
     if task.per_site:
         places = map(task.study.participants.index, cohort)
         own = [task.blocks(task.kept_part(values, place)) for place in places]
@@ -214,7 +213,7 @@ class HubFederation(Federation):
             return self._hub.journal.release_values(self._key, number, start, stop)
 
         if plan.task.per_site or plan.encoding.size <= PIECE:
-            return read_release(plan, read(0, plan.encoding.size), number, cohort, digest)
+            return read_release(plan.task, read(0, plan.encoding.size), number, cohort, digest)
         std = math.sqrt(plan.task.released_variance(len(cohort)))
         values = StoredBlocks(plan.task.task.layout(), lambda start, stop: plan.task.in_units(read(start, stop)))
         return Release(plan.task.label, number, values, plan.task.block_std(std), cohort, digest)

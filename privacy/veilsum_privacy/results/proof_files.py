@@ -70,6 +70,11 @@ class ReleaseEntry:
     digest: bytes
     decrypted_by: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def files(self) -> list[str]:
+        """Names of the files that prove it."""
+        return [round_file(self.round)] if self.decrypted_by else [round_file(self.round), sum_file(self.round)]
+
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         signatures = {name: signature.hex() for name, signature in self.decrypted_by.items()}
@@ -91,6 +96,20 @@ class ReleaseEntry:
         if type(entry.round) is not int or not isinstance(entry.label, str) or entry.to_json() != value:
             raise HostileInput("A release in it is malformed.")
         return entry
+
+
+def read_entries(manifest: Mapping[str, Any]) -> list[ReleaseEntry]:
+    """The releases that a manifest names with a proof; none in checkpoints and results of simulations or software before 0.2.
+
+    Raises:
+        HostileInput: malformed.
+    """
+    items = manifest.get("releases") or ()
+    if not isinstance(items, Sequence):
+        raise HostileInput("Its releases are malformed.")
+    if any(isinstance(item, dict) and item.get("decrypted_by") == {} for item in items):  # as software before 0.2 wrote them
+        return []
+    return [ReleaseEntry.parse(item) for item in items]
 
 
 @dataclass(frozen=True)

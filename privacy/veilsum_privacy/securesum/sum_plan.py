@@ -40,7 +40,7 @@ class OneTimePlan(LanePlan):
 
     @property
     def pieces(self) -> int:
-        """In how many pieces a contribution travels: its key share, then coefficients of :data:`PIECE` polynomials each."""
+        """In how many pieces a contribution travels: the key share, then coefficients of :data:`PIECE` polynomials each."""
         return 1 + -(-self.words // (PIECE * self.ring.degree))
 
     def piece_words(self, index: int) -> slice:
