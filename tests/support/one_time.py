@@ -18,9 +18,8 @@ from tenseal import sealapi
 from support.ledgers import any_receipt
 from support.randomness import SeededRandom
 from veilsum_node.identity import Identity, Role, SigningKey
-from veilsum_privacy.ledger.receipts import SignedReceipt, sign_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.results.sum_evidence import Evidence, consent_statement, total_to_bytes
-from veilsum_privacy.securesum.bfv import Scratch, inflate
 from veilsum_privacy.securesum.check_words import (
     CheckStatement,
     Signed,
@@ -33,18 +32,11 @@ from veilsum_privacy.securesum.check_words import (
     sign_sum,
 )
 from veilsum_privacy.securesum.data_masks import mask_values
-from veilsum_privacy.securesum.frames import Template
-from veilsum_privacy.securesum.key_shares import (
-    consent_commitment,
-    consent_of,
-    consent_proof,
-    mask_key,
-    payload_digest,
-    share_digest,
-)
+from veilsum_privacy.securesum.key_shares import consent_of, mask_key, payload_digest, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest, draw_key, encrypt_words
 from veilsum_privacy.securesum.opening import Contribution, Total
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters
+from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.sum_plan import OneTimePlan, plan_sum
 
 Words = NDArray[np.uint64]
@@ -111,6 +103,13 @@ class Members:
 
     def mask(self, name: str, values: Integers) -> Words:
         return mask_values(values, self.plan, self.context, name, self.names, self.seeds(name), self.consent(name))
+
+    def masked_total(self, vectors: Sequence[Integers]) -> Words:
+        """The sum of all members' masked words mod t, as adding and opening their contributions would give it."""
+        total = np.zeros(self.plan.words, dtype=np.uint64)
+        for name, values in zip(self.names, vectors, strict=True):
+            total = (total + self.mask(name, values)) % np.uint64(self.ring.plain_modulus)
+        return total
 
     def share(self, name: str, key: Integers) -> Words:
         cohort = len(self.names)

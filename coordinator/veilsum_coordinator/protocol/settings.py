@@ -25,8 +25,8 @@ class Waits(Frozen):
         enrol: for participants to enrol or refuse.
         seal: for boxes, and again for everyone to open them.
         contribute: for an attempt's uploads.
+        check: for the answers about a complete sum, before anybody is charged.
         consent: for the consents of a complete attempt.
-        decrypt: for two decryptions.
         grace: for a participant whose connection broke, before a running attempt goes on without it.
         database: for a database server that is away, before what needs it fails.
     """
@@ -34,8 +34,8 @@ class Waits(Frozen):
     enrol: int = Field(default=3600, ge=1)
     seal: int = Field(default=600, ge=1)
     contribute: int = Field(default=3600, ge=1)
+    check: int = Field(default=600, ge=1)
     consent: int = Field(default=600, ge=1)
-    decrypt: int = Field(default=600, ge=1)
     grace: int = Field(default=30, ge=0)
     database: int = Field(default=600, ge=0)
 

@@ -41,7 +41,7 @@ REASONS = (
     "internal",
 )
 
-PHASES = (RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING, RoundPhase.OPENING)
+PHASES = (RoundPhase.CONTRIBUTING, RoundPhase.CHECKING, RoundPhase.CONSENTING, RoundPhase.OPENING)
 """Phases of a round that takes time."""
 
 MOST_DATASETS = 16
@@ -80,7 +80,7 @@ class Metrics(StudyObserver):
             "veilsum_contributions_total", "Complete contributions received.", ["participant"], registry=registry
         )
         self.bytes = Counter(
-            "veilsum_contribution_bytes_total", "Bytes of ciphertexts received.", ["participant"], registry=registry
+            "veilsum_contribution_bytes_total", "Bytes of contributions received.", ["participant"], registry=registry
         )
         self.twins = Counter(
             "veilsum_sessions_held_total",
@@ -177,7 +177,7 @@ class Metrics(StudyObserver):
 
     def unopened(self) -> None:
         """Count a sum that could not be opened."""
-        self.decode_failures.labels("sum").inc()
+        self.decode_failures.labels("check").inc()
 
 
 class _HubCollector(Collector):

@@ -1,8 +1,8 @@
-"""What the coordinator remembers: studies, complete sums before consent is asked for, consents, releases, outcomes.
+"""What the coordinator remembers: studies, complete sums, answers, consents, releases, outcomes.
 
-A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
-What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions. What a running study needs
-beside that to go on after a restart is :mod:`.records`'s. Every write first reads what is there, or puts the same in its
+A sum is durable before anyone is shown its digest, all answers before anyone is asked for consent, a release before a member
+is told that it may forget its payload. What each sum cost whom goes into the mirror of the participants' ledgers, in the same
+transactions. What a running study needs beside that to go on after a restart is :mod:`.records`'s. Every write first reads what is there, or puts the same in its
 place, so that one whose commit got no answer can be done again.
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     delete,
     insert,
     or_,
@@ -42,12 +43,14 @@ from veilsum_coordinator.storage.long_values import (
 )
 from veilsum_coordinator.storage.outage import CALL_SECONDS, Outage
 from veilsum_coordinator.storage.records import (
+    CONSENTS,
     RELEASES,
     ROUNDS,
     SUMS,
     KeptProof,
     KeptStudy,
     RoundStart,
+    answers_text,
     boxes_data,
     read_kept,
     read_state,
@@ -79,6 +82,13 @@ STUDIES = Table(
     Column("reason", Text, nullable=False, default=""),
     Column("status", LargeBinary),
     Column("roster", LargeBinary),  # of a study that is over and released something, for its proof
+)
+
+
+# Made once: to put a statement together takes longer than the database takes to carry it out.
+_CONSENT = insert(CONSENTS)
+_CONSENTED = select(CONSENTS.c.participant).where(
+    *(CONSENTS.c[name] == bindparam(name) for name in ("study", "round", "participant"))
 )
 
 
@@ -157,13 +167,14 @@ class SqlJournal:
     def keep_sum(
         self,
         study: bytes,
-        number: int,
         assignment: Assignment,
-        ciphertexts: Sequence[bytes | memoryview],
+        total: bytes,
         receipts: Sequence[SignedReceipt],
         certificates: Mapping[str, bytes],
     ) -> SignedReceipt:
         """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature.
+
+        The coordinator's word on the sum follows from these bytes: it can be given again, and no other.
 
         Args:
             certificates: of the cohort, DER by name.
@@ -172,6 +183,7 @@ class SqlJournal:
             DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
         """
         signed = json.dumps([[receipt.body.hex(), receipt.signature.hex()] for receipt in receipts])
+        number = assignment.round
         here = (SUMS.c.study == study, SUMS.c.round == number)
 
         def work(connection: Connection) -> SignedReceipt:
@@ -180,36 +192,57 @@ class SqlJournal:
                 if kept.attempt >= assignment.attempt:
                     raise StateError("A different sum of this attempt is already stored.", "Run veilsum ledger verify.")
                 drop_pieces(connection, SUM_PIECES, study, number)
-                connection.execute(delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
+                connection.execute(delete(SUMS).where(*here))  # of an attempt that was given up: nobody was asked for consent
                 kept = None
             if kept is None:
-                long = sum(map(len, ciphertexts)) >= LONG
+                long = len(total) >= LONG
                 connection.execute(
                     insert(SUMS).values(
                         study=study,
                         round=number,
                         attempt=assignment.attempt,
                         assignment=assignment.to_bytes(),
-                        ciphertexts=b"" if long else b"".join(ciphertexts),
+                        total=b"" if long else total,
                         receipts=signed,
-                        sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
+                        size=len(total),
                     )
                 )
                 if long:
-                    write_pieces(connection, SUM_PIECES, study, number, ciphertexts)
+                    pieces = [memoryview(total)[start : start + LONG] for start in range(0, len(total), LONG)]
+                    write_pieces(connection, SUM_PIECES, study, number, pieces)
             return self.mirror.show(connection, receipts, certificates)
 
         return self._write(work)
 
-    def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
-        """Make a member's consent durable.
+    def keep_answers(self, study: bytes, assignment: Assignment, answers: Sequence[tuple[tuple[int, ...], bytes]]) -> None:
+        """Make the answers of the whole cohort durable, in its order, words and signature.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
+        text, here = answers_text(answers), (SUMS.c.study == study, SUMS.c.round == assignment.round)
+
+        def work(connection: Connection) -> None:
+            kept = connection.execute(select(SUMS.c.attempt, SUMS.c.answers).where(*here)).one()
+            if kept.attempt != assignment.attempt or kept.answers not in (None, text):
+                raise StateError("Other answers about this sum are already stored.", "Run veilsum ledger verify.")
+            if kept.answers is None:
+                connection.execute(update(SUMS).where(*here).values(answers=text))
+
+        self._write(work)
+
+    def keep_consent(self, study: bytes, number: int, context: bytes, name: str, consent: bytes, signature: bytes) -> None:
+        """Make a member's consent durable, with its signature under the answers that it is given to.
 
         Raises:
             NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
         """
+        row = {"study": study, "round": number, "participant": name}
 
         def work(connection: Connection) -> None:
             self.mirror.consented(connection, context, name, consent)
+            if connection.execute(_CONSENTED, row).first() is None:  # else by a try whose commit got no answer
+                connection.execute(_CONSENT, {**row, "signature": signature})
 
         self._take("consent", lambda: self._transact(work))
 
@@ -229,7 +262,7 @@ class SqlJournal:
         """
         data = boxes_data(boxes)
         digest = hashlib.sha256(data).digest()
-        if self._sealed.get((study, name)) == digest:  # a dealer's are megabytes: a try whose caller had gone stored them
+        if self._sealed.get((study, name)) == digest:  # a try whose caller had gone stored them
             return
 
         def store() -> None:
@@ -316,19 +349,17 @@ class SqlJournal:
         label: str,
         cohort: Sequence[str],
         context: bytes,
-        size: int,
-        opened: Callable[[], Iterable[Integers]],
+        values: Integers,
         time: int,
         received: int = 0,
         *,
         proof: KeptProof,
     ) -> bytes:
-        """Make a release durable and drop its ciphertexts; returns the release's digest.
+        """Make a release durable; returns its digest. The sum stays, for its proof.
 
         Args:
-            size: how many integers it has.
-            opened: gives them in parts, and may be asked again. What it raises leaves nothing stored.
-            received: bytes of ciphertexts, over all attempts of the round.
+            values: (size,) the opened sum, in grid units.
+            received: bytes of contributions, over all attempts of the round.
             proof: what it can be proven with later.
 
         The cohort has paid for it, so it waits for a server that is away: never call it with a lock held.
@@ -345,9 +376,7 @@ class SqlJournal:
                 "time": time,
                 "proof": proof.to_text(),
             }
-            key = write_release(connection, study, number, row, size, opened(), stored)
-            drop_pieces(connection, SUM_PIECES, study, number)
-            connection.execute(update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
+            key = write_release(connection, study, number, row, values, stored)
             connection.execute(
                 update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)
             )

@@ -7,7 +7,6 @@ decisions is dropped when the study ends.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,19 +24,24 @@ from sqlalchemy import (
     Text,
     bindparam,
     delete,
+    func,
     insert,
     select,
     update,
 )
 
-from veilsum_coordinator.storage.long_values import METADATA, SUM_PIECES, drop_pieces, read_pieces
+from veilsum_coordinator.storage.long_values import METADATA, SUM_PIECES, drop_pieces, read_whole
 from veilsum_coordinator.storage.messages import box_message, enrolment_message, parse_boxes, parse_enrolment
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.ledger.tables import receipt_table
 from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.check_words import Signed
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
+
+PROTOCOL = 6
+"""Version of the protocol whose decisions are kept."""
 
 SUMS = Table(
     "coordinator_sum",
@@ -46,9 +50,19 @@ SUMS = Table(
     Column("round", Integer, primary_key=True),
     Column("attempt", Integer, nullable=False),
     Column("assignment", LargeBinary, nullable=False),
-    Column("ciphertexts", LargeBinary),
+    Column("total", LargeBinary),  # of a long one its size stands in "size" alone, and it lies in pieces
     Column("receipts", Text, nullable=False),
-    Column("sizes", Text),  # JSON: sizes of the ciphertexts in order
+    Column("size", BigInteger),  # of the total in bytes; none where it is not kept
+    Column("answers", Text),  # JSON: words and signature of every member in the cohort's order, once all are in
+)
+
+CONSENTS = Table(
+    "coordinator_consent",
+    METADATA,
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("participant", String(64), primary_key=True),
+    Column("signature", LargeBinary, nullable=False),  # under the answers that it consented to; the consent is in the mirror
 )
 
 RELEASES = Table(
@@ -62,7 +76,7 @@ RELEASES = Table(
     Column("values", LargeBinary, nullable=False),
     Column("digest", LargeBinary(32), nullable=False),
     Column("time", BigInteger, nullable=False),
-    Column("proof", Text),  # JSON: a KeptProof; none of releases by software that had none
+    Column("proof", Text),  # JSON: a KeptProof, or a FormerProof; none of releases by software that had none
 )
 
 MEMBERS = Table(
@@ -91,7 +105,7 @@ ROUNDS = Table(
     Column("allowed", Text, nullable=False),  # JSON: who may be in a cohort, sorted
     Column("assignment", LargeBinary, nullable=False),  # of the last attempt
     Column("started", BigInteger, nullable=False),
-    Column("received", BigInteger, nullable=False),  # bytes of ciphertexts, of earlier attempts while the last one runs
+    Column("received", BigInteger, nullable=False),  # bytes of contributions, of earlier attempts while the last one runs
 )
 
 
@@ -104,7 +118,7 @@ class RoundStart:
         allowed: who may be in a cohort.
         attempts: how many there were.
         started: unix seconds.
-        received: bytes of ciphertexts of earlier attempts.
+        received: bytes of contributions of earlier attempts.
     """
 
     assignment: Assignment
@@ -134,17 +148,21 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class KeptSum:
-    """A complete sum that consent may have been asked for.
+    """A complete sum whose digest members may have been shown.
 
     Attributes:
-        ciphertexts: in order.
+        total: its bytes.
         receipts: of the cohort, in its order.
+        answers: of the cohort, in its order, words and signature; empty unless consent may have been asked for.
         consents: that came, by member.
+        agreed: signatures under the answers that these were given to, by member.
     """
 
-    ciphertexts: list[bytes] = field(repr=False)
+    total: bytes = field(repr=False)
     receipts: list[SignedReceipt]
+    answers: list[tuple[tuple[int, ...], bytes]] = field(repr=False)
     consents: dict[str, bytes] = field(repr=False)
+    agreed: dict[str, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -158,13 +176,32 @@ class KeptRelease:
 
 @dataclass(frozen=True)
 class KeptProof:
-    """What a release is proven with, beside its receipts and consents, which the mirror keeps.
+    """What a release is proven with, beside its sum, receipts, answers and consents, which are kept where they were.
 
     Attributes:
-        keys: digest of the dealt keys.
-        signatures: over each decryptor's word on what it decrypted, by its name.
         countersigned: the coordinator's word on the receipts that it showed to the cohort.
         coordinator: certificate of who gave that word; DER.
+        fixed: its word on the sum.
+    """
+
+    countersigned: SignedReceipt
+    coordinator: bytes
+    fixed: Signed
+
+    def to_text(self) -> str:
+        """JSON."""
+        words = [[item.body.hex(), item.signature.hex()] for item in (self.countersigned, self.fixed)]
+        return json.dumps({"v": 6, "coordinator": self.coordinator.hex(), "countersigned": words[0], "fixed": words[1]})
+
+
+@dataclass(frozen=True)
+class FormerProof:
+    """What a release of protocol 5 or before is proven with, beside receipts and consents.
+
+    Attributes:
+        keys: digest of the keys that the cohort shared.
+        signatures: over each word on what was opened, by the name of who gave it.
+        countersigned, coordinator: as of :class:`KeptProof`.
     """
 
     keys: bytes = field(repr=False)
@@ -172,22 +209,20 @@ class KeptProof:
     countersigned: SignedReceipt
     coordinator: bytes
 
-    def to_text(self) -> str:
-        """JSON."""
-        countersigned = [self.countersigned.body.hex(), self.countersigned.signature.hex()]
-        signatures = {name: signature.hex() for name, signature in self.signatures.items()}
-        return json.dumps([self.keys.hex(), signatures, countersigned, self.coordinator.hex()])
 
-    @classmethod
-    def parse(cls, text: str) -> KeptProof:
-        """Read what :meth:`to_text` wrote."""
-        keys, signatures, countersigned, coordinator = json.loads(text)
-        return cls(
-            bytes.fromhex(keys),
-            {name: bytes.fromhex(signature) for name, signature in signatures.items()},
-            SignedReceipt(*map(bytes.fromhex, countersigned)),
-            bytes.fromhex(coordinator),
-        )
+def read_proof(text: str) -> KeptProof | FormerProof:
+    """Read what :meth:`KeptProof.to_text` wrote, or software that spoke an earlier version."""
+    value = json.loads(text)
+    if isinstance(value, dict):
+        countersigned, fixed = (tuple(map(bytes.fromhex, value[name])) for name in ("countersigned", "fixed"))
+        return KeptProof(SignedReceipt(*countersigned), bytes.fromhex(value["coordinator"]), Signed(*fixed))
+    keys, signatures, countersigned, coordinator = value
+    return FormerProof(
+        bytes.fromhex(keys),
+        {name: bytes.fromhex(signature) for name, signature in signatures.items()},
+        SignedReceipt(*map(bytes.fromhex, countersigned)),
+        bytes.fromhex(coordinator),
+    )
 
 
 @dataclass(frozen=True)
@@ -217,6 +252,13 @@ class KeptStudy:
     boxes: dict[str, list[Box]] = field(repr=False)
     rounds: list[KeptRound]
     numbers: dict[str, int]
+
+    @property
+    def former(self) -> bool:
+        """Whether it came past its enrolment under an earlier version of the protocol, so that nobody can go on with it."""
+        if self.state.get("protocol") == PROTOCOL:
+            return False
+        return bool(self.numbers) or self.state.get("phase", "enrolling") != "enrolling"
 
 
 # Statements of every member are made once: to put one together takes longer than the database takes to carry it out.
@@ -270,11 +312,14 @@ def write_progress(
 
 
 def write_end(connection: Connection, study: bytes, state: dict[str, Any]) -> None:
-    """Drop what an ended study needs no longer: members, rounds, ciphertexts of a sum that will not be opened."""
+    """Drop what an ended study needs no longer: members, rounds, and of a sum that will not be opened all but its receipts."""
     _write_state(connection, study, state)
-    held = (SUMS.c.study == study, SUMS.c.ciphertexts.is_not(None))
-    connection.execute(update(SUMS).where(*held).values(ciphertexts=None, sizes=None))
-    drop_pieces(connection, SUM_PIECES, study)
+    released = select(RELEASES.c.round).where(RELEASES.c.study == study)
+    here = (SUMS.c.study == study, SUMS.c.round.not_in(released))
+    for number in connection.scalars(select(SUMS.c.round).where(*here, SUMS.c.size.is_not(None))).all():
+        drop_pieces(connection, SUM_PIECES, study, number)
+    connection.execute(update(SUMS).where(*here, SUMS.c.size.is_not(None)).values(total=None, size=None, answers=None))
+    connection.execute(delete(CONSENTS).where(CONSENTS.c.study == study, CONSENTS.c.round.not_in(released)))
     for table in (MEMBERS, ROUNDS):
         connection.execute(delete(table).where(table.c.study == study))
 
@@ -301,10 +346,12 @@ def read_kept(connection: Connection, study: bytes) -> KeptStudy:
     found = connection.execute(select(*columns).where(RELEASES.c.study == study)).mappings()
     releases = {row["round"]: row for row in found}
     rounds = connection.execute(select(ROUNDS).where(ROUNDS.c.study == study).order_by(ROUNDS.c.round)).mappings()
+    state = read_state(connection, study)
+    sealed = [row for row in members if row["boxes"] is not None and state.get("protocol") == PROTOCOL]
     return KeptStudy(
-        state=read_state(connection, study),
+        state=state,
         enrolments={row["name"]: parse_enrolment(row["enrolment"]) for row in members},
-        boxes={row["name"]: parse_boxes(row["boxes"]) for row in members if row["boxes"] is not None},
+        boxes={row["name"]: parse_boxes(row["boxes"]) for row in sealed},
         rounds=[_round(connection, row, releases.get(row["round"])) for row in rounds],
         numbers=_numbers(connection, study),
     )
@@ -321,16 +368,34 @@ def _round(connection: Connection, row: RowMapping, release: RowMapping | None) 
 def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSum | None:
     here = (SUMS.c.study == study, SUMS.c.round == assignment.round, SUMS.c.attempt == assignment.attempt)
     row = connection.execute(select(SUMS).where(*here)).mappings().first()
-    if row is None or row["ciphertexts"] is None or row["sizes"] is None:
+    if row is None or row["size"] is None:
         return None  # none, or of an attempt that was given up before anyone was asked for consent
     receipts = read_receipts(row["receipts"])
-    context = parse_receipt(receipts[0].body).context
-    consents = read_consents(connection, context)
-    sizes, data = json.loads(row["sizes"]), io.BytesIO(row["ciphertexts"])
-    if row["ciphertexts"]:
-        return KeptSum([data.read(size) for size in sizes], receipts, consents)
-    pieces = read_pieces(connection, SUM_PIECES, study, assignment.round, range(len(sizes)))
-    return KeptSum(list(pieces), receipts, consents)
+    consents = read_consents(connection, parse_receipt(receipts[0].body).context)
+    total = read_total(connection, study, assignment.round, row["total"])
+    return KeptSum(total, receipts, read_answers(row["answers"]), consents, read_agreed(connection, study, assignment.round))
+
+
+def read_total(connection: Connection, study: bytes, number: int, short: bytes) -> bytes:
+    """A sum's bytes; ``short``: of its row, which holds those of a short one."""
+    return bytes(short) or read_whole(connection, SUM_PIECES, study, number)
+
+
+def answers_text(answers: Sequence[tuple[tuple[int, ...], bytes]]) -> str:
+    """All members' answers, words and signature, as they are kept."""
+    return json.dumps([[words, signature.hex()] for words, signature in answers])
+
+
+def read_answers(text: str | None) -> list[tuple[tuple[int, ...], bytes]]:
+    """The answers of :func:`answers_text`; none while not all of them are in."""
+    return [(tuple(words), bytes.fromhex(signature)) for words, signature in json.loads(text or "[]")]
+
+
+def read_agreed(connection: Connection, study: bytes, number: int) -> dict[str, bytes]:
+    """Signatures under the answers to a round's challenge, which came with consents; by member."""
+    query = select(CONSENTS.c.participant, CONSENTS.c.signature)
+    found = connection.execute(query.where(CONSENTS.c.study == study, CONSENTS.c.round == number))
+    return {str(name): bytes(signature) for name, signature in found}
 
 
 def read_consents(connection: Connection, context: bytes) -> dict[str, bytes]:
@@ -349,11 +414,7 @@ def read_receipts(text: str) -> list[SignedReceipt]:
 
 
 def _numbers(connection: Connection, study: bytes) -> dict[str, int]:
-    """Numbers of the members' last receipts; they rise from round to round, whoever takes part."""
-    numbers: dict[str, int] = {}
-    rows = connection.execute(select(SUMS.c.receipts).where(SUMS.c.study == study))
-    for (text,) in rows:
-        for signed in read_receipts(text):
-            receipt = parse_receipt(signed.body)
-            numbers[receipt.participant] = max(receipt.number, numbers.get(receipt.participant, 0))
-    return numbers
+    """Numbers of the members' last receipts that were shown; they rise from attempt to attempt, whoever takes part."""
+    columns = receipt_table.c
+    query = select(columns.participant, func.max(columns.number)).where(columns.study == study.hex())
+    return {str(name): int(number) for name, number in connection.execute(query.group_by(columns.participant))}

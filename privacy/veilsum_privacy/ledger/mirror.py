@@ -92,6 +92,11 @@ class Mirror(ChainReader):
         self._chain = Chain(database, credentials=credentials, clock=clock, random=random)
         super().__init__(database)
 
+    @property
+    def credentials(self) -> Credentials:
+        """What it signs with at present."""
+        return self._chain.credentials
+
     def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
         """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""
         self._chain.renew(credentials, run)

@@ -98,6 +98,11 @@ def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingPara
 
 def coefficients_digest(coefficients: Words, ring: RingParameters) -> bytes:
     """SHA-256 over coefficients as they travel, all of one vector (32 bytes); also H(c_i) of a contribution."""
-    state = hashlib.sha256(b"veilsum/6/coefficients" + len(coefficients).to_bytes(8, "big"))
+    state = begin_coefficients_digest(len(coefficients))
     state.update(coefficients_to_bytes(coefficients, ring))
     return state.digest()
+
+
+def begin_coefficients_digest(count: int) -> hashlib._Hash:
+    """The state of :func:`coefficients_digest` before the bytes of so many coefficients, which are added in pieces."""
+    return hashlib.sha256(b"veilsum/6/coefficients" + count.to_bytes(8, "big"))

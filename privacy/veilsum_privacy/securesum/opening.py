@@ -63,9 +63,18 @@ class Total:
             HostileInput: another number of coefficients, or one out of range; the sum is what it was.
         """
         check_contribution(contribution, self._plan)
-        self._share = (self._share + contribution.share) % self._bound
-        self._coefficients += contribution.coefficients
-        self._coefficients -= self._prime * (self._coefficients >= self._prime)
+        self.add_share(contribution.share)
+        self.add_part(slice(0, self._plan.words), contribution.coefficients)
+
+    def add_share(self, share: Words) -> None:
+        """Add a key share alone, its form checked before."""
+        self._share = (self._share + share) % self._bound
+
+    def add_part(self, part: slice, coefficients: Words) -> None:
+        """Add the coefficients of some words alone, their form checked before."""
+        place = self._coefficients[part]
+        place += coefficients
+        place -= self._prime * (place >= self._prime)
 
     @property
     def contribution(self) -> Contribution:
