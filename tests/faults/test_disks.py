@@ -24,7 +24,7 @@ from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.results.result import load_result
 
 NAMES = "abc"
-WAITS = Waits(enrol=200, seal=100, contribute=60, consent=120, decrypt=100, grace=100, database=60)
+WAITS = Waits(enrol=200, seal=100, contribute=60, consent=120, check=100, grace=100, database=60)
 """The one that passes here is contribute, with a disk that stays full; the others are for slow machines."""
 
 BEFORE_UPLOAD = 20_000

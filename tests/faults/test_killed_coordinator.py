@@ -18,7 +18,7 @@ from veilsum_privacy.results.result import load_result
 from veilsum_privacy.tasks.agreed import AgreedStudy
 
 NAMES = "abc"
-WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=100)
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=100)
 """So long that nobody misses a deadline on a slow machine; grace too, for who stalls or is paused may lose its connection."""
 
 HURRIED = WAITS.model_copy(update={"contribute": 20, "consent": 10})

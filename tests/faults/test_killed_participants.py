@@ -26,7 +26,7 @@ from veilsum_proto import federation_pb2 as pb
 
 NAMES = "abcd"
 NUMBERS, COLUMNS, CATEGORIES, ROWS = 3, 130, 256, 30
-WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=4)
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=4)
 """So long that nobody who is there misses a deadline on a slow machine; who is killed is waited for no longer than grace."""
 
 HURRIED = WAITS.model_copy(update={"contribute": 20, "consent": 20, "decrypt": 4})

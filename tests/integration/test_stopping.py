@@ -21,7 +21,7 @@ from veilsum_privacy.tasks.agreed import AgreedStudy
 pytestmark = pytest.mark.system  # a clean stop in the middle of a study is in test_killed_coordinator.py by default
 
 NAMES = "abc"
-WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=100)
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=100)
 BEFORE_UPLOAD = 20_000
 
 

@@ -41,7 +41,7 @@ from veilsum_privacy.tasks.queries.kinds.synthetic import RECORDS
 from veilsum_proto import federation_pb2 as pb
 
 NAMES, WIDTH = "abcd", 3
-WAITS = Waits(enrol=50, seal=50, contribute=50, consent=50, decrypt=50, grace=5)
+WAITS = Waits(enrol=50, seal=50, contribute=50, consent=50, check=50, grace=5)
 
 Arrays = dict[str, NDArray[np.float64]]
 

@@ -28,7 +28,6 @@ class Label(StrEnum):
     STUDY = "veilsum/1/study"
     ENROLMENT = "veilsum/1/enrolment"
     SEEDS = "veilsum/1/seeds"
-    KEYS = "veilsum/1/keys"
     RECEIPT = "veilsum/1/receipt"
     COUNTERSIGN = "veilsum/1/countersign"
     DECRYPTION = "veilsum/1/decryption"

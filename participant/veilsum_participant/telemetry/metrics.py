@@ -94,9 +94,7 @@ class SiteMetrics(SiteObserver):
             "Rounds whose sums were cut off at what the study's max_records records can reach.",
             registry=registry,
         )
-        self._bytes = Counter(
-            "veilsum_site_contribution_bytes_total", "Bytes of ciphertexts of these contributions.", registry=registry
-        )
+        self._bytes = Counter("veilsum_site_contribution_bytes_total", "Bytes of these contributions.", registry=registry)
         self._verified = Gauge(
             "veilsum_ledger_verified", "Whether the last verification of the ledger succeeded.", registry=registry
         )
