@@ -20,11 +20,10 @@ from support.one_time import STUDY, Members, Played, identity, make_members, pla
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.results.proof_files import ReleaseProof
 from veilsum_privacy.results.sum_evidence import (
     Evidence,
     consent_statement,
-    evidence_from_bytes,
-    evidence_to_bytes,
     total_from_bytes,
     total_to_bytes,
     verify_evidence,
@@ -173,19 +172,29 @@ def test_sums_of_other_sizes_are_refused(played: Played) -> None:
             total_from_bytes(bad, plan)
 
 
-def test_evidence_comes_back_from_its_files(played: Played) -> None:
+def test_a_proof_comes_back_from_its_files(played: Played) -> None:
     honest = played.evidence  # signed anew each time, and no two ECDSA signatures are alike
-    statements, total = evidence_to_bytes(honest)
-    assert evidence_from_bytes(statements, total) == honest
+    shown = ReleaseProof(
+        b'{"v":1}', honest.receipts, honest.receipts[0], b"certificate", honest.fixed, honest.checks, honest.consents,
+        honest.agreed, honest.total,
+    )  # fmt: skip
+    statements = shown.to_bytes()
+    assert ReleaseProof.parse(statements, shown.total) == shown
+    assert shown.evidence == honest
+    assert honest.total.hex() not in statements.decode()
     value = json.loads(statements)
     for name in value:
         for bad in (None, 7, "zz", [["a"]], [1], {}):
             changed = value | {name: bad}
             with pytest.raises(HostileInput):
-                evidence_from_bytes(json.dumps(changed, sort_keys=True, separators=(",", ":")).encode(), total)
+                ReleaseProof.parse(json.dumps(changed, sort_keys=True, separators=(",", ":")).encode(), shown.total)
+        without = {key: item for key, item in value.items() if key != name}
+        for other in (without, value | {"more": 1}):
+            with pytest.raises(HostileInput):
+                ReleaseProof.parse(json.dumps(other, sort_keys=True, separators=(",", ":")).encode(), shown.total)
     for data in (b"", b"[]", b"{}", statements + b" ", b"\xff"):
         with pytest.raises(HostileInput):
-            evidence_from_bytes(data, total)
+            ReleaseProof.parse(data, shown.total)
 
 
 def test_malformed_answers_are_refused(played: Played) -> None:

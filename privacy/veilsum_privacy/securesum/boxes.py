@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519Pr
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, SigningKey, verify
-from veilsum_privacy.securesum.masks import derive
+from veilsum_privacy.securesum.streams import hkdf
 
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _MLKEM_PUBLIC, _MLKEM_PRIVATE, _X25519 = 1184, 64, 32
@@ -166,4 +166,4 @@ def pair_seed(shares: Mapping[str, bytes], *, study: bytes, roster: bytes) -> by
     if len(names) != 2 or any(len(share) != SHARE_BYTES for share in shares.values()):
         raise HostileInput("A pair's seed is made of two shares of 32 bytes.")
     secret = b"".join(shares[name] for name in names)
-    return derive(secret, "pair-seed", study, roster, *(name.encode() for name in names))
+    return hkdf(secret, "veilsum/1/pair-seed", study, roster, *(name.encode() for name in names))

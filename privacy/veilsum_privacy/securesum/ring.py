@@ -1,8 +1,7 @@
 """The ring of protocol 6, R_q = Z_q[X] / (X^N + 1): its parameters, a context's common polynomials, products by short keys.
 
 Products come from SEAL through ``tenseal.sealapi``: a ciphertext of up to 16 polynomials is multiplied by a plaintext, sixteen
-at a time because the library's Python interface only reads and writes files. As in :mod:`.bfv` it is given nothing but its own
-words: around numbers that were checked stands what it writes itself.
+at a time because the library's Python interface only reads and writes files (:mod:`.seal_files`).
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from veilsum_node.errors import Misuse, StateError
-from veilsum_privacy.securesum.bfv import Scratch, inflate
-from veilsum_privacy.securesum.frames import Template
+from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
 Words = NDArray[np.uint64]
