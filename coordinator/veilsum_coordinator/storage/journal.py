@@ -2,8 +2,8 @@
 
 A sum is durable before anyone is shown its digest, all answers before anyone is asked for consent, a release before a member
 is told that it may forget its payload. What each sum cost whom goes into the mirror of the participants' ledgers, in the same
-transactions. What a running study needs beside that to go on after a restart is :mod:`.records`'s. Every write first reads what
-is there, or puts the same in its place, so that one whose commit got no answer can be done again.
+transactions. What a running study needs beside that to go on after a restart is :mod:`.records`'s. Every write first reads
+what is there, or puts the same in its place, so that one whose commit got no answer can be done again.
 """
 
 from __future__ import annotations
