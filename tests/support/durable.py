@@ -41,7 +41,7 @@ from veilsum_privacy.tasks.queries.kinds.synthetic import RECORDS
 from veilsum_proto import federation_pb2 as pb
 
 NAMES, WIDTH = "abcd", 3
-WAITS = Waits(enrol=50, seal=50, contribute=50, consent=50, check=50, grace=5)
+WAITS = Waits(enrol=50, seal=50, contribute=50, check=50, consent=50, grace=5)
 
 Arrays = dict[str, NDArray[np.float64]]
 
@@ -217,7 +217,7 @@ def die_at(local: LocalFederation, key: bytes, reached: Callable[[Any], bool]) -
 
 
 def rounds_in(phase: RoundPhase, number: int, least: int = 0) -> Callable[[Any], bool]:
-    """Whether a round is in a phase, with so many uploads, consents or answers in."""
+    """Whether a round is in a phase, with so many uploads, answers or consents in."""
 
     def reached(machine: Any) -> bool:
         if len(machine.rounds) < number or machine.rounds[number - 1].phase is not phase:
@@ -226,8 +226,8 @@ def rounds_in(phase: RoundPhase, number: int, least: int = 0) -> Callable[[Any],
         uploads = sum(upload.complete for upload in current.accumulator.uploads.values())
         return {
             RoundPhase.CONTRIBUTING: uploads,
+            RoundPhase.CHECKING: len(current.answers),
             RoundPhase.CONSENTING: len(current.consents),
-            RoundPhase.DECRYPTING: len(current.answers),
         }.get(phase, 0) >= least
 
     return reached
@@ -282,11 +282,11 @@ OF_STUDY: dict[str, Doom] = {
 
 OF_ROUND: dict[str, Doom] = {
     "contributing": _in_round(RoundPhase.CONTRIBUTING, 1),
+    "checking": _in_round(RoundPhase.CHECKING),
+    "one answer": _in_round(RoundPhase.CHECKING, 1),
     "consenting": _in_round(RoundPhase.CONSENTING),
     "some consents": _in_round(RoundPhase.CONSENTING, 1),
-    "decrypting": _in_round(RoundPhase.DECRYPTING),
-    "one decryption": _in_round(RoundPhase.DECRYPTING, 1),
-    "decrypted": _in_round(RoundPhase.OPENING),
+    "all consented": _in_round(RoundPhase.OPENING),
     "opened": _unreleased,
     "released": _in_round(RoundPhase.RELEASED),
 }
