@@ -293,9 +293,9 @@ class Processes(Parties):
         ]
 
     def kept_sums(self, key: bytes) -> int:
-        """How many sums of a study the coordinator still holds ciphertexts of."""
-        rows = self._query(self._journal, select(SUMS.c.ciphertexts).where(SUMS.c.study == key))
-        return sum(row["ciphertexts"] is not None for row in rows)
+        """How many complete sums of a study the coordinator holds."""
+        rows = self._query(self._journal, select(SUMS.c.size).where(SUMS.c.study == key))
+        return sum(row["size"] is not None for row in rows)
 
     def forget_cohorts(self) -> None:
         """Let every site stand as one whose population released nothing yet: an exact sum allows no other cohort near it."""

@@ -48,7 +48,7 @@ from veilsum_privacy.results.proof_files import (
     sum_file,
 )
 from veilsum_privacy.results.result import MANIFEST
-from veilsum_privacy.securesum.context import Assignment, context_digest
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest, context_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 
 
@@ -175,7 +175,8 @@ class Conspiracy:
 
     def _assigned(self, number: int, attempt: int, label: str) -> tuple[Assignment, RoundPlan]:
         study, names = self._study.study, self._study.roster.names
-        assignment = Assignment(number, attempt, label, tuple((name, bytes(16)) for name in names), bytes(32), study.expires)
+        cohort, nothing = tuple((name, bytes(16)) for name in names), broadcast_digest(b"")
+        assignment = Assignment(number, attempt, label, cohort, nothing, study.expires)
         return assignment, AgreedStudy(study).task(label).plan(len(names), len(names))
 
     def _described(self, plan: RoundPlan, number: int) -> dict[str, Any]:
