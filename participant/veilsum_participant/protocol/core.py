@@ -210,6 +210,8 @@ class ParticipantCore:
 
     def _check(self, directive: pb.Directive, key: bytes, channel: Channel) -> Answer:
         number, attempt = directive.round, directive.attempt
+        if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown that it would use again
+            self.catch_up(channel)
         try:
             shown = _shown(_needed(directive, pb.OBJECT_KIND_FIXED, channel), channel)
             return self.openings.on_fixed(key, number, attempt, shown)

@@ -116,6 +116,11 @@ class Openings:
     def __init__(self, site: Site) -> None:
         self._site = site
 
+    def knows(self, key: bytes, attempt: int) -> bool:
+        """Whether this site remembers an attempt."""
+        with self._site.database.reading() as connection:
+            return find_attempt(connection, key, attempt) is not None
+
     def on_fixed(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> Answer:
         """Check by what a sum is fixed, and answer the challenge that follows; asked again, the same answer.
 
