@@ -125,13 +125,12 @@ def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Ca
     failing = fault(network, "c")
     failing.begin()
     network.proxies["c"].release()
-    network.await_round(key, "consenting")
-    wait_for(lambda: network.attempt_states(key)["a"] == "consented", "another's consent")
+    network.await_round(key, "checking")
     network.await_health("c", "database")
     time.sleep(1)
     assert network.attempt_states(key)["c"] == "payload"
     assert count(network.entries("c", key), Kind.CHARGE) == 0
-    assert network.status(key).rounds[-1].phase == "consenting"
+    assert network.status(key).rounds[-1].phase == "checking"
     failing.end()
     _check_finished(network, key)
     network.await_health("c", "")
@@ -142,11 +141,14 @@ def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Ca
 def test_full_when_the_release_is_told(network: FaultedProcesses) -> None:
     """Nobody else waits for it, and it is kept when there is room."""
     key = _stall_upload(network)
+    network.proxies["b"].limit(BEFORE_CONSENT)
     network.proxies["c"].release()
-    network.await_round(key, "decrypting")
+    wait_for(network.proxies["b"].stalled.is_set, "another's consent at its limit")
+    wait_for(lambda: network.attempt_states(key)["c"] == "consented", "the third participant's charge")
     network.participants["c"].pause()
     network.fill("c")
     network.participants["c"].resume()
+    network.proxies["b"].release()
     status = network.await_end(key)
     assert status.phase == "finished", status.reason
     network.await_health("c", "database")
@@ -327,4 +329,5 @@ def test_nothing_is_left_open(network: FaultedProcesses) -> None:
     """After all that: a study as any other, and every ledger whole."""
     _check_finished(network, _submit(network))
     for name in NAMES:
-        assert not open_contexts(network.entries(name, bytes(32)))
+        assert not open_contexts(network.entries(name, bytes(32)))from support.proxy import BEFORE_CONSENT
+

@@ -425,8 +425,9 @@ class StudyMachine:
             self._store(current)
 
     def _store_answers(self, current: Round) -> None:
-        answers = [current.answers[name] for name in current.cohort]
-        self._journal.keep_answers(self.digest, current.assignment, answers)
+        if not current.asked:  # else they come from the journal
+            answers = [current.answers[name] for name in current.cohort]
+            self._journal.keep_answers(self.digest, current.assignment, answers)
         current.agree()
         self._away, current.broadcast = None, ()  # from here on there is no other attempt
         self._move(current, RoundPhase.CONSENTING)

@@ -282,7 +282,7 @@ class Round:
                 raise HostileInput("A second, different answer came to one challenge.")
             return
         modulus = self.plan.encoding.ring.plain_modulus
-        if len(answer.words) != CHECKS or any(word >= modulus for word in answer.words):
+        if len(answer.words) != CHECKS or any(not 0 <= word < modulus for word in answer.words):
             raise HostileInput(f"An answer has {CHECKS} words below the study's modulus.")
         body = self.total.statement(name, answer.words).to_bytes()
         verify(roster.member(name).identity.public_key, Label.CHECK, body, answer.signature)

@@ -302,7 +302,7 @@ def _parse(body: bytes, fields: set[str], what: str, versions: Sequence[int] = (
     if len(body) > MAX_RECEIPT_BYTES:
         raise HostileInput(f"A {what} is larger than allowed.")
     value = parse_canonical(body, what=what)
-    if not isinstance(value, dict) or set(value) != fields or value["v"] not in versions:
+    if not isinstance(value, dict) or set(value) != fields or type(value["v"]) is not int or value["v"] not in versions:
         raise HostileInput(f"A {what} does not have exactly the fields of version {versions[-1]}.")
     return value
 
