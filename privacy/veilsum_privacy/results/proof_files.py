@@ -229,7 +229,8 @@ class ReleaseProof:
     @property
     def evidence(self) -> Evidence:
         """The part of it that a sum's context, cohort and coordinator are held to."""
-        from veilsum_privacy.results.sum_evidence import Evidence  # with the encryption, which who only fetches files needs not
+        # with the encryption, which whoever only fetches files does not need
+        from veilsum_privacy.results.sum_evidence import Evidence
 
         return Evidence(self.receipts, self.total, self.fixed, self.checks, self.consents, self.agreed)
 
