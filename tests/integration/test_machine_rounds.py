@@ -404,6 +404,24 @@ def test_refusals_of_someone_outside_the_cohort(ring: Ring, phase: RoundPhase) -
     assert release.cohort == ("a", "b", "c")
 
 
+def test_a_consent_that_does_not_come_in_time_loses_the_round(ring: Ring) -> None:
+    """Others have paid: there is no other attempt, and the reason names who was waited for."""
+
+    def attack(ring: Ring) -> None:
+        for name in "abc":
+            ring.hub.consent(name, ring.key, ring.attempt, *ring.consent(name))
+        ring.local.cores.pop("d")
+        ring.bed.clock.now += Waits().consent
+        ring.hub.tick()
+
+    with pytest.raises(RoundLostError, match=r"lost after consent was asked for: no consent from d in time"):
+        ring.run(RoundPhase.CONSENTING, attack)
+    assert ring.hub.journal.releases(ring.key) == []
+    for name in NAMES:
+        kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]
+        assert kinds.count(Kind.CHARGE) == (name != "d")
+
+
 @pytest.mark.parametrize("phase", [RoundPhase.CHECKING, RoundPhase.CONSENTING])
 def test_the_refusal_of_a_directive_that_is_not_open_any_more_changes_nothing(ring: Ring, phase: RoundPhase) -> None:
     """Two members that hear their assignment again after their consent refuse it, and the sum opens all the same."""
@@ -448,11 +466,12 @@ def test_member_that_refuses_its_attempt_is_left_out_of_the_next(ring: Ring) -> 
         ledger.verify()
 
 
-def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring) -> None:
-    """Without a durable sum no consent is asked for, and the study ends instead of collecting the same uploads again."""
+@pytest.mark.parametrize("write", ["INSERT", "UPDATE"], ids=["sum", "answers"])
+def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring, write: str) -> None:
+    """Without a durable sum and all answers no consent is asked for, and the study ends instead of collecting the same again."""
     with ring.hub.journal.database.transaction() as connection:
         connection.exec_driver_sql(
-            "CREATE TRIGGER full BEFORE INSERT ON coordinator_sum BEGIN SELECT RAISE(ABORT, 'full'); END"
+            f"CREATE TRIGGER full BEFORE {write} ON coordinator_sum BEGIN SELECT RAISE(ABORT, 'full'); END"
         )
     with pytest.raises(RoundLostError, match="could not be stored"):
         ring.run(RoundPhase.CONTRIBUTING, lambda _: None)
