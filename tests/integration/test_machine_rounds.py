@@ -466,13 +466,13 @@ def test_member_that_refuses_its_attempt_is_left_out_of_the_next(ring: Ring) -> 
         ledger.verify()
 
 
-@pytest.mark.parametrize("write", ["INSERT", "UPDATE"], ids=["sum", "answers"])
+@pytest.mark.parametrize(
+    "write", ["INSERT ON coordinator_sum", "UPDATE OF answers ON coordinator_sum WHEN NEW.answers IS NOT NULL"]
+)
 def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring, write: str) -> None:
-    """Without a durable sum and all answers no consent is asked for, and the study ends instead of collecting the same again."""
+    """Without a durable sum and all answers no consent is asked for, and the study ends instead of collecting them again."""
     with ring.hub.journal.database.transaction() as connection:
-        connection.exec_driver_sql(
-            f"CREATE TRIGGER full BEFORE {write} ON coordinator_sum BEGIN SELECT RAISE(ABORT, 'full'); END"
-        )
+        connection.exec_driver_sql(f"CREATE TRIGGER full BEFORE {write} BEGIN SELECT RAISE(ABORT, 'full'); END")
     with pytest.raises(RoundLostError, match="could not be stored"):
         ring.run(RoundPhase.CONTRIBUTING, lambda _: None)
     assert ring.machine.rounds == []
