@@ -190,8 +190,8 @@ def test_a_sum_that_does_not_open(watched: Watched, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RoundLostError):
         watched.sum()
     assert sum(watched.of("decode_failures_total", who, stage="sum") for who in NAMES) == 2
-    assert sum(watched.of("refusals_total", who, reason="tag-invalid") for who in NAMES) == 2
-    assert watched.of("refusals_total", reason="tag-invalid") == 2
+    assert sum(watched.of("refusals_total", who, reason="check-invalid") for who in NAMES) == 2
+    assert watched.of("refusals_total", reason="check-invalid") == 2
     assert watched.of("decode_failures_total", stage="sum") == 0
 
 
