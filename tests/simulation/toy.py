@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from veilsum_node import identity
 from veilsum_participant.protocol import core
-from veilsum_privacy.securesum import ring, sum_plan
+from veilsum_privacy.securesum import products, ring, sum_plan
 from veilsum_privacy.securesum.ring import RingParameters
 
 Words = NDArray[np.uint64]
@@ -44,7 +44,7 @@ def replace_everywhere(stack: ExitStack, original: object, stand_in: object) -> 
 
 
 class ToyProducts:
-    """In the place of :class:`veilsum_privacy.securesum.ring.KeyProducts`: term by term, by integers."""
+    """In the place of :class:`veilsum_privacy.securesum.products.KeyProducts`: term by term, by integers."""
 
     def __init__(self, key: Integers, parameters: RingParameters) -> None:
         assert key.shape == (parameters.degree,)
@@ -72,7 +72,7 @@ def stand_ins(*others: tuple[object, object]) -> Iterator[None]:
             replace_everywhere(stack, real, toy)
         stack.callback(setattr, sum_plan, "PIECE", sum_plan.PIECE)
         sum_plan.PIECE = 1
-        replace_everywhere(stack, ring.KeyProducts, ToyProducts)
+        replace_everywhere(stack, products.KeyProducts, ToyProducts)
         replace_everywhere(stack, identity.verify, remembered(identity.verify))
         for original, stand_in in others:
             replace_everywhere(stack, original, stand_in)

@@ -29,7 +29,8 @@ from veilsum_privacy.results.sum_evidence import (
     verify_evidence,
 )
 from veilsum_privacy.securesum.check_words import Signed, SumStatement, checks_digest, parse_check, products, sign_sum
-from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RINGS, RingParameters, common_polynomials
+from veilsum_privacy.securesum.products import common_polynomials
+from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RINGS, RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "one-time-keys.json").read_text(encoding="utf-8"))

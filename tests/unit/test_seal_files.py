@@ -11,7 +11,8 @@ import pytest
 from tenseal import sealapi
 
 from veilsum_node.errors import StateError
-from veilsum_privacy.securesum.ring import RINGS, RingParameters, _context, _templates
+from veilsum_privacy.securesum.products import _context, _templates
+from veilsum_privacy.securesum.ring import RINGS, RingParameters
 from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 
 WHOLE = b"\x5e\xa1\x10\x10\x04\x01\x02\x00" + bytes(40)

@@ -13,7 +13,8 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import consent_of, self_masks
 from veilsum_privacy.securesum.opening import open_words
-from veilsum_privacy.securesum.ring import RING_2048, RING_4096, KeyProducts, RingParameters, common_polynomials
+from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
+from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
 Words = NDArray[np.uint64]

@@ -28,7 +28,7 @@ from veilsum_privacy.securesum.check_words import (
     verify_sum,
 )
 from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.key_shares import share_from_bytes, share_size, share_to_bytes
+from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes
 from veilsum_privacy.securesum.opening import Contribution, open_words
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
@@ -66,7 +66,7 @@ def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contributio
     Raises:
         HostileInput: of another size, or a number is out of range.
     """
-    cut = share_size(plan.ring, plan.cohort)
+    cut = plan.ring.share_size(plan.cohort)
     if len(data) != plan.payload_bytes:
         raise HostileInput(f"A contribution has {len(data)} bytes instead of {plan.payload_bytes}.")
     share = share_from_bytes(data[:cut], plan.ring, plan.cohort)

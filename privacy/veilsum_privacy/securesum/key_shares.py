@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from veilsum_node.canonical import digest
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
+from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
@@ -126,11 +126,6 @@ def open_keys(total: Words, ring: RingParameters, context: bytes, consents: Sequ
     if int(np.abs(keys).max()) > ring.most_key(members):
         raise HostileInput("The sum of the one-time keys is larger than keys of this cohort can be.")
     return keys
-
-
-def share_size(ring: RingParameters, members: int) -> int:
-    """Bytes of a key share, and of the sum of all."""
-    return packed_size(ring.degree + 1, ring.share_bits(members))
 
 
 def share_to_bytes(share: Words, ring: RingParameters, members: int) -> bytes:

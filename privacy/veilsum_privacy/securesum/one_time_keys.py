@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.rounding import gaussian_rounding
-from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
-from veilsum_privacy.securesum.ring import KEY_VARIANCE, KeyProducts, RingParameters, batches, common_polynomials
+from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
+from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials
+from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -77,11 +78,6 @@ def _plus_rounded(product: Words, words: Words, ring: RingParameters, source: Ra
 def coefficients_to_bytes(coefficients: Words, ring: RingParameters) -> bytes:
     """Coefficients below q as they travel."""
     return pack_numbers(coefficients, ring.coefficient_bits)
-
-
-def coefficients_size(count: int, ring: RingParameters) -> int:
-    """Bytes of so many coefficients."""
-    return packed_size(count, ring.coefficient_bits)
 
 
 def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingParameters) -> Words:

@@ -16,7 +16,8 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.check_words import sum_digest
 from veilsum_privacy.securesum.key_shares import open_keys, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
-from veilsum_privacy.securesum.ring import KeyProducts, RingParameters, batches, common_polynomials
+from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials
+from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 Words = NDArray[np.uint64]

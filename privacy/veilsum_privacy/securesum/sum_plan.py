@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from veilsum_node.errors import Misuse
-from veilsum_privacy.securesum.key_shares import share_size
 from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
-from veilsum_privacy.securesum.one_time_keys import coefficients_size
 from veilsum_privacy.securesum.ring import RING_2048, RING_2048_LARGE, RING_4096, RING_4096_LARGE, RingParameters
 
 PIECE = 8
@@ -36,7 +34,7 @@ class OneTimePlan(LanePlan):
     @property
     def payload_bytes(self) -> int:
         """Bytes of a contribution: its key share and its coefficients. A sum of contributions has as many."""
-        return share_size(self.ring, self.cohort) + coefficients_size(self.words, self.ring)
+        return self.ring.share_size(self.cohort) + self.ring.coefficients_size(self.words)
 
     @property
     def pieces(self) -> int:
@@ -51,9 +49,9 @@ class OneTimePlan(LanePlan):
     def piece_bytes(self, index: int) -> int:
         """Bytes of a piece. All but the last are whole bytes, so that the pieces in order are the payload."""
         if index == 0:
-            return share_size(self.ring, self.cohort)
+            return self.ring.share_size(self.cohort)
         part = self.piece_words(index)
-        return coefficients_size(part.stop - part.start, self.ring)
+        return self.ring.coefficients_size(part.stop - part.start)
 
 
 def plan_sum(size: int, bound: int, variance: Fraction, cohort: int, ring: RingParameters) -> OneTimePlan:
