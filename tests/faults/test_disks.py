@@ -19,6 +19,7 @@ from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
 from support.federation import make_request, make_wide_data, wide_schema
 from support.network import PATIENCE, wait_for
 from support.processes import count, open_contexts
+from support.proxy import BEFORE_CONSENT
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.results.result import load_result
@@ -329,5 +330,4 @@ def test_nothing_is_left_open(network: FaultedProcesses) -> None:
     """After all that: a study as any other, and every ledger whole."""
     _check_finished(network, _submit(network))
     for name in NAMES:
-        assert not open_contexts(network.entries(name, bytes(32)))from support.proxy import BEFORE_CONSENT
-
+        assert not open_contexts(network.entries(name, bytes(32)))
