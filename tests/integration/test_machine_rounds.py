@@ -27,8 +27,9 @@ from veilsum_node.identity import Label
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import AttemptRow, find_attempt
-from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_privacy.results.sum_evidence import consent_statement
 from veilsum_privacy.securesum.check_words import sign_check, sign_consent
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes
@@ -362,6 +363,12 @@ def test_nothing_is_charged_while_a_sum_is_checked(ring: Ring) -> None:
         kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]
         assert kinds.count(Kind.CHARGE) == (name != "d")
         ring.bed.sites[name].ledger.verify()
+    mirror = LedgerReader(ring.hub.journal.database)
+    assert [entry.kind for entry in mirror.entries()].count(Kind.RECEIPTS) == 2, "both were shown"
+    ledgers = [LedgerReader(site.database) for site in ring.bed.sites.values()]
+    verify_ledger(mirror, against=ledgers)
+    for ledger in ledgers:
+        verify_ledger(ledger, against=[mirror, *ledgers])
 
 
 @pytest.mark.parametrize("away", [False, True])

@@ -229,7 +229,9 @@ class ReleaseProof:
     @property
     def evidence(self) -> Evidence:
         """The part of it that a sum's context, cohort and coordinator are held to."""
-        from veilsum_privacy.results.sum_evidence import Evidence  # with the encryption, which who only fetches files needs not
+        from veilsum_privacy.results.sum_evidence import (
+            Evidence,  # with the encryption, which who only fetches files needs not
+        )
 
         return Evidence(self.receipts, self.total, self.fixed, self.checks, self.consents, self.agreed)
 
