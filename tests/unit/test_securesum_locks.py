@@ -125,3 +125,22 @@ def test_nothing_opens_without_one_consent_with_all_seeds_given_away(ring: RingP
     assert uniform_p_value(np.array(keys), 1 << bits) > ALPHA
     assert uniform_p_value(np.array(words), t) > ALPHA
     assert uniform_p_value(np.array(opened), t) < ALPHA, "with all consents the same test must flag the sum"
+
+
+@RINGS
+@pytest.mark.parametrize("deceived", [1, 2])
+def test_members_with_different_contexts_do_not_cancel(ring: RingParameters, deceived: int) -> None:
+    """A coordinator that shows some members another cohort, model or plan gets noise, with all one-time keys and consents."""
+    members, t, left = members_of(ring), ring.plain_modulus, []
+    for number in range(ROUNDS):
+        total, masks = np.zeros(members.plan.words, dtype=np.uint64), np.zeros(members.plan.words, dtype=np.uint64)
+        for place, name in enumerate(members.names):
+            members.context = context(number if place >= deceived else 1000 + number)
+            total += members.mask(name, vector("records", members))
+            masks += self_masks(StreamPurpose.SELF_DATA, members.context, [members.consent(name)], members.plan.words, t)
+        left.append((total + np.uint64(MEMBERS * t) - masks) % np.uint64(t))
+    assert uniform_p_value(np.array(left), t) > ALPHA
+    members.context = context(0)
+    same = members.masked_total([vector("records", members)] * MEMBERS)
+    masks = self_masks(StreamPurpose.SELF_DATA, members.context, members.consents, members.plan.words, t)
+    assert uniform_p_value((same + np.uint64(t) - masks) % np.uint64(t), t) < ALPHA, "where all have one context, it opens"
