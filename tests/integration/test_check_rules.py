@@ -330,15 +330,21 @@ def test_an_attempt_before_another_is_over(cohort: Cohort) -> None:
     assert len(cohort.open(second, cohort.consents(second, 2), 2)) == cohort.plan(2).size
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_round_that_was_paid_for_elsewhere_is_not_checked(cohort: Cohort, number: int) -> None:
+@pytest.mark.parametrize(("number", "attempt"), [(1, 1), (1, 5), (2, 5)])
+def test_a_round_that_was_paid_for_elsewhere_is_not_checked(cohort: Cohort, number: int, attempt: int) -> None:
     """A restored site heard of it, or of a later one, after it had made its payload."""
+    cohort.bed.clock.now += 1
+    cohort.collect(attempt=2)
     with cohort.bed.sites["a"].database.transaction() as connection:
-        paid = {"state": AttemptState.RECOVERED, "context": OTHER, "assignment": b"", "deadline": 0, "label": ""}
-        add_attempt(connection, study=cohort.key, attempt=5, round=number, **paid)
-        change_study(connection, cohort.key, attempt=5, round=number)
-    assert refused(lambda: cohort.answer("a")) is RefusalCode.ROUND
-    assert cohort.row().answer is None
+        if attempt == 1:
+            change_attempt(connection, cohort.key, 1, state=AttemptState.RECOVERED)
+        else:
+            paid = {"state": AttemptState.RECOVERED, "context": OTHER, "assignment": b"", "deadline": 0, "label": ""}
+            add_attempt(connection, study=cohort.key, attempt=attempt, round=number, **paid)
+            change_study(connection, cohort.key, attempt=attempt, round=number)
+    assert refused(lambda: cohort.answer("a", attempt=2)) is RefusalCode.ROUND
+    assert cohort.row(attempt=2).answer is None
+    assert cohort.answer("b", attempt=2).words
 
 
 def test_an_answer_until_the_deadline(cohort: Cohort) -> None:
