@@ -19,11 +19,12 @@ from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 RECORD_VALUE_SECONDS = 25e-9
 """Computing, clipping and truncating one value of one record (whole round: 1,000,000 values of 8 records)."""
 
-NOISE_SECONDS, SEAL_SECONDS, MASK_SECONDS = 0.25e-6, 0.14e-6, 2e-9
-"""For one value of the vector: drawing its noise; packing and encrypting it; masking it, for each member of the cohort."""
+NOISE_SECONDS, SEAL_SECONDS, MASK_SECONDS = 0.25e-6, 0.09e-6, 3e-9
+"""For one value of the vector: drawing its noise; packing and encrypting it, with check words; masking it, for each member of
+the cohort."""
 
-ADD_SECONDS, OPEN_SECONDS, UNMASK_SECONDS = 25e-9, 0.1e-6, 3e-9
-"""The coordinator, for one value: adding it, for each member; decrypting and unpacking it; taking off each self-mask."""
+ADD_SECONDS, OPEN_SECONDS, UNMASK_SECONDS = 10e-9, 0.06e-6, 3e-9
+"""The coordinator, for one value: adding it, for each member; opening, checking and unpacking it; taking off a self-mask."""
 
 MEMBER_SECONDS, PEER_SECONDS = 0.06, 0.002
 """A member's databases and signatures in a round, and what each other member adds (whole round: 10,000 values, 4 and 16)."""
@@ -34,7 +35,13 @@ LINE_BITS = 10e6
 
 ROUND_TRIP_SECONDS = 0.05
 SETUP_TRIPS, ROUND_TRIPS = 9, 8
-"""Messages that wait for each other: study, enrolment, roster, boxes, keys; then assignment, upload, consent, sum and end."""
+"""Messages that wait for each other: study, enrolment, roster, boxes; then assignment, upload, answer, consent and end."""
+
+ANSWER_BYTES = 100
+"""Of one member among all answers: three words of up to 7 bytes and a signature of up to 72, with what frames them."""
+
+RECEIPT_BYTES = 800
+"""Of one member's signed receipt among all: 710 of text at 4 sites and a signature, with what frames them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,8 @@ class TaskCost:
         lane_bits: bits that a value of the sum takes, noise and all; ``lanes`` of them lie in a slot of a ciphertext.
         clip: L2 bound on what one record contributes, in the task's units.
         noise: standard deviation of the released sum's noise by block, in the block's units.
-        upload: bytes of ciphertexts that one participant sends over all releases.
-        fetch: bytes of sums that a participant fetches at most: two of a cohort decrypt.
+        upload: bytes of contributions that one participant sends over all releases.
+        fetch: bytes of receipts and answers of the cohort that it fetches.
         seconds: of all releases, about.
     """
 
@@ -72,7 +79,6 @@ class StudyCost:
     Attributes:
         epsilon: of the study for one unit of privacy; None: released without noise, no guarantee.
         unit: the unit of privacy.
-        deal: bytes that the participant sends that deals the study's keys, and no other.
         rounding: what truncation to the grid adds at most, as a share of the noise; without noise, of one record's clip norm.
     """
 
@@ -83,17 +89,16 @@ class StudyCost:
     min_cohort: int
     participants: tuple[str, ...]
     tasks: tuple[TaskCost, ...]
-    deal: int
     rounding: float
 
     @property
     def upload(self) -> int:
-        """Bytes of ciphertexts that one participant sends."""
+        """Bytes of contributions that one participant sends."""
         return sum(task.upload for task in self.tasks)
 
     @property
     def fetch(self) -> int:
-        """Bytes of sums that one participant fetches at most."""
+        """Bytes of its cohorts' receipts and answers that one participant fetches."""
         return sum(task.fetch for task in self.tasks)
 
     @property
@@ -104,7 +109,7 @@ class StudyCost:
     @property
     def seconds(self) -> float:
         """Time of all rounds and of the key exchange before them, about."""
-        return sum(task.seconds for task in self.tasks) + SETUP_TRIPS * ROUND_TRIP_SECONDS + self.deal * 8 / LINE_BITS
+        return sum(task.seconds for task in self.tasks) + SETUP_TRIPS * ROUND_TRIP_SECONDS
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -118,7 +123,6 @@ class StudyCost:
             "rounds": self.rounds,
             "upload_bytes": self.upload,
             "fetch_bytes": self.fetch,
-            "key_dealer_bytes": self.deal,
             "seconds": round(self.seconds, 2),
             "rounding": self.rounding,
             "tasks": [
@@ -151,12 +155,10 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
     Raises:
         Misuse: a sum does not fit the encryption's parameters.
     """
-    cohort, tasks, deal = study.sites, [], 0
+    cohort, tasks = study.sites, []
     for task in AgreedStudy(study).tasks:
         declaration, plan = task.declaration, task.plan(cohort, cohort)
-        parameters = plan.encoding.parameters
-        upload, fetch = plan.encoding.upload_bytes, plan.encoding.sum_bytes
-        deal = (cohort - 1) * parameters.key.largest  # the same for every task: a study has one set of parameters
+        upload, fetch = plan.encoding.payload_bytes, cohort * (RECEIPT_BYTES + ANSWER_BYTES)
         seconds = _round_seconds(plan, records or study.data.max_records) + (upload + fetch) * 8 / LINE_BITS
         tasks.append(
             TaskCost(
@@ -183,7 +185,6 @@ def study_cost(study: Study, records: int | None = None) -> StudyCost:
         min_cohort=privacy.min_cohort,
         participants=tuple(study.participants),
         tasks=tuple(tasks),
-        deal=deal,
         rounding=rounding_share(study),
     )
 

@@ -30,7 +30,7 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, split_address, spread
 from veilsum_node.transport.route import AwayError, BrokenOffError, Route, as_route
 from veilsum_privacy.ledger.entries import Mechanism
-from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, round_file
+from veilsum_privacy.results.proof_files import STUDY_FILE, read_entries
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result
 from veilsum_privacy.study.study import Study, study_digest
 from veilsum_proto import MAX_OBJECT_BYTES
@@ -447,12 +447,12 @@ def _proof_files(manifest: bytes) -> list[str]:
         HostileInput: the manifest is malformed.
     """
     try:
-        entries = [ReleaseEntry.parse(item) for item in json.loads(manifest).get("releases", ())]
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        entries = read_entries(json.loads(manifest))
+    except (ValueError, AttributeError, RecursionError) as error:
         raise HostileInput("The result's manifest is malformed.", "Fetch the result again.") from error
-    if not entries or not all(entry.decrypted_by for entry in entries):
+    if not entries:
         return []
-    return [STUDY_FILE, *(round_file(entry.round) for entry in entries)]
+    return [STUDY_FILE, *(name for entry in entries for name in entry.files)]
 
 
 @contextmanager

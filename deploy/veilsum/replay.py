@@ -67,14 +67,14 @@ class Replayed(Federation):
             raise ProofFault(where, f"It is a release of {assignment.label}, where the method asks for one of {label}.")
         if members is not None and not set(assignment.names) <= set(members):
             raise ProofFault(where, "Its cohort has members whom the method does not ask for.")
-        encoded = encode_broadcast({**self.encoder, **(broadcast or {})}, found.plan.task.single)
+        encoded = encode_broadcast({**self.encoder, **(broadcast or {})}, found.task.single)
         if broadcast_digest(encoded) != assignment.broadcast:
             if self._exact:
                 raise ProofFault(
                     where, "The broadcast to its cohort differs from what the method computes from the earlier releases."
                 )
             self.differing.append(assignment.round)
-        return read_release(found.plan, found.values, assignment.round, assignment.names, found.digest)
+        return read_release(found.task, found.values, assignment.round, assignment.names, found.digest)
 
 
 @dataclass(frozen=True)

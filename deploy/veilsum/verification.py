@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ from veilsum_coordinator.results.released_models import find_released, result_pr
 from veilsum_coordinator.results.reproduction import one_thread
 from veilsum_node.errors import HostileInput, VeilsumError, raising
 from veilsum_node.phrases import counted
-from veilsum_privacy.results.proof_check import CheckedRelease, CheckedStudy, ProofFault, ReleaseChecker, check_study, part
-from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file
+from veilsum_privacy.results.proof_check import (
+    CheckedRelease,
+    CheckedStudy,
+    ProofFault,
+    ReleaseChecker,
+    check_study,
+    part,
+    read_proof,
+)
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, StudyProof, read_entries
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result, load_result, result_files, study_fields
 from veilsum_privacy.study.encoder import Projection
 from veilsum_privacy.study.study import Study
@@ -32,6 +41,11 @@ ROUNDING = 1e-9
 _SOFTWARE = re.compile(r"veilsum \d{1,4}(\.\d{1,4}){1,3}[a-z0-9.+-]{0,32}")
 
 _WHOLE = "Fetch the result again."
+
+_CONSPIRACY = (
+    "That a sum is that of its cohort's contributions, if the coordinator conspires with a member: every member holds "
+    "the study's keys, so these two can have another sum decrypted and signed for. The coordinator alone cannot."
+)
 
 
 class RepetitionFault(ProofFault):
@@ -84,7 +98,7 @@ class Verified:
     def fields(self) -> dict[str, Any]:
         """What was found, as JSON values."""
         study, roster = self.study.study, self.study.roster
-        pairs = {item.decryptors for item in self.releases}
+        decryptors = sorted({name for item in self.releases for name in item.decryptors})
         return {
             "study": self.study.digest.hex(),
             "name": study.name,
@@ -94,14 +108,37 @@ class Verified:
             "coordinator": study.coordinator,
             "roster": {member.name: member.identity.fingerprint for member in roster.members},
             "releases": len(self.releases),
-            "values": sum(item.plan.encoding.size for item in self.releases),
-            "decrypted_by": sorted({name for pair in pairs for name in pair}),
+            "attempts_without_release": self.attempts_without_release,
+            "receipts_without_release": self.receipts_without_release,
+            "values": sum(item.task.size for item in self.releases),
+            **({"decrypted_by": decryptors} if decryptors else {}),
             "exact": self.comparison.exact,
             "largest_difference": self.comparison.largest,
             "broadcasts": self.replayed,
             "proof_bytes": self.proof_bytes,
             "made_by": self.made_by,
         }
+
+    @property
+    def attempts_without_release(self) -> int:
+        """Attempts before the last release that have none: given up, or lost after members had consented. The files do not
+        tell which, and nothing of what came after the last release."""
+        return self.releases[-1].assignment.attempt - len(self.releases)
+
+    @property
+    def receipts_without_release(self) -> dict[str, int]:
+        """How many contributions each member signed for, before its last one that is in a release, of which none is."""
+        signed: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for item in self.releases:
+            last |= item.numbers
+            signed |= {name: signed.get(name, 0) + 1 for name in item.numbers}
+        return {name: last[name] - signed[name] for name in last}
+
+    @property
+    def _former(self) -> bool:
+        """Whether members decrypted these sums, as they did up to version 5 of the protocol."""
+        return any(item.decryptors for item in self.releases)
 
     @property
     def proves(self) -> list[str]:
@@ -119,7 +156,17 @@ class Verified:
             f"The result was made of {count} sum{'s' if count != 1 else ''}, none missing and no more than the study declares."
             " Every member of each cohort signed for the same study, roster, cohort, task, noise and broadcast,"
             " and consented.",
-            "Two members of each cohort, who hold the key, signed that the sum opened to exactly these values.",
+            *(
+                ["Two members of each cohort, who hold the key, signed that the sum opened to exactly these values."]
+                if self._former
+                else [
+                    "Each sum opens to exactly these values: it was opened again here, from its cohort's consents, and"
+                    " nobody's word was taken for it.",
+                    "Nobody could have forged a sum, the coordinator together with members neither: before anybody consented,"
+                    " every member of the cohort signed for what the sum had to agree with. That holds if one of them kept to"
+                    " the protocol, but for a chance of 2^-84 a sum.",
+                ]
+            ),
             numbers,
         ]
         if self.replayed:
@@ -131,14 +178,29 @@ class Verified:
         return "Every receipt names the noise that the study declares for its sum."
 
     @property
+    def _unreleased(self) -> str:
+        attempts = self.attempts_without_release
+        if attempts == 0:
+            return (
+                "Whether a sum was opened after the last of these and withheld: every attempt before it has its release. The"
+                " sites know what they consented to."
+            )
+        most = max(self.receipts_without_release.values())
+        return (
+            f"Why {counted(attempts, 'attempt')} before the last release {'has' if attempts == 1 else 'have'} none (a member"
+            f" signed for up to {counted(most, 'contribution')} to such): a coordinator with one member can open a sum, look"
+            " at it, and declare its round lost. The sites know what they consented to and never saw released."
+        )
+
+    @property
     def leaves_open(self) -> list[str]:
         """What it cannot show."""
         left = [
             "That the sites' records are true, and that each site computed its part and drew its noise as it signed.",
             "That the members are who they should be: the authority may certify whom it likes. Compare the roster's key "
             "fingerprints with those that the sites tell you.",
-            "That a sum is that of its cohort's contributions, if the coordinator conspires with a member: every member holds "
-            "the study's keys, so these two can have another sum decrypted and signed for. The coordinator alone cannot.",
+            *([_CONSPIRACY] if self._former else []),
+            self._unreleased,
             "When it was signed: certificates must only have been valid at some time of the study's life.",
         ]
         if not self.replayed:
@@ -215,10 +277,7 @@ def verify_result(
     with part(STUDY_FILE):
         proof = StudyProof.parse(read(STUDY_FILE))
     checked = check_study(proof, authority)
-    checker, releases = ReleaseChecker(checked), []
-    for entry in entries:
-        release = checker.check(entry, lambda number: ReleaseProof.parse(read(round_file(number))))
-        releases.append(replace(release, values=release.values[:0]))  # as large as a model, each
+    releases = [replace(release, values=release.values[:0].copy()) for release in _released(checked, entries, read)]
     with part(MANIFEST):
         result = load_result(directory)
     if ARRAYS in manifest["files"]:
@@ -236,20 +295,28 @@ def verify_result(
     return Verified(checked, tuple(releases), comparison, replayed, size, software)
 
 
+def _released(
+    checked: CheckedStudy, entries: Iterable[ReleaseEntry], read: Callable[[str], bytes]
+) -> Iterator[CheckedRelease]:
+    """The releases one after the other, each with its values, which are as large as a model."""
+    checker = ReleaseChecker(checked)
+    for entry in entries:
+        yield checker.check(entry, partial(read_proof, entry, read))
+
+
 def _manifest(data: bytes) -> tuple[dict[str, Any], list[ReleaseEntry]]:
     with part(MANIFEST):
         with raising(HostileInput("It is malformed.", _WHOLE), on=(ValueError, AttributeError, RecursionError)):
             manifest = json.loads(data)
             text = json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-            releases = manifest.get("releases") or ()
-        named = manifest.get("software")
+            named = manifest.get("software")
         proper = named is None if "software" not in manifest else isinstance(named, str) and bool(_SOFTWARE.fullmatch(named))
         if text != data or not proper or not isinstance(manifest.get("files"), dict):
             raise HostileInput("It does not have the form in which results are written.", _WHOLE)
-        entries = [ReleaseEntry.parse(item) for item in releases]
-        if not entries or not all(entry.decrypted_by for entry in entries):
+        entries = read_entries(manifest)
+        if not entries:
             raise HostileInput(
-                "It names no release with the signatures of who decrypted it, so nothing can be proven.",
+                "It names no release with a proof, so nothing can be proven.",
                 "Results of simulations, checkpoints, and results of older software have no proof.",
             )
     return manifest, entries
@@ -270,13 +337,8 @@ def _replay(
     study = checked.study
     encoder, known = _encoder(study, result, uses)
 
-    def again() -> Iterator[CheckedRelease]:
-        for release in releases:
-            name = round_file(release.assignment.round)
-            with part(name):
-                yield replace(release, values=ReleaseProof.parse(_read(directory, name)).values)
-
-    federation = Replayed(study, again(), encoder, exact=exact and known)
+    again = _released(checked, entries, partial(_read, directory))  # opened once more: as large as a model, each
+    federation = Replayed(study, again, encoder, exact=exact and known)
     with one_thread(), part(MANIFEST, "The method cannot be run again on the releases:"):
         made = get_method(study.method).run(federation)
     if federation.releases != len(releases):

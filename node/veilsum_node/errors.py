@@ -115,7 +115,7 @@ class RefusalCode(StrEnum):
     APPROVAL = "approval-declined"
     CONTEXT = "context-mismatch"
     RECEIPT = "receipt-invalid"
-    TAG = "tag-invalid"
+    CHECK = "check-invalid"
     LOST = "too-many-lost-charges"
     CLOSED = "study-closed"
     LEDGER = "ledger-not-verified"

@@ -16,8 +16,8 @@ class SiteStep(StrEnum):
     COMPUTE = "compute"
     ENCRYPT = "encrypt"
     UPLOAD = "upload"
+    ANSWER = "answer"
     CONSENT = "consent"
-    DECRYPT = "decrypt"
 
 
 class AttemptOutcome(StrEnum):
@@ -32,7 +32,7 @@ class Stage(StrEnum):
     """What could not be decoded."""
 
     MESSAGE = "message"
-    SUM = "sum"
+    CHECK = "check"
 
 
 class SiteObserver:
@@ -61,7 +61,7 @@ class SiteObserver:
         """A round's sum was more than the study's ``max_records`` records can reach, and was cut off there."""
 
     def contributed(self, size: int) -> None:
-        """A contribution was uploaded; ``size`` of its ciphertexts in bytes."""
+        """A contribution was uploaded; ``size`` in bytes."""
 
     def unreadable(self, stage: Stage) -> None:
         """Something that the coordinator sent could not be decoded."""

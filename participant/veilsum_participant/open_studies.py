@@ -1,4 +1,4 @@
-"""Studies that the site takes part in: loaded from the store and verified again, with their roster, keys and seeds."""
+"""Studies that the site takes part in: loaded from the store and verified again, with their roster, key and seeds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from veilsum_participant.policy import analyst_faults, refuse
 from veilsum_participant.site import Site
 from veilsum_participant.store.studies import TAKING_PART, StudyRow, find_study, load_enrolments
 from veilsum_participant.store.tables import promised
-from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import BoxKey
 from veilsum_privacy.securesum.roster import Member, Roster, verify_roster
-from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.study import Study, parse_study
 from veilsum_privacy.tasks.agreed import AgreedStudy
 
@@ -38,7 +36,7 @@ def verified_roster(data: bytes, study: bytes, digest: bytes, authority: x509.Ce
 class OpenStudy:
     """A study that the site is enrolled in, loaded from the store and verified again."""
 
-    row: StudyRow = field(repr=False)  # holds keys and seeds
+    row: StudyRow = field(repr=False)  # holds a key and seeds
     agreed: AgreedStudy
 
     @property
@@ -69,12 +67,6 @@ class OpenStudy:
             return verified_roster(row.roster, row.study, self.digest, site.credentials.authority, row.roster_time)
         except HostileInput as error:
             raise Refusal(RefusalCode.ROSTER, error.message) from error
-
-    def keys(self, roster_size: int) -> tuple[SecretKey, TagKey]:
-        """The dealt keys."""
-        if self.row.secret_key is None or self.row.tag_key is None:
-            raise Refusal(RefusalCode.KEYS, "The study's keys were not dealt to this site.")
-        return SecretKey.parse(self.row.secret_key, self.agreed.parameters(roster_size)), TagKey(self.row.tag_key)
 
     @property
     def shares(self) -> dict[str, bytes]:

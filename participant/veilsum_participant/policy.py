@@ -117,7 +117,7 @@ def term_faults(agreed: AgreedStudy, config: ParticipantConfig, own: str, delta:
     yield from faults
     if not any(fault.code in (RefusalCode.TASK, RefusalCode.DISCLOSURE, RefusalCode.STUDY_INVALID) for fault in faults):
         try:
-            agreed.parameters(study.sites)
+            agreed.ring(study.sites)
         except Misuse as error:
             yield Refusal(RefusalCode.PRECISION, error.message, error.advice)
 

@@ -124,8 +124,8 @@ max_peer_streams = 16         # open calls that one peer may hold at once
 enrol = 3600                  # for participants to enrol or refuse; longer where operators approve by hand
 seal = 600                    # for sealed keys, and again for everyone to open them
 contribute = 3600             # for an attempt's uploads
-consent = 600                 # for the consents of a complete attempt
-decrypt = 600                 # for two decryptions
+check = 600                   # for the answers about a complete sum
+consent = 600                 # for the consents once all have answered
 grace = 30                    # for a participant whose connection broke
 database = 600                # for a database server that is away
 

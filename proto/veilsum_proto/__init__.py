@@ -2,7 +2,7 @@
 
 from typing import Final
 
-PROTOCOL_VERSIONS: Final = (5,)
+PROTOCOL_VERSIONS: Final = (6,)
 """Versions of the protocol that this software speaks, highest last."""
 
 SOFTWARE: Final = "veilsum 0.3.0.dev0"

@@ -80,14 +80,14 @@ class CoordinationStub:
                 request_serializer=veilsum__proto_dot_federation__pb2.UploadChunk.SerializeToString,
                 response_deserializer=veilsum__proto_dot_federation__pb2.UploadStatusReply.FromString,
                 _registered_method=True)
+        self.Answer = channel.unary_unary(
+                '/veilsum.v1.Coordination/Answer',
+                request_serializer=veilsum__proto_dot_federation__pb2.AnswerRequest.SerializeToString,
+                response_deserializer=veilsum__proto_dot_federation__pb2.Ack.FromString,
+                _registered_method=True)
         self.Consent = channel.unary_unary(
                 '/veilsum.v1.Coordination/Consent',
                 request_serializer=veilsum__proto_dot_federation__pb2.ConsentRequest.SerializeToString,
-                response_deserializer=veilsum__proto_dot_federation__pb2.Ack.FromString,
-                _registered_method=True)
-        self.Decrypted = channel.stream_unary(
-                '/veilsum.v1.Coordination/Decrypted',
-                request_serializer=veilsum__proto_dot_federation__pb2.DecryptedChunk.SerializeToString,
                 response_deserializer=veilsum__proto_dot_federation__pb2.Ack.FromString,
                 _registered_method=True)
         self.Confirm = channel.unary_unary(
@@ -123,7 +123,7 @@ class CoordinationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Streams a public or sealed object: a study, roster, boxes, broadcast, receipts, or a sum to decrypt.
+        """Streams a public or sealed object: a study, roster, boxes, broadcast, what a sum is checked by, or all answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,28 +158,29 @@ class CoordinationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UploadStatus(self, request, context):
-        """Asks at which ciphertext an upload goes on.
+        """Asks at which piece an upload goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Uploads a contribution: ciphertexts in order, the signed receipt last. A broken upload goes on at the next ciphertext.
+        """Uploads a contribution: its key share, then its coefficients in pieces, the signed receipt last. A broken upload goes on at
+        the next piece.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Answer(self, request, context):
+        """Answers the challenge that follows from a fixed sum and the receipts of all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Consent(self, request, context):
-        """Lets the sum of one attempt open.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Decrypted(self, request_iterator, context):
-        """Returns a decryptor's signed digest of the data slots of a sum whose tags were right, after the slots if asked for them.
+        """Lets the sum of one attempt open, to whoever holds the consents of all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -247,14 +248,14 @@ def add_CoordinationServicer_to_server(servicer, server):
                     request_deserializer=veilsum__proto_dot_federation__pb2.UploadChunk.FromString,
                     response_serializer=veilsum__proto_dot_federation__pb2.UploadStatusReply.SerializeToString,
             ),
+            'Answer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Answer,
+                    request_deserializer=veilsum__proto_dot_federation__pb2.AnswerRequest.FromString,
+                    response_serializer=veilsum__proto_dot_federation__pb2.Ack.SerializeToString,
+            ),
             'Consent': grpc.unary_unary_rpc_method_handler(
                     servicer.Consent,
                     request_deserializer=veilsum__proto_dot_federation__pb2.ConsentRequest.FromString,
-                    response_serializer=veilsum__proto_dot_federation__pb2.Ack.SerializeToString,
-            ),
-            'Decrypted': grpc.stream_unary_rpc_method_handler(
-                    servicer.Decrypted,
-                    request_deserializer=veilsum__proto_dot_federation__pb2.DecryptedChunk.FromString,
                     response_serializer=veilsum__proto_dot_federation__pb2.Ack.SerializeToString,
             ),
             'Confirm': grpc.unary_unary_rpc_method_handler(
@@ -523,6 +524,33 @@ class Coordination:
             _registered_method=True)
 
     @staticmethod
+    def Answer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/veilsum.v1.Coordination/Answer',
+            veilsum__proto_dot_federation__pb2.AnswerRequest.SerializeToString,
+            veilsum__proto_dot_federation__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Consent(request,
             target,
             options=(),
@@ -538,33 +566,6 @@ class Coordination:
             target,
             '/veilsum.v1.Coordination/Consent',
             veilsum__proto_dot_federation__pb2.ConsentRequest.SerializeToString,
-            veilsum__proto_dot_federation__pb2.Ack.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Decrypted(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/veilsum.v1.Coordination/Decrypted',
-            veilsum__proto_dot_federation__pb2.DecryptedChunk.SerializeToString,
             veilsum__proto_dot_federation__pb2.Ack.FromString,
             options,
             channel_credentials,

@@ -20,7 +20,6 @@ from benchmarks import (
     load,
     masked_transport,
     memory,
-    one_time_keys,
     peers,
     reading,
     secure_sum,
@@ -30,7 +29,6 @@ from benchmarks import (
 
 SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], str] | None]] = {
     "sums": (secure_sum.measure_all, secure_sum.table),
-    "one-time-keys": (one_time_keys.measure, one_time_keys.table),
     "accounting": (lambda quick: accounting.measure(), None),
     "ledger": (lambda quick: ledger.measure(), None),
     "barycenter": (barycenter.measure, barycenter.table),

@@ -1,7 +1,7 @@
 """The coordinator's peak memory for one round, measured in a process of its own that does nothing else.
 
-The process reads one ciphertext after the other and adds it to the running sum, as the service does when uploads arrive; or it
-goes on as the service does until the release is stored: without gRPC, and without the method.
+The process reads one contribution after the other, piece by piece, and adds it to the running sum, as the service does when
+uploads arrive; or it goes on as the service does until the release is stored: without gRPC, and without the method.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.step_process import peak, resident
-from benchmarks.sums import lane_plan
-from veilsum_privacy.securesum.decryption import WORD_BYTES
-from veilsum_privacy.securesum.parameters import TAGS
+from benchmarks.sums import lane_cohort, lock, pieces_of
 
 
-def measure_memory(size: int, members: int, ciphertexts: list[bytes]) -> int:
+def measure_memory(size: int, members: int, payload: bytes) -> int:
     """Bytes by which the peak of resident memory grows while a whole cohort's uploads are added and the sum serialised."""
     with tempfile.TemporaryDirectory() as directory:
-        for index, ciphertext in enumerate(ciphertexts):
-            Path(directory, str(index)).write_bytes(ciphertext)
+        Path(directory, "payload").write_bytes(payload)
         command = [sys.executable, "-m", "benchmarks.memory", directory, str(size), str(members)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(json.loads(done.stdout)["peak"])
@@ -34,81 +31,87 @@ def measure_memory(size: int, members: int, ciphertexts: list[bytes]) -> int:
 def main(directory: Path, size: int, members: int) -> None:
     """Add a payload once for each member, under that member's name, and print the growth."""
     from veilsum_coordinator.protocol.accumulator import Accumulator
+    from veilsum_privacy.results.sum_evidence import total_to_bytes
 
-    plan, small = lane_plan(size, members), lane_plan(2, members)
+    plan, small = lane_cohort(size, members).plan, lane_cohort(2, members).plan
     names = tuple(f"site-{index}" for index in range(members))
     warm = Accumulator(small, names)  # the library's own tables are no part of a round
     for name in names:
-        warm.add(name, 0, bytes(small.upload_bytes))
-    warm.serialise()
+        for index, piece in enumerate(pieces_of(bytes(small.payload_bytes), small)):
+            warm.add(name, index, piece)
+    total_to_bytes(warm.take(), small)
     before = peak()
     accumulator = Accumulator(plan, names)
     for name in names:
-        for index in range(plan.ciphertexts):
-            accumulator.add(name, index, (directory / str(index)).read_bytes())
-    accumulator.serialise()
+        with (directory / "payload").open("rb") as file:
+            for index in range(plan.pieces):
+                accumulator.add(name, index, file.read(plan.piece_bytes(index)))
+    total_to_bytes(accumulator.take(), plan)
     print(json.dumps({"peak": peak() - before}))
 
 
 def measure_round(*, quick: bool = False) -> dict[str, Any]:
     """MiB by which each step of a round at the coordinator raises its memory over what it held before, of 4 members."""
     size = 1_000_000 if quick else 10_000_000
-    command = [sys.executable, "-m", "benchmarks.memory", "round", str(size)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as directory:
+        members = lane_cohort(size, 4)
+        for name in members.names:
+            words = members.mask(name, np.zeros(size, dtype=np.int64))
+            Path(directory, name).write_bytes(lock(members, name, words))
+        del members, words
+        command = [sys.executable, "-m", "benchmarks.memory", "round", str(size), directory]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
     return {f"{size} values, 4 members, peak MiB": json.loads(done.stdout)}
 
 
-def whole_round(size: int) -> None:
-    """Add, hand over and serve a sum, take its words, open them, store the release; print each step's peak in MiB."""
+def whole_round(size: int, directory: Path) -> None:
+    """Add and fix a sum, open it, store the release; print each step's peak in MiB."""
     from veilsum_coordinator.protocol.accumulator import Accumulator
-    from veilsum_coordinator.service.objects import chunks
-    from veilsum_coordinator.storage.long_values import METADATA, RELEASE_PIECES, cut, write_pieces
-    from veilsum_coordinator.storage.messages import sum_pieces
+    from veilsum_coordinator.storage.long_values import LONG, METADATA, RELEASE_PIECES, SUM_PIECES, cut, write_pieces
     from veilsum_node.database import open_database
-    from veilsum_privacy.securesum.contribution import masked_sum, open_pieces
-    from veilsum_privacy.securesum.decryption import words_digest, words_from_bytes, words_to_bytes
+    from veilsum_privacy.results.sum_evidence import total_to_bytes
+    from veilsum_privacy.securesum.data_masks import unmask_values
+    from veilsum_privacy.securesum.opening import open_words
 
-    names = tuple("abcd")
-    plan, consents = lane_plan(size, len(names)), [bytes([index]) * 32 for index in range(len(names))]
-    fresh = [bytes(plan.parameters.fresh_bytes(plan.words(index) + TAGS)) for index in (0, plan.ciphertexts - 1)]
-    with tempfile.TemporaryDirectory() as directory:
-        wire = Path(directory, "words")
-        with wire.open("wb") as file:
-            for part in masked_sum(np.zeros(size, dtype=np.int64), plan, consents):
-                file.write(words_to_bytes(part))
-        before, found = resident(), {}
+    members = lane_cohort(size, 4)
+    plan, consents, context, names = members.plan, members.consents, members.context, members.names
+    before, found = resident(), {}
 
-        def passed(step: str) -> None:
-            found[step] = round((peak() - before) / 2**20)
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+    def passed(step: str) -> None:
+        found[step] = round((peak() - before) / 2**20)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
 
+    with open_database(f"{directory}/round.db") as database:
+        with database.transaction() as connection:
+            METADATA.create_all(connection)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         accumulator = Accumulator(plan, names)
         for name in names:
-            for index in range(plan.ciphertexts):
-                accumulator.add(name, index, fresh[index == plan.ciphertexts - 1])
+            with (directory / name).open("rb") as file:
+                for index in range(plan.pieces):
+                    accumulator.add(name, index, file.read(plan.piece_bytes(index)))
         passed("added")
-        total = accumulator.serialise()
-        passed("handed over")
-        for _ in range(2):
-            for _ in chunks(sum_pieces(total)):
-                pass
-        passed("served to two")
-        with wire.open("rb") as file:
-            words = [words_from_bytes(file.read(WORD_BYTES * plan.words(index))) for index in range(plan.ciphertexts)]
-        words_digest(words)
-        passed("words taken")
-        del total
-        with open_database(f"{directory}/release.db") as database, database.transaction() as connection:
-            METADATA.create_all(connection)
-            for place, piece in enumerate(cut(open_pieces(words, plan, consents))):
+        total = accumulator.take()
+        with database.transaction() as connection:
+            kept = total_to_bytes(total, plan)
+            pieces = [memoryview(kept)[start : start + LONG] for start in range(0, len(kept), LONG)]
+            write_pieces(connection, SUM_PIECES, bytes(32), 1, pieces)
+        total.digest(plan, context)
+        del kept, pieces
+        passed("fixed and stored")
+        values = unmask_values(open_words(total, plan, context, consents), plan, context, consents)
+        if values.any():
+            raise AssertionError("the opened sum is not the exact one")
+        passed("opened")
+        with database.transaction() as connection:
+            for place, piece in enumerate(cut(values)):
                 write_pieces(connection, RELEASE_PIECES, bytes(32), 1, [piece.tobytes()], place)
-            passed("opened and stored")
+        passed("stored")
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "round":
-        whole_round(int(sys.argv[2]))
+        whole_round(int(sys.argv[2]), Path(sys.argv[3]))
     else:
         main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,7 +1,7 @@
 """A coordinator or participant of :mod:`benchmarks.steps`: the product's own process, watched, with or without encryption.
 
-Without encryption the secure sum's words travel as they are: BFV, masks and tags are replaced here, and only here, by plain
-words and their sums. TLS, signatures, ledgers, receipts, consents and every other check stay.
+Without encryption the secure sum's words travel as they are, only scaled: products, errors, masks and check words are left out
+here, and only here. TLS, signatures, ledgers, receipts, consents and every other check stay.
 
     python -m benchmarks.step_process '{"report": "report.json", "plain": false, "profile": false}' coordinator start ...
 """
@@ -28,9 +28,9 @@ WAITING = ("acquire", "poll", "channel_spin", "sleep", "Thread.run", "next_event
 IDLE = "before the study"
 
 BEFORE = {
-    "consenting": "adding up and storing the sum",
-    "decrypting": "asking for consents",
-    "opening": "handing the sum over, taking its words",
+    "checking": "adding up and storing the sum",
+    "consenting": "asking for answers",
+    "opening": "asking for consents",
     "released": "opening and storing the release",
 }
 """What a coordinator did before a round came to a phase."""
@@ -56,40 +56,25 @@ def resident() -> int:
 
 
 def without_encryption() -> None:
-    """Let words pass in the clear, in this process only."""
-    from veilsum_privacy.securesum import bfv, masks, tags
-    from veilsum_privacy.securesum.parameters import TAGS
+    """Let words pass in the clear, in this process only: no products, no errors, no masks, and check words of no words."""
+    from veilsum_privacy.securesum import check_words, one_time_keys, ring, streams
 
-    def encrypt(_: bfv.SecretKey, slots: bfv.Slots) -> bytes:
-        return slots.astype("<u8").tobytes()
+    def products(self: Any, polynomials: Any) -> Any:
+        return np.zeros_like(polynomials)
 
-    def opened(_: bfv.SecretKey, data: bytes, slots: int, summands: int) -> bfv.Slots:
-        return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+    def taken(self: Any, count: int) -> Any:
+        return np.zeros(count, dtype=np.uint64)
 
-    def parse(_: type[bfv.SecretKey], data: bytes, parameters: Any) -> bfv.SecretKey:
-        key = bfv.SecretKey.__new__(bfv.SecretKey)
-        key.parameters = parameters
-        return key
+    def unsized(words: Any, context: bytes, rho: bytes) -> tuple[int, ...]:
+        return (0,) * check_words.CHECKS
 
-    def begin(self: Any, parameters: Any, slots: int, summands: int, place: memoryview | None = None) -> None:
-        self._parameters, self._first = parameters, np.zeros(slots, dtype=np.uint64)
+    def centred(values: Any, modulus: int, variance: Any, source: Any) -> Any:
+        return np.zeros(len(values), dtype=np.int64)
 
-    def add(self: Any, data: bytes) -> None:
-        self._first += np.frombuffer(data, dtype="<u8")
-        self._first %= np.uint64(self._parameters.plain_modulus)
-
-    def view(self: Any) -> memoryview:
-        return memoryview(self._first.astype("<u8").tobytes())
-
-    replaced: dict[type, dict[str, Any]] = {
-        bfv.SecretKey: {"encrypt": encrypt, "decrypt_sum": opened, "parse": classmethod(parse)},
-        bfv.Adder: {"__init__": begin, "add": add, "view": view},
-        masks.MaskStream: {"__init__": lambda *_: None, "take": lambda *_: np.uint64(0)},
-        tags.TagKey: {"tags": lambda *_: np.zeros(TAGS, dtype=np.uint64), "check": lambda *_: None},
-    }
-    for owner, methods in replaced.items():
-        for name, method in methods.items():
-            setattr(owner, name, method)
+    ring.KeyProducts.times = products  # type: ignore[method-assign]
+    streams.WordStream.take = taken  # type: ignore[method-assign]
+    check_words.products = unsized
+    one_time_keys.gaussian_rounding = centred  # type: ignore[attr-defined]
 
 
 class Watch:
@@ -108,14 +93,12 @@ class Watch:
         from veilsum_participant.protocol.core import ParticipantCore
         from veilsum_participant.protocol.openings import Openings
         from veilsum_participant.session.channel import GrpcChannel
-        from veilsum_privacy.securesum.decryption import words_to_bytes
 
         after(SqlJournal, "release", lambda *_: self._mark())
         after(Openings, "on_released", lambda *_: self._mark())
         after(GrpcChannel, "fetch", lambda found, *_: self._count("fetched", found))
         after(ParticipantCore, "handle", lambda _, directive, *__: self._count("fetched", directive.SerializeToString()))
-        after(GrpcChannel, "upload", lambda _, __, payload: self._count("sent", *payload.ciphertexts))
-        after(GrpcChannel, "decrypted", lambda _, *sent: self._count("sent", *map(words_to_bytes, sent[-2])))
+        after(GrpcChannel, "upload", lambda _, __, payload: self._count("sent", *map(bytes, payload.pieces)))
 
     def follow_memory(self) -> None:
         """Note a coordinator's peak memory in every part of a study, and what it holds at that part's end."""

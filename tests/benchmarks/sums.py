@@ -1,4 +1,4 @@
-"""The secure sum's steps by themselves, in CPU time of one core: noise, mask, encrypt, add, decrypt and open.
+"""The secure sum's steps by themselves, in CPU time of one core: noise, mask, encrypt, add, answer, open and check.
 
 One participant's work is timed; the rest of the cohort exists as seeds. The opened sum is compared with the exact one, so a
 figure never belongs to a wrong result.
@@ -14,15 +14,19 @@ from typing import TypeVar
 
 import numpy as np
 
-from support.securesum import make_cohort
+from support.one_time import Members, make_members
+from veilsum_aggregation.arrays import Integers
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_privacy.mechanism.noise import plan_noise
-from veilsum_privacy.securesum.bfv import Adder, SecretKey
-from veilsum_privacy.securesum.contribution import decrypt_sum, encrypt_contribution, open_sum
-from veilsum_privacy.securesum.parameters import BFV_8192, TAGS, EncodingPlan, plan_encoding
-from veilsum_privacy.securesum.tags import TagKey
+from veilsum_privacy.results.sum_evidence import total_from_bytes
+from veilsum_privacy.securesum.check_words import challenge, check_words, verify_check_words
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.key_shares import share_to_bytes
+from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes, draw_key, encrypt_words
+from veilsum_privacy.securesum.opening import Total, open_words
+from veilsum_privacy.securesum.ring import RING_4096
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
-CONTEXT = bytes(range(32))
 STD = 4096  # grid units
 LANE_BITS = 24
 
@@ -39,16 +43,33 @@ def timed(work: Callable[[], Result], repeats: int) -> tuple[float, Result]:
     return min(seconds), result
 
 
-def lane_plan(size: int, members: int) -> EncodingPlan:
-    """A plan of two 24-bit lanes a slot, with the largest bound that fits them."""
-    variance = plan_noise("distributed", STD**2, members, 1).total_variance(members)
+def lane_cohort(size: int, count: int) -> Members:
+    """A cohort whose plan has two 24-bit lanes a word, with the largest bound that fits them."""
+    variance = plan_noise("distributed", STD**2, count, 1).total_variance(count)
     tails = 12 * (int(variance**0.5) + 1)
-    plan = plan_encoding(
-        size, ((1 << (LANE_BITS - 1)) - 1 - members - tails) // members, Fraction(variance), members, BFV_8192
-    )
-    if (plan.width, plan.lanes) != (LANE_BITS, 2):
-        raise AssertionError(f"lanes of {plan.width} bits, {plan.lanes} a slot")
-    return plan
+    bound = ((1 << (LANE_BITS - 1)) - 1 - count - tails) // count
+    members = make_members(count, size, bound, RING_4096, variance=Fraction(variance))
+    if (members.plan.width, members.plan.lanes) != (LANE_BITS, 2):
+        raise AssertionError(f"lanes of {members.plan.width} bits, {members.plan.lanes} a word")
+    return members
+
+
+def lock(members: Members, name: str, words: Integers) -> bytes:
+    """Key, key share and encryption of masked words, as they travel."""
+    plan, ring = members.plan, members.ring
+    key = draw_key(ring, SYSTEM_RANDOM)
+    parts = encrypt_words(words, key, members.context, ring, SYSTEM_RANDOM)  # type: ignore[arg-type]
+    share = share_to_bytes(members.share(name, key), ring, plan.cohort)
+    return b"".join([share, *(coefficients_to_bytes(part, ring) for part in parts)])
+
+
+def pieces_of(payload: bytes, plan: OneTimePlan) -> list[bytes]:
+    """A contribution in the pieces in which it travels."""
+    pieces, start = [], 0
+    for index in range(plan.pieces):
+        pieces.append(payload[start : start + plan.piece_bytes(index)])
+        start += plan.piece_bytes(index)
+    return pieces
 
 
 @dataclass(frozen=True)
@@ -57,64 +78,68 @@ class SumFigures:
 
     Attributes:
         payload: bytes of one contribution.
-        noise, mask, encrypt: of one participant: draw its share; pack and mask; tag, encrypt and serialise.
-        add: of the coordinator for one contribution: check, parse, add.
-        open: decrypt and check the tags (one member), take off the self-masks and unpack (the coordinator).
-        ciphertexts: of one contribution.
+        noise, mask, encrypt, check: of one participant: draw its share; pack and mask; key, key share and encryption,
+            serialised; answer the challenge.
+        add: of the coordinator for one contribution: parse, add.
+        open: of the coordinator: open, hold to the check words, take off the self-masks and unpack.
+        sent: one contribution.
     """
 
     payload: int
     noise: float
     mask: float
     encrypt: float
+    check: float
     add: float
     open: float
-    ciphertexts: list[bytes]
+    sent: bytes
 
 
-def measure_sum(size: int, members: int, repeats: int) -> SumFigures:
+def measure_sum(size: int, count: int, repeats: int) -> SumFigures:
     """Time every step of one sum.
 
     Raises:
         AssertionError: the opened sum is not the exact one.
     """
-    plan, cohort = lane_plan(size, members), make_cohort(members)
-    noise = plan_noise("distributed", STD**2, members, 1)
-    key, tag_key = SecretKey.generate(BFV_8192), TagKey(bytes(32))
-    random = np.random.default_rng(0)
-    totals = [Adder(BFV_8192, plan.words(index) + TAGS, members) for index in range(plan.ciphertexts)]
-    exact = np.zeros(size, dtype=np.int64)
+    members, noise = lane_cohort(size, count), plan_noise("distributed", STD**2, count, 1)
+    plan, context, modulus = members.plan, members.context, members.ring.plain_modulus
+    random, total, exact = np.random.default_rng(0), Total(plan), np.zeros(size, dtype=np.int64)
     figures: dict[str, float] = {}
-    payload: list[bytes] = []
-    add_seconds = []
-    for place, name in enumerate(cohort.names):
+    masked, add_seconds, sent = [], [], b""
+    for place, name in enumerate(members.names):
         values = random.integers(-plan.bound, plan.bound + 1, size)
-        times = repeats if place == members // 2 else 1  # the one in the middle adds and subtracts masks
+        times = repeats if place == count // 2 else 1  # the one in the middle adds and subtracts masks
         noise_seconds, share = timed(lambda: noise.draw(size, SYSTEM_RANDOM), times)
         noised = values + share
-        mask_seconds, words = timed(lambda name=name, noised=noised: cohort.words(name, noised, plan, CONTEXT), times)  # type: ignore[misc]
-        encrypt_seconds, ciphertexts = timed(
-            lambda name=name, words=words: list(encrypt_contribution(words, plan, CONTEXT, name, key, tag_key)),  # type: ignore[misc]
-            times,
-        )
-        if place == members // 2:
+        mask_seconds, words = timed(lambda name=name, noised=noised: members.mask(name, noised), times)  # type: ignore[misc]
+        encrypt_seconds, payload = timed(lambda name=name, words=words: lock(members, name, words), times)  # type: ignore[misc]
+        if place == count // 2:
             figures = {"noise": noise_seconds, "mask": mask_seconds, "encrypt": encrypt_seconds}
-            payload = ciphertexts
+            sent = payload
         start = time.process_time()
-        for index, ciphertext in enumerate(ciphertexts):
-            totals[index].add(ciphertext)
+        total.add(total_from_bytes(payload, plan))
         add_seconds.append(time.process_time() - start)
+        masked.append(words)
         exact += noised
-    sums = [total.to_bytes() for total in totals]
-    consents = cohort.consents(CONTEXT)
-    open_seconds, opened = timed(
-        lambda: open_sum(decrypt_sum(sums, plan, CONTEXT, cohort.names, key, tag_key), plan, consents), repeats
-    )
+    fixed = total.contribution.digest(plan, context)
+    rho, answers = challenge(context, [b"receipt"] * count, fixed), []
+    for place, (name, words) in enumerate(zip(members.names, masked, strict=True)):
+
+        def answer(name: str = name, words: Integers = words) -> tuple[int, ...]:
+            about = name, members.names, members.seeds(name), members.consent(name)
+            return check_words(words, modulus, context, rho, *about)  # type: ignore[arg-type]
+
+        seconds, said = timed(answer, repeats if place == count // 2 else 1)
+        answers.append(said)
+        if place == count // 2:
+            figures["check"] = seconds
+    consents = members.consents
+
+    def opening() -> Integers:
+        opened = open_words(total.contribution, plan, context, consents)
+        verify_check_words(opened, modulus, context, rho, answers, consents)
+        return unmask_values(opened, plan, context, consents)
+
+    open_seconds, opened = timed(opening, repeats)
     np.testing.assert_array_equal(opened, exact)
-    return SumFigures(
-        payload=sum(len(ciphertext) for ciphertext in payload),
-        add=min(add_seconds),
-        open=open_seconds,
-        ciphertexts=payload,
-        **figures,
-    )
+    return SumFigures(payload=len(sent), add=min(add_seconds), open=open_seconds, sent=sent, **figures)

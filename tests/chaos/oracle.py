@@ -127,7 +127,7 @@ class Replay:
         self._compare(row["round"], label, cohort, values, centre)
         if self.study.method == "statistics":
             self._compare_with_numpy(label, cohort, values)
-        return read_release(plan, values, row["round"], cohort, bytes(row["digest"]))
+        return read_release(plan.task, values, row["round"], cohort, bytes(row["digest"]))
 
     def checkpoint(self, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> None:
         """Keeps nothing."""

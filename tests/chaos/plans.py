@@ -14,8 +14,8 @@ from veilsum_coordinator.protocol.settings import Waits
 
 COORDINATOR = "coordinator"
 
-PATIENT = Waits(enrol=40, seal=30, contribute=40, consent=40, decrypt=10, grace=20, database=60)
-IMPATIENT = Waits(enrol=15, seal=8, contribute=10, consent=3, decrypt=4, grace=2, database=60)
+PATIENT = Waits(enrol=40, seal=30, contribute=40, consent=40, check=10, grace=20, database=60)
+IMPATIENT = Waits(enrol=15, seal=8, contribute=10, consent=3, check=4, grace=2, database=60)
 
 SMALL_BUDGET = 2.5
 """Epsilon of a federation whose later studies have to be refused."""

@@ -58,7 +58,7 @@ class Player:
         self.trials: list[Trial] = []
         self.starting = 0  # how many were killed at their first start
         waits = federation.plan.waits
-        self._limit = RESTART_SECONDS + waits.enrol + 2 * waits.seal + waits.contribute + waits.consent + waits.decrypt + 60
+        self._limit = RESTART_SECONDS + waits.enrol + 2 * waits.seal + waits.contribute + waits.consent + waits.check + 60
         self._disturbed, self._look = time.monotonic(), 0.0
 
     def start(self) -> None:

@@ -23,7 +23,7 @@ from veilsum_privacy.ledger.reader import LedgerReader
 from veilsum_privacy.ledger.verification import verify_ledger
 
 NAMES = "abc"
-WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=100)
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=100)
 """So long that nobody who is there misses a deadline on a slow machine."""
 
 LATE_UPLOAD, LATE_CONSENT = {"contribute": 40}, {"consent": 20}

@@ -19,12 +19,13 @@ from support.faulted import COORDINATOR, FaultedProcesses, faulted_processes
 from support.federation import make_request, make_wide_data, wide_schema
 from support.network import PATIENCE, wait_for
 from support.processes import count, open_contexts
+from support.proxy import BEFORE_CONSENT
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.results.result import load_result
 
 NAMES = "abc"
-WAITS = Waits(enrol=200, seal=100, contribute=60, consent=120, decrypt=100, grace=100, database=60)
+WAITS = Waits(enrol=200, seal=100, contribute=60, consent=120, check=100, grace=100, database=60)
 """The one that passes here is contribute, with a disk that stays full; the others are for slow machines."""
 
 BEFORE_UPLOAD = 20_000
@@ -125,13 +126,12 @@ def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Ca
     failing = fault(network, "c")
     failing.begin()
     network.proxies["c"].release()
-    network.await_round(key, "consenting")
-    wait_for(lambda: network.attempt_states(key)["a"] == "consented", "another's consent")
+    network.await_round(key, "checking")
     network.await_health("c", "database")
     time.sleep(1)
     assert network.attempt_states(key)["c"] == "payload"
     assert count(network.entries("c", key), Kind.CHARGE) == 0
-    assert network.status(key).rounds[-1].phase == "consenting"
+    assert network.status(key).rounds[-1].phase == "checking"
     failing.end()
     _check_finished(network, key)
     network.await_health("c", "")
@@ -142,11 +142,14 @@ def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Ca
 def test_full_when_the_release_is_told(network: FaultedProcesses) -> None:
     """Nobody else waits for it, and it is kept when there is room."""
     key = _stall_upload(network)
+    network.proxies["b"].limit(BEFORE_CONSENT)
     network.proxies["c"].release()
-    network.await_round(key, "decrypting")
+    wait_for(network.proxies["b"].stalled.is_set, "another's consent at its limit")
+    wait_for(lambda: network.attempt_states(key)["c"] == "consented", "the third participant's charge")
     network.participants["c"].pause()
     network.fill("c")
     network.participants["c"].resume()
+    network.proxies["b"].release()
     status = network.await_end(key)
     assert status.phase == "finished", status.reason
     network.await_health("c", "database")

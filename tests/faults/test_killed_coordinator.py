@@ -12,21 +12,20 @@ import pytest
 from support.federation import make_request, make_wide_data, wide_schema
 from support.network import PATIENCE, wait_for
 from support.processes import Processes, count, open_contexts, running_processes
+from support.proxy import BEFORE_CONSENT
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.results.result import load_result
 from veilsum_privacy.tasks.agreed import AgreedStudy
 
 NAMES = "abc"
-WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=100)
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=100)
 """So long that nobody misses a deadline on a slow machine; grace too, for who stalls or is paused may lose its connection."""
 
 HURRIED = WAITS.model_copy(update={"contribute": 20, "consent": 10})
 """For the test in which the sites' own deadline passes."""
 
 BEFORE_UPLOAD = 20_000
-BEFORE_WORDS = 6_000
-"""A consent and the calls around it are less, a decryption is more."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def _begin(network: Processes) -> bytes:
     network.proxies["c"].limit(BEFORE_UPLOAD)
     study = network.compile(make_request(wide_schema(), epsilon=None))
     encoding = AgreedStudy(study).task("statistics").plan(3, 3).encoding
-    assert encoding.upload_bytes > 1.2 * BEFORE_UPLOAD
+    assert encoding.payload_bytes > 1.2 * BEFORE_UPLOAD
     key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, "the third participant at its limit")
     wait_for(lambda: _states(network, key) == ["payload"] * 3, "three payloads")
@@ -86,26 +85,33 @@ def test_killed_before_consent(network: Processes) -> None:
         assert (count(entries, Kind.RESERVE), count(entries, Kind.FREE)) == (2, 1)
 
 
-def test_killed_after_some_consents(network: Processes) -> None:
+@pytest.mark.system
+def test_killed_while_the_sum_is_checked(network: Processes) -> None:
+    """Two have answered for the sum that stands fixed, and answer for the same again: nobody contributes twice."""
     key = _begin(network)
     network.participants["b"].pause()
     network.proxies["c"].release()
-    wait_for(lambda: sorted(_states(network, key)) == ["consented", "consented", "payload"], "two consents")
+    network.await_round(key, "checking")
+    wait_for(lambda: _answered(network, key) == ["a", "c"], "two answers")
+    assert network.kept_sums(key) == 1
     _kill(network)
     network.heal()
     _check_goes_on(network, key)
     assert _states(network, key) == ["released"] * 3  # of the one attempt
 
 
-@pytest.mark.system
-def test_killed_while_it_decrypts(network: Processes) -> None:
-    """Everybody has paid and one of two decryptions has come: the same sum is decrypted again, to the same words."""
+def _answered(network: Processes, key: bytes) -> list[str]:
+    return [name for name in NAMES if any(attempt["answer"] for attempt in network.attempts(name, key))]
+
+
+def test_killed_after_some_consents(network: Processes) -> None:
+    """Two consents are in, the third is held up: the same sum is consented to further, once."""
     key = _begin(network)
-    network.proxies["a"].limit(BEFORE_WORDS)
+    network.proxies["b"].limit(BEFORE_CONSENT)
     network.proxies["c"].release()
-    network.await_round(key, "decrypting")
-    wait_for(network.proxies["a"].stalled.is_set, "the first member's decryption at its limit")
-    assert _states(network, key) == ["consented"] * 3
+    network.await_round(key, "consenting")
+    wait_for(lambda: _states(network, key) == ["consented"] * 3, "three charges")
+    wait_for(network.proxies["b"].stalled.is_set, "the second participant's consent at its limit")
     _kill(network)
     network.heal()
     _check_goes_on(network, key)
@@ -145,7 +151,7 @@ def test_killed_twice_while_keys_are_exchanged(network: Processes) -> None:
     _check_goes_on(network, key)
 
 
-def test_asked_to_stop_while_it_decrypts(network: Processes) -> None:
+def test_asked_to_stop_while_it_asks_for_consent(network: Processes) -> None:
     """A clean stop ends no study either."""
     key = _begin(network)
     network.proxies["c"].release()

@@ -15,9 +15,9 @@ import pytest
 from support.federation import make_request, schema_of
 from support.network import wait_for
 from support.processes import Processes, running_processes
+from support.proxy import BEFORE_CONSENT
 from support.randomness import RARE_DEVIATIONS
 from veilsum_coordinator.protocol.settings import Waits
-from veilsum_privacy.securesum.parameters import TAGS
 from veilsum_privacy.study.schema import CategoryColumn, DatasetSchema
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import build_task
@@ -26,16 +26,16 @@ from veilsum_proto import federation_pb2 as pb
 
 NAMES = "abcd"
 NUMBERS, COLUMNS, CATEGORIES, ROWS = 3, 130, 256, 30
-WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=4)
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=4)
 """So long that nobody who is there misses a deadline on a slow machine; who is killed is waited for no longer than grace."""
 
-HURRIED = WAITS.model_copy(update={"contribute": 20, "consent": 20, "decrypt": 4})
+HURRIED = WAITS.model_copy(update={"contribute": 20, "check": 20, "consent": 20})
 """For tests in which a deadline passes; before a connection that stalls is given up as broken."""
 
 
-BEFORE_BOXES = 12_000  # bytes: enough for an enrolment, not for the dealer's boxes
-BEFORE_UPLOAD = 20_000  # enough for everything before the upload, not for a ciphertext
-MID_UPLOAD = 50_000  # one whole ciphertext and a part of the second
+BEFORE_BOXES = 8_000  # bytes: enough for an enrolment, not for the boxes
+BEFORE_UPLOAD = 20_000  # enough for everything before the upload, its key share perhaps, not for the coefficients
+MID_UPLOAD = 50_000  # the key share and a part of the coefficients
 
 
 def _schema() -> DatasetSchema:
@@ -93,9 +93,7 @@ def _begin(network: Processes, epsilon: float | None = None, **limits: int) -> t
         network.proxies[name].limit(limit)
     study = _study(network, epsilon)
     encoding = AgreedStudy(study).task("statistics").plan(4, 4).encoding
-    fresh = encoding.parameters.fresh_bytes(encoding.words(0) + TAGS)
-    assert encoding.ciphertexts >= 3
-    assert BEFORE_UPLOAD < fresh < MID_UPLOAD < 2 * fresh, "the limits lie elsewhere than they say"
+    assert BEFORE_UPLOAD < MID_UPLOAD < encoding.piece_bytes(1), "the limits lie elsewhere than they say"
     return study, network.submit(study)
 
 
@@ -125,8 +123,8 @@ def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> Non
     assert network.kept_sums(key) == 0
 
 
-@pytest.mark.parametrize(("limit", "ciphertexts"), [pytest.param(BEFORE_UPLOAD, 0, marks=pytest.mark.system), (MID_UPLOAD, 1)])
-def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: int) -> None:
+@pytest.mark.parametrize("limit", [pytest.param(BEFORE_UPLOAD, marks=pytest.mark.system), MID_UPLOAD])
+def test_killed_during_its_upload(network: Processes, limit: int) -> None:
     study, key = _begin(network, c=limit)
     _stalled(network, "c")
     encoding = AgreedStudy(study).task("statistics").plan(4, 4).encoding
@@ -137,8 +135,8 @@ def test_killed_during_its_upload(network: Processes, limit: int, ciphertexts: i
     status = network.await_end(key)
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 2
-    own = ciphertexts * encoding.parameters.fresh_bytes(encoding.words(0) + TAGS)
-    assert status.rounds[0].bytes_received == 6 * encoding.upload_bytes + own  # three survivors, two attempts
+    own = status.rounds[0].bytes_received - 6 * encoding.payload_bytes  # beside three survivors, two attempts
+    assert own == encoding.piece_bytes(0) or (own, limit) == (0, BEFORE_UPLOAD)
     _check_sum(network, study, key, "abd")
     network.audit(key, charged="abd", released="abd")
 
@@ -159,32 +157,50 @@ def test_killed_after_its_upload_while_another_still_uploads(network: Processes)
 
 @pytest.mark.system
 @pytest.mark.usefixtures("hurried")
-def test_killed_between_the_receipts_and_its_consent(network: Processes) -> None:
-    _, key = _begin(network, d=BEFORE_UPLOAD)
-    _stalled(network, "d")
-    network.await_contributions(3)
-    network.participants["c"].pause()
-    network.proxies["d"].release()
-    network.await_round(key, "consenting")
-    wait_for(lambda: all(_state(network, name, key) == "consented" for name in "abd"), "the others' consents")
-    network.participants["c"].kill()
-    status = network.await_end(key)
-    assert status.phase == "failed"
-    assert "no consent from c" in status.reason
-    assert not network.releases(key)
-    network.audit(key, charged="abd")
-
-
-@pytest.mark.system
-def test_killed_between_the_receipts_and_its_consent_and_back_in_time(network: Processes) -> None:
+@pytest.mark.parametrize("silent", [False, True])
+def test_gone_before_its_answer(network: Processes, silent: bool) -> None:
+    """Killed, or silent until the deadline: the others contribute again, and pay once."""
     study, key = _begin(network, d=BEFORE_UPLOAD)
     _stalled(network, "d")
     network.await_contributions(3)
     network.participants["c"].pause()
     network.proxies["d"].release()
-    network.await_round(key, "consenting")
-    network.participants["c"].kill()
-    network.start("c")
+    network.await_round(key, "checking")
+    if not silent:
+        network.participants["c"].kill()
+    status = network.await_end(key)
+    assert status.phase == "finished", status.reason
+    assert status.rounds[0].attempts == 2
+    _check_sum(network, study, key, "abd")
+    network.audit(key, charged="abd", released="abd")
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("hurried")
+def test_a_consent_that_does_not_come(network: Processes) -> None:
+    """All have paid when one is cut off: the round is lost after its deadline, and what it cost stands."""
+    _, key = _begin(network, d=BEFORE_UPLOAD)
+    _stalled(network, "d")
+    network.await_contributions(3)
+    network.proxies["c"].limit(BEFORE_CONSENT)
+    network.proxies["d"].release()
+    status = network.await_end(key)
+    assert status.phase == "failed"
+    assert "no consent from c in time" in status.reason
+    assert not network.releases(key)
+    network.audit(key, charged="abcd")
+
+
+@pytest.mark.system
+def test_killed_after_it_paid_and_back_in_time(network: Processes) -> None:
+    """Whether or not its consent left before it was killed: it gives the same again, and pays once."""
+    study, key = _begin(network, c=BEFORE_UPLOAD)
+    _stalled(network, "c")
+    network.await_contributions(3)
+    network.proxies["c"].release()
+    wait_for(lambda: _state(network, "a", key) in ("consented", "released"), "a charge")
+    network.participants["a"].kill()
+    network.start("a")
     status = network.await_end(key)
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 1
@@ -193,32 +209,7 @@ def test_killed_between_the_receipts_and_its_consent_and_back_in_time(network: P
 
 
 @pytest.mark.system
-@pytest.mark.usefixtures("hurried")
-@pytest.mark.parametrize("asked", [False, True])
-def test_killed_after_its_consent(network: Processes, asked: bool) -> None:
-    """Asked: it is one of the two that shall decrypt, and falls silent before it answers."""
-    study, key = _begin(network, c=BEFORE_UPLOAD)
-    _stalled(network, "c")
-    network.await_contributions(3)
-    network.participants["d"].pause()
-    network.proxies["c"].release()
-    wait_for(lambda: all(_state(network, name, key) == "consented" for name in "abc"), "consents")
-    if asked:
-        network.participants["a"].pause()
-    else:
-        network.participants["a"].kill()
-    network.participants["d"].resume()
-    if asked:
-        network.await_round(key, "decrypting")
-        network.participants["a"].kill()
-    status = network.await_end(key)
-    assert status.phase == "finished", status.reason
-    _check_sum(network, study, key, "abcd")
-    network.audit(key, charged="abcd", released="abcd")
-
-
-@pytest.mark.system
-def test_dealer_killed_while_it_seals(network: Processes) -> None:
+def test_killed_while_it_seals(network: Processes) -> None:
     study, key = _begin(network, a=BEFORE_BOXES)
     network.await_status(key, lambda shown: shown.phase == "sealing", "sealing")
     _stalled(network, "a")
@@ -229,7 +220,7 @@ def test_dealer_killed_while_it_seals(network: Processes) -> None:
     network.audit(key, charged="bcd", released="bcd")
 
 
-def test_an_upload_that_is_cut_goes_on_at_the_next_ciphertext(network: Processes) -> None:
+def test_an_upload_that_is_cut_goes_on_at_the_next_piece(network: Processes) -> None:
     network.proxies["b"].limit(MID_UPLOAD, cut=True)
     study, key = _begin(network)
     status = network.await_end(key)
@@ -237,7 +228,7 @@ def test_an_upload_that_is_cut_goes_on_at_the_next_ciphertext(network: Processes
     assert status.phase == "finished", status.reason
     assert status.rounds[0].attempts == 1
     encoding = AgreedStudy(study).task("statistics").plan(4, 4).encoding
-    assert status.rounds[0].bytes_received == 4 * encoding.upload_bytes  # nothing was counted twice
+    assert status.rounds[0].bytes_received == 4 * encoding.payload_bytes  # nothing was counted twice
     _check_sum(network, study, key, "abcd")
     network.audit(key, charged="abcd", released="abcd")
 

@@ -281,7 +281,7 @@ def test_an_operator_decides_while_the_participant_runs(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    waits = Waits(enrol=60, seal=20, contribute=30, consent=20, decrypt=20, grace=10)
+    waits = Waits(enrol=60, seal=20, contribute=30, consent=20, check=20, grace=10)
     directory = tmp_path_factory.mktemp("approval")
     with running_processes(directory, make_data("ab"), waits=waits, budget=(3.0, 1e-5), approval="manual") as processes:
         yield processes

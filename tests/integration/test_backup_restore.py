@@ -27,7 +27,7 @@ from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.ledger.verification import verify_ledger
 
 NAMES = "abc"
-WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)
+WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, check=60, grace=20)
 
 
 Command = Callable[..., tuple[int, dict[str, Any]]]

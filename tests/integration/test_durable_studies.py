@@ -5,6 +5,7 @@ Every method in every phase is in ``test_durable_methods``.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sqlalchemy import select
 
 from support.durable import NAMES, WAITS, WIDTH, Died, Trial, die_at, make_trial, rounds_in, same
 from support.durable_studies import STUDIES
@@ -270,14 +272,27 @@ def test_a_release_is_told_to_whom_it_was_not(trial: Trial) -> None:
         assert len(site.ledger.entries(kind=Kind.RELEASE_SEEN)) == 2
 
 
-def test_a_study_of_an_earlier_version_ends(trial: Trial) -> None:
-    """Its journal does not say where it was."""
+@pytest.mark.parametrize("version", ["0.1", "0.2", "enrolling"])
+def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, version: str) -> None:
+    """Nobody speaks it any more: it ends with the reason, is told to its members, and what it released stays."""
     key, _ = begun(trial)
     with open_database(trial.place).transaction() as connection:
-        for table in (PROGRESS, ROUNDS, MEMBERS):
-            connection.execute(table.delete())
-    status = trial.live_status(key)
-    assert (status.phase, status.reason) == ("failed", "an older version left the study in the middle of its rounds")
+        if version == "0.1":  # whose journal did not say where it was
+            for table in (PROGRESS, ROUNDS, MEMBERS):
+                connection.execute(table.delete())
+        else:
+            state = json.loads(connection.execute(select(PROGRESS.c.state)).scalar_one())
+            del state["protocol"]
+            former = {"protocol": 5} if version == "enrolling" else state | {"dealer": "a"}
+            connection.execute(PROGRESS.update().values(state=json.dumps(former)))
+    local = trial.open()
+    status = local.hub.status(key)
+    assert status.phase == "failed"
+    assert "earlier version of the protocol" in status.reason
+    assert len(local.hub.journal.releases(key)) == 2
+    local.settle()
+    assert [trial.live_status(key).phase, trial.lives > 2] == ["failed", True]
+    assert all(seat.ended for seat in local.hub.studies[key].machine.seats.values())
 
 
 def test_a_journal_that_cannot_be_read_ends_that_study_alone(trial: Trial) -> None:

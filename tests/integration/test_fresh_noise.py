@@ -18,7 +18,7 @@ from scipy import stats
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import NAMES, Adversary, altered, encoded
-from support.opening import own_vector, plan_of
+from support.opening import own_vector
 from support.randomness import RARE, RARE_DEVIATIONS
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
@@ -115,7 +115,7 @@ def test_no_payload_bears_the_noise_of_another(tmp_path: Path, name: str) -> Non
     for member in NAMES:
         attack.tell(member, pb.DIRECTIVE_KIND_RELEASED, 1, 2)
     found += noises(attack, 2, 3)
-    plan = plan_of(attack, 3)
+    plan = attack.plan(3)
     attack.use(case.study(bed))
     attack.set_up()
     found += noises(attack, 1, 1)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,6 @@ from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.session.channel import GrpcChannel
 from veilsum_participant.session.workers import MOST_WORKERS, WAITING, Workers
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement, words_to_bytes
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -50,44 +49,49 @@ def test_a_study_runs_from_submission_to_result(tmp_path: Path) -> None:
         wait_for(lambda: all(seat.ended for seat in server.hub.studies[key].machine.seats.values()), "the end everywhere")
 
 
-def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
+def _flipped(signature: bytes) -> bytes:
+    return bytes([*signature[:-1], signature[-1] ^ 1])
+
+
+def test_answers_and_consents_that_are_not_signed_for_are_refused_to_their_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is told so, nothing of the round is lost, and the result's proof has the signatures that came in the end."""
     bed = make_bed(tmp_path, make_data("abc", 40, 3))
-    honest, refused = GrpcChannel.decrypted, []
+    answer, consent = GrpcChannel.answer, GrpcChannel.consent
+    refused: list[grpc.StatusCode] = []
 
-    def faulty(
-        self: GrpcChannel, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement
+    def refuse(call: Callable[[], object]) -> None:
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        refused.append(raised.value.code())
+
+    def faulty_answer(
+        self: GrpcChannel, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes
     ) -> None:
         head = {"study": study, "round": number, "attempt": attempt}
-        pieces = [
-            pb.DecryptedChunk(index=index, words=words_to_bytes(part), **(head if index == 0 else {}))
-            for index, part in enumerate(words)
-        ]
-        flipped = bytes([*signed.signature[:-1], signed.signature[-1] ^ 1])
-        statements = [
-            pb.SignedStatement(body=body, signature=signature)
-            for body, signature in (
-                (signed.body, flipped), (signed.body, b""), (b"", b""), (signed.body.replace(b"words", b"swords"), flipped),
-                (bytes(2000), signed.signature),
-            )
-        ]  # fmt: skip
-        right = pb.SignedStatement(body=signed.body, signature=signed.signature)
-        first = {} if pieces else head  # one of the two is asked for its signature alone
-        streams = [[*pieces, pb.DecryptedChunk(signed=statement, **first)] for statement in statements]
-        if pieces:
-            streams += [pieces, [*pieces, pb.DecryptedChunk(signed=right), pieces[-1]]]
-            streams += [[*pieces, pb.DecryptedChunk(signed=right, words=bytes(6))]]
-        for stream in streams:
-            with pytest.raises(grpc.RpcError) as raised:
-                self.stub.Decrypted(iter(stream), timeout=PATIENCE)
-            refused.append(raised.value.code())
-        honest(self, study, number, attempt, words, signed)
+        for said, signed in (
+            (words, _flipped(signature)), (words, b""), (words, bytes(300)), (words[:2], signature), ((), signature),
+            ((*words, 0), signature), ((words[0] ^ 1, *words[1:]), signature), ((2**64 - 1, *words[1:]), signature),
+        ):  # fmt: skip
+            request = pb.AnswerRequest(answer=pb.MemberAnswer(words=said, signature=signed), **head)
+            refuse(partial(self.stub.Answer, request, timeout=PATIENCE))
+        answer(self, study, number, attempt, words, signature)
 
-    monkeypatch.setattr(GrpcChannel, "decrypted", faulty)
+    def faulty_consent(self: GrpcChannel, study: bytes, number: int, attempt: int, secret: bytes, signature: bytes) -> None:
+        head = {"study": study, "round": number, "attempt": attempt}
+        for given, signed in (
+            (secret, _flipped(signature)), (secret, b""), (secret, bytes(300)), (_flipped(secret), signature),
+            (b"", signature), (secret + secret, signature),
+        ):  # fmt: skip
+            request = pb.ConsentRequest(consent=given, signature=signed, **head)
+            refuse(partial(self.stub.Consent, request, timeout=PATIENCE))
+        consent(self, study, number, attempt, secret, signature)
+
+    monkeypatch.setattr(GrpcChannel, "answer", faulty_answer)
+    monkeypatch.setattr(GrpcChannel, "consent", faulty_consent)
     with ExitStack() as stack:
-        server, address = stack.enter_context(running_server(bed))
+        _, address = stack.enter_context(running_server(bed))
         for site in bed.sites.values():
             stack.enter_context(running_client(site, address))
         identity = bed.kit.analyst.identity
@@ -96,11 +100,8 @@ def test_decryptions_that_are_not_signed_for_are_refused_to_their_sender(
         *_, last = remote.watch(key)
         assert (last.phase, last.reason) == ("finished", "")
         remote.fetch(key, tmp_path / "out")
-        signers = server.hub.journal.releases(key)[0]["proof"]
-    assert refused == [grpc.StatusCode.INVALID_ARGUMENT] * (8 + 5)
-    found = verify_result(tmp_path / "out", bed.analyst.authority)
-    assert found.comparison.exact
-    assert all(f'"{name}"' in signers for name in found.releases[0].decryptors)
+    assert refused == [grpc.StatusCode.INVALID_ARGUMENT] * (3 * (8 + 6))
+    assert verify_result(tmp_path / "out", bed.analyst.authority).comparison.exact
 
 
 def test_a_foreign_certificate_is_not_let_in(tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_a_coordinator_that_floods_is_not_served() -> None:
     assert len(seen) <= MOST_WORKERS
 
 
-CALLS = ("Fetch", "UploadStatus", "Upload", "Consent", "Decrypted", "Confirm")
+CALLS = ("Fetch", "UploadStatus", "Upload", "Answer", "Consent", "Confirm")
 
 
 def test_a_round_of_few_values_takes_three_calls_of_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,9 +238,7 @@ def test_a_round_of_few_values_takes_three_calls_of_a_site(tmp_path: Path, monke
         seats = server.hub.studies[key].machine.seats.values()
         wait_for(lambda: all(seat.done for seat in seats), "the end everywhere")
         assert len(last.rounds) == rounds
-        assert {name: calls[name] for name in ("Upload", "Consent", "Decrypted")} == {
-            "Upload": 3 * rounds, "Consent": 3 * rounds, "Decrypted": 2 * rounds,
-        }  # fmt: skip
+        assert {calls[name] for name in ("Upload", "Answer", "Consent")} == {3 * rounds}
         assert calls["UploadStatus"] == 0
         assert calls["Fetch"] == 3 * 4, "the mirror, the study, the roster and the boxes of each"
         assert calls["Confirm"] <= 3 * 2 + 3, "the end, and releases after which no upload came soon"

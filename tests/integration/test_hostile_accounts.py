@@ -13,6 +13,7 @@ import pytest
 
 from support.federation import make_bed, make_data, make_request, open_test_site, schema_of
 from support.hostile import LABEL, NAMES, Adversary, altered, context_of, make_adversary
+from support.opening import own_vector
 from support.randomness import SeededRandom
 from veilsum_node.errors import RefusalCode
 from veilsum_node.identity import Authority, Credentials, Role, load_credentials, new_key_and_csr
@@ -20,10 +21,10 @@ from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.openings import Answer
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.mechanism.clipping import SiteSum
-from veilsum_privacy.securesum.masks import MaskStream, derive
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
@@ -100,7 +101,8 @@ def test_release_of_what_was_never_consented_to(attack: Adversary) -> None:
     assert attack.kinds("a")[Kind.RELEASE_SEEN.value] == 0
     attack.tell("a", pb.DIRECTIVE_KIND_END)
     assert (attack.charges("a"), attack.kinds("a")["free"]) == (0, 1)
-    assert attack.ask_consent("a", attack.receipts()).refused is RefusalCode.CLOSED
+    assert attack.ask_check("a", attack.receipts()).refused is RefusalCode.CLOSED
+    assert attack.ask_consent("a", []).refused is RefusalCode.CLOSED
 
 
 def test_strict_study_with_another_cohort(attack: Adversary) -> None:
@@ -147,10 +149,11 @@ def test_budget_lowered_after_enrolment(attack: Adversary) -> None:
 
 def test_budget_lowered_between_assignment_and_consent(attack: Adversary) -> None:
     """The operator lowers the budget while a payload is out: no consent, no charge, and a refusal on record."""
-    receipts = attack.collect()
+    attack.collect()
+    answers = attack.answers()
     _set_budget(attack, "a", 0.01)
     for _ in range(2):
-        assert attack.ask_consent("a", receipts).refused is RefusalCode.BUDGET
+        assert attack.ask_consent("a", answers).refused is RefusalCode.BUDGET
     assert (attack.charges("a"), attack.kinds("a")["refusal"]) == (0, 1)
     assert attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 1).call == "confirm"
 
@@ -168,7 +171,7 @@ def test_refusals_do_not_depend_on_a_record(tmp_path: Path) -> None:
         attack.consents()
         heard.append([said.call for said in attack.channels["a"].said])
         upload = attack.payloads["a", 1]
-        assert sum(map(len, upload.ciphertexts)) == attack.plan().encoding.upload_bytes
+        assert sum(map(len, upload.pieces)) == attack.plan().encoding.payload_bytes
     assert heard[0] == heard[1] == heard[2]
 
 
@@ -200,7 +203,7 @@ def _second_coordinator(attack: Adversary) -> Credentials:
 
 
 def test_countersignatures_missing_forged_or_for_other_receipts(attack: Adversary) -> None:
-    """Without the coordinator's word that the whole cohort is shown these receipts nobody consents, and nothing is charged."""
+    """Without the coordinator's word that the whole cohort is shown these receipts nobody answers, and nothing is charged."""
     good = attack.collect()
     word = attack.countersign(good)
     second = _second_coordinator(attack)
@@ -223,9 +226,8 @@ def test_countersignatures_missing_forged_or_for_other_receipts(attack: Adversar
         "another attempt": attack.countersign(good, attempt=2),
     }
     for what, countersigned in wrong.items():
-        said = attack.ask_consent("a", good, countersigned=countersigned)
+        said = attack.ask_check("a", good, countersigned=countersigned)
         assert said.codes == (RefusalCode.RECEIPT,), what
-    assert attack.charges("a") == 0
     channel, kept = attack.channels["a"], attack.channels["a"].coordinator_certificate
     for signer, name in (
         (None, "coordinator"),
@@ -236,17 +238,20 @@ def test_countersignatures_missing_forged_or_for_other_receipts(attack: Adversar
     ):
         channel.coordinator_certificate = b"" if signer is None else signer.identity.certificate
         countersigned = attack.countersign(good, signer=signer, coordinator=name)
-        assert attack.ask_consent("a", good, countersigned=countersigned).refused is RefusalCode.RECEIPT
-    assert attack.charges("a") == 0
+        assert attack.ask_check("a", good, countersigned=countersigned).refused is RefusalCode.RECEIPT
+    row = attack.attempt_row("a")
+    assert row is not None
+    assert (row.answer, row.shown, attack.charges("a")) == (None, None, 0)
     channel.coordinator_certificate = kept
-    assert attack.ask_consent("a", good, countersigned=word).call == "consent"
+    assert attack.ask_check("a", good, countersigned=word).call == "answer"
 
 
 def test_what_everyone_signed_is_kept_with_the_charge(attack: Adversary) -> None:
     """Receipts of the whole cohort and the coordinator's word stand beside the charge that they belong to."""
     receipts = attack.collect()
     word = attack.countersign(receipts)
-    attack.ask_consent("a", receipts, countersigned=word)
+    said = [attack.ask_check(name, receipts, countersigned=word) for name in NAMES]
+    attack.ask_consent("a", [Answer(*item.values[3:]) for item in said])
     site = attack.bed.sites["a"]
     (charge,) = site.ledger.entries(kind=Kind.CHARGE)
     assert charge.detail["countersigned"] == [word.body.hex(), word.signature.hex()]
@@ -266,7 +271,7 @@ def test_restart_under_one_context_repeats_the_same_bytes(attack: Adversary) -> 
     again = attack.assign("a", assignment).values[1]
     assert again == first
     assert attack.kinds("a")["reserve"] == 1
-    assert attack.assign("a", attack.assignment(attempt=2)).values[1].ciphertexts != first.ciphertexts
+    assert attack.assign("a", attack.assignment(attempt=2)).values[1].pieces != first.pieces
 
 
 def test_death_between_reservation_and_payload(attack: Adversary) -> None:
@@ -278,6 +283,7 @@ def test_death_between_reservation_and_payload(attack: Adversary) -> None:
     assert attack.kinds("a")["reserve"] == 1
     _reopen(attack, "a")
     assert attack.assign("a", assignment).call == "refuse"
+    assert attack.ask_check("a", []).refused is RefusalCode.ROUND
     assert attack.ask_consent("a", []).refused is RefusalCode.ROUND
     attack.bed.clock.now += 3600
     attack.cores["a"].expire()
@@ -303,7 +309,7 @@ def test_attempt_given_up_while_its_payload_is_made(attack: Adversary) -> None:
     assert (attack.kinds("a")["reserve"], attack.kinds("a")["free"]) == (1, 1)
     row = attack.attempt_row("a")
     assert row is not None
-    assert (row.state, row.payload, row.self_seed) == ("tombstone", None, None)
+    assert (row.state, row.payload, row.words, row.consent) == ("tombstone", None, None, None)
 
 
 def test_representations_show_neither_keys_nor_records(attack: Adversary) -> None:
@@ -311,7 +317,7 @@ def test_representations_show_neither_keys_nor_records(attack: Adversary) -> Non
     attack.assign("a", attack.assignment())
     assert site._records
     assert "Records" not in repr(site)
-    for secret in ("box_key", "secret_key", "tag_key", "shares", "seeds"):
+    for secret in ("box_key", "shares", "seeds"):
         assert repr(getattr(opened.row, secret))[:40] not in repr(opened)
 
 
@@ -335,7 +341,7 @@ def test_rolled_back_site_is_found_by_its_peers(attack: Adversary, tmp_path: Pat
     receipts = attack.collect(number=2, attempt=2)
     assert [parse_receipt(receipt.body).number for receipt in receipts] == [1, 2, 2, 2]
     for name in ("b", "c", "d"):
-        assert attack.ask_consent(name, receipts, 2, 2).refused is RefusalCode.RECEIPT
+        assert attack.ask_check(name, receipts, None, 2, 2).refused is RefusalCode.RECEIPT
         assert attack.charges(name) == 1
 
 
@@ -350,56 +356,29 @@ def test_session_nonces_separate_contexts_of_one_attempt(attack: Adversary) -> N
 
 
 def test_secrets_of_an_attempt_and_a_study_leave_the_disk(attack: Adversary) -> None:
-    """After a tombstone b_i, after the study's end keys and seeds stand in no file any more."""
+    """After a tombstone its secrets, after the study's end its key and seeds stand in no file any more."""
     attack.collect()
     site = attack.bed.sites["a"]
     row, study = attack.attempt_row("a"), attack.row("a")
     assert row is not None
-    seed, consent, payload = row.self_seed, row.consent, row.payload[:32]
+    secrets = [row.consent, row.payload[-32:], row.words[-32:]]
 
     def on_disk() -> bytes:
         return b"".join(path.read_bytes() for path in site.config.state.parent.glob(site.config.state.name + "*"))
 
-    assert seed in on_disk()
+    before = on_disk()
+    assert all(secret in before for secret in secrets)
     attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 1)
     left = on_disk()
-    assert seed not in left
-    assert consent not in left
-    assert payload not in left
-    assert study.tag_key in left
+    assert not any(secret in left for secret in secrets)
+    kept = {name: getattr(study, name)[-32:] for name in ("box_key", "shares", "seeds")}
+    assert all(value in left for value in kept.values())
     attack.tell("a", pb.DIRECTIVE_KIND_END)
     left = on_disk()
-    for name in ("tag_key", "secret_key", "box_key", "shares", "seeds"):
-        assert getattr(study, name)[-32:] not in left, name
+    assert not [name for name, value in kept.items() if value in left]
 
 
 # -- noise -----------------------------------------------------------------------------------------------------------------
-
-
-def _recover(attack: Adversary, name: str) -> np.ndarray:
-    """One site's noised values, with every other party's and its own secrets: what only a test can do."""
-    plan, row = attack.plan().encoding, attack.attempt_row(name)
-    assert row is not None
-    names, seeds = attack.assignments[1].names, attack.spied(name).seeds
-    modulus = plan.parameters.plain_modulus
-    place = names.index(name)
-    masks = [(MaskStream(row.consent, modulus), 1)]
-    masks += [
-        (MaskStream(derive(seeds[other], "pair", row.context), modulus), 1 if index > place else -1)
-        for index, other in enumerate(names)
-        if other != name
-    ]
-    slots = []
-    for part in attack.words(name, attack.payloads[name, 1].ciphertexts):
-        total = part.astype(object)
-        for stream, sign in masks:
-            total = total - sign * stream.take(len(part)).astype(object)
-        total %= modulus
-        assert total[0] == 1
-        slots += [int(word) for word in total[1:]]
-    cut = (1 << plan.width) - 1
-    lanes = [(slot >> (plan.width * lane)) & cut for slot in slots[: plan.slots] for lane in range(plan.lanes)]
-    return np.array(lanes[: plan.size], dtype=np.int64) - plan.offset
 
 
 @pytest.mark.parametrize("side", [1, pytest.param(-1, marks=pytest.mark.system)])
@@ -421,7 +400,7 @@ def test_noise_is_not_lost_to_the_clamp(tmp_path: Path, monkeypatch: pytest.Monk
         drawn = plan.noise.draw(plan.encoding.size, SeededRandom(f"noise of {name}".encode()))
         assert (drawn > 0).any()
         assert (drawn < 0).any()
-        np.testing.assert_array_equal(_recover(attack, name) - side * plan.encoding.bound, drawn)
+        np.testing.assert_array_equal(own_vector(attack, name, 1) - side * plan.encoding.bound, drawn)
 
 
 def test_shares_without_the_colluders_reach_the_stated_noise(attack: Adversary) -> None:

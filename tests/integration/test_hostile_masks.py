@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from support.federation import make_bed, make_data, make_request, schema_of
-from support.hostile import Adversary, add_mod, context_of, flat, make_adversary, subtract_mod, uniformity
+from support.hostile import Adversary, add_mod, make_adversary, subtract_mod, uniformity
 from support.randomness import RARE
 from veilsum_node.errors import RefusalCode, VeilsumError
 from veilsum_privacy.securesum import graph
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Purpose, seal
-from veilsum_privacy.securesum.contribution import consent_key
 from veilsum_privacy.securesum.graph import mask_graph
-from veilsum_privacy.securesum.masks import MaskStream, derive
+from veilsum_privacy.securesum.key_shares import self_masks
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
 SIX = tuple("abcdef")
 
@@ -58,8 +58,7 @@ def test_boxes_go_to_neighbours_and_from_no_one_else(ring: Adversary) -> None:
     made = ring.boxes(ring.enrolments())
     for name in SIX:
         _, after, *_, before = _around(ring, name)
-        assert {box.recipient for box in made if (box.sender, box.purpose) == (name, Purpose.PAIR_SHARE)} == {after, before}
-    assert {box.recipient for box in made if box.purpose is Purpose.DEALT_KEYS} == set(SIX) - {"a"}
+        assert {box.recipient for box in made if box.sender == name} == {after, before}
     _, after, other, *_, before = _around(ring, "b")
     roster = ring.spied("b").roster(ring.bed.sites["b"])
     stranger = seal(
@@ -79,29 +78,25 @@ def test_boxes_go_to_neighbours_and_from_no_one_else(ring: Adversary) -> None:
 
 
 def _unmasked(ring: Adversary, names: list[str], colluders: list[str]) -> NDArray[np.uint64]:
-    """The sum of some members' words, without their self-masks and without all masks that colluders share with them."""
-    modulus = ring.plan().encoding.parameters.plain_modulus
-    context = context_of(ring.payloads[names[0], 1].receipt)
-    words = [flat(ring.words(SIX[0], ring.payloads[name, 1].ciphertexts)) for name in names]
-    rest = words[0]
-    for more in words[1:]:
-        rest = add_mod(rest, more, modulus)
+    """The sum of some members' key shares, without their self-masks and without all masks that colluders share with them."""
+    bound, context = ring.share_bound(), ring.context()
+    rest = ring.total(names=names).share
+    rest = subtract_mod(
+        rest, self_masks(StreamPurpose.SELF_KEY, context, [ring.consent_of(name) for name in names], len(rest), bound), bound
+    )
     for name in names:
-        row = ring.attempt_row(name)
-        assert row is not None
-        assert row.self_seed is not None
-        rest = subtract_mod(rest, MaskStream(consent_key(row.self_seed, context), modulus).take(len(rest)), modulus)
         for colluder in set(colluders) & set(ring.spied(name).seeds):
-            mask = MaskStream(derive(ring.spied(colluder).seeds[name], "pair", context), modulus).take(len(rest))
-            rest = add_mod(rest, mask, modulus) if colluder < name else subtract_mod(rest, mask, modulus)
+            seed = ring.spied(colluder).seeds[name]
+            mask = WordStream(seed, StreamPurpose.PAIR_KEY, context, bound=bound).take(len(rest))
+            rest = add_mod(rest, mask, bound) if colluder < name else subtract_mod(rest, mask, bound)
     return rest
 
 
 def test_colluders_learn_the_sum_of_those_whom_masks_still_connect(ring: Adversary) -> None:
-    """BFV key and all consents given away: one colluder learns the others' whole sum alone, two the two sums between them."""
+    """All consents given away: one colluder learns the others' whole sum alone, two the two sums between them."""
     ring.set_up()
     ring.collect(SIX)
-    modulus = ring.plan().encoding.parameters.plain_modulus
+    modulus = ring.share_bound()
     one, two, three, four, five, six = _around(ring, "a")
     hidden = ([two], [two, three], [two, three, four, five], [two, six], [two, four, five, six])
     for names in hidden:
@@ -135,9 +130,10 @@ def test_a_site_keeps_to_complete_studies(ring: Adversary) -> None:
     boxes = ring.boxes(made)
     for name in SIX:
         assert ring.show_boxes(name, [box for box in boxes if box.recipient == name]).call == "ready"
-    receipts = ring.collect(SIX)
+    ring.collect(SIX)
+    answers = ring.answers()
     _set_policy(ring, "a", masks=("complete",))
-    assert ring.ask_consent("a", receipts).refused is RefusalCode.MASKS  # stricter since the assignment
+    assert ring.ask_consent("a", answers).refused is RefusalCode.MASKS  # stricter since the assignment
     assert ring.charges("a") == 0
 
 
@@ -165,12 +161,13 @@ def test_trusted_members_are_held_together_by_masks_of_their_own(
 def test_masks_of_trusted_members_are_judged_at_consent_too(ring: Adversary) -> None:
     """Pins that were taken back since the upload leave trusted members whose masks one other could take apart."""
     ring.set_up()
-    receipts, kept = ring.collect(SIX), ring.bed.sites["b"].config
+    ring.collect(SIX)
+    answers, kept = ring.answers(), ring.bed.sites["b"].config
     _set_policy(ring, "b", trusted=_pins(ring, *_around(ring, "b")[1:5]), min_trusted=2)
-    assert RefusalCode.MASKS in ring.ask_consent("b", receipts).codes
+    assert RefusalCode.MASKS in ring.ask_consent("b", answers).codes
     assert ring.charges("b") == 0
     ring.bed.sites["b"].config = kept
-    assert ring.ask_consent("b", receipts).call == "consent"
+    assert ring.ask_consent("b", answers).call == "consent"
 
 
 def test_a_study_of_neighbours_sums_what_a_complete_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.hostile import NAMES, Adversary, add_mod, altered, context_of, flat, make_adversary, subtract_mod, uniformity
-from support.ledgers import any_receipt
+from support.hostile import NAMES, Adversary, Answer, add_mod, altered, context_of, make_adversary, subtract_mod, uniformity
 from support.randomness import RARE
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
-from veilsum_privacy.ledger.receipts import SignedReceipt, sign_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.securesum.boxes import pair_seed
 from veilsum_privacy.securesum.context import encode_broadcast
-from veilsum_privacy.securesum.contribution import open_sum
-from veilsum_privacy.securesum.masks import MaskStream, derive
+from veilsum_privacy.securesum.key_shares import self_masks
+from veilsum_privacy.securesum.opening import open_words
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -30,65 +31,56 @@ def attack(tmp_path: Path) -> Iterator[Adversary]:
     adversary.check_ledgers()
 
 
-def _is_noise(attack: Adversary, words: list[np.ndarray], consents: list[bytes], attempt: int = 1) -> None:
-    plan = attack.plan(attempt).encoding
-    with pytest.raises(HostileInput, match="count lane"):
-        open_sum(words, plan, consents)
-    modulus = plan.parameters.plain_modulus
-    masked = [MaskStream(consent, modulus) for consent in consents]
-    for part in words:
-        opened = part
-        for stream in masked:
-            opened = subtract_mod(opened, stream.take(len(part)), modulus)
-        assert uniformity(opened, modulus) > RARE
+def _is_noise(attack: Adversary, consents: list[bytes], attempt: int = 1) -> None:
+    """A sum does not open with these consents: what is left of its key share says nothing, neither of keys nor of a count."""
+    total = attack.total(attempt)
+    with pytest.raises(HostileInput, match=r"do not count|larger than keys"):
+        open_words(total, attack.plan(attempt).encoding, attack.context(attempt), consents)
+    assert uniformity(attack.unmasked_share(total, consents, attempt), attack.share_bound(attempt)) > RARE
+
+
+def _pair_mask(attack: Adversary, seed: bytes, count: int) -> np.ndarray:
+    return WordStream(seed, StreamPurpose.PAIR_KEY, attack.context(), bound=attack.share_bound()).take(count)
 
 
 def test_uniformity_test_can_fail(attack: Adversary) -> None:
-    """The control: words of a sum that opened are nowhere near uniform."""
+    """The control: the sum of the keys of a sum that opens is nowhere near uniform."""
     attack.collect()
-    words, consents = attack.words("d", attack.sum()), attack.consents()
-    plan = attack.plan().encoding
-    modulus = plan.parameters.plain_modulus
-    opened = flat(words)
-    for consent in consents:
-        opened = subtract_mod(opened, MaskStream(consent, modulus).take(len(opened)), modulus)
-    assert uniformity(opened, modulus) < 1e-12
+    assert uniformity(attack.unmasked_share(attack.total(), attack.consents()), attack.share_bound()) < 1e-12
 
 
 def test_two_attempts_of_one_round_open_only_once(attack: Adversary) -> None:
     """The coordinator claims that d dropped, has a, b, c do it again without d, and would subtract the two sums.
 
-    At the second assignment a, b and c bury the first attempt with its b_i; the consents of the second open nothing of it, and
-    d's lone consent to the first cannot be followed by theirs.
+    At the second assignment a, b and c bury the first attempt with its secrets; the consents of the second open nothing of it,
+    and d's lone consent to the first cannot be followed by theirs: d never sees answers of theirs to it.
     """
     first = attack.collect()
     second = attack.collect(("a", "b", "c"), attempt=2)
-    assert attack.ask_consent("a", first).refused is RefusalCode.ROUND
+    assert attack.ask_check("a", first).refused is RefusalCode.ROUND
     row = attack.attempt_row("a")
     assert row is not None
-    assert (row.state, row.self_seed, row.consent, row.payload) == ("tombstone", None, None, None)
-    lone = attack.ask_consent("d", first).values[3]
-    late = [attack.ask_consent(name, second, attempt=2).values[3] for name in ("a", "b", "c")]
-    values = open_sum(attack.words("d", attack.sum(2)), attack.plan(2).encoding, late)
-    assert values.shape == (attack.plan(2).encoding.size,)
-    _is_noise(attack, attack.words("d", attack.sum(1)), [*late, lone])
-    modulus = attack.plan().encoding.parameters.plain_modulus
-    difference = subtract_mod(flat(attack.words("d", attack.sum(1))), flat(attack.words("d", attack.sum(2))), modulus)
-    for consent in late:
-        difference = add_mod(difference, MaskStream(consent, modulus).take(len(difference)), modulus)
-    assert uniformity(subtract_mod(difference, MaskStream(lone, modulus).take(len(difference)), modulus), modulus) > RARE
+    assert (row.state, row.words, row.consent, row.payload) == ("tombstone", None, None, None)
+    assert attack.ask_check("d", first).call == "answer"
+    assert attack.ask_check("a", second, attempt=2).call == "answer"
+    late = attack.consents(attempt=2)
+    lone = attack.consent_of("d")  # which d did not give
+    _is_noise(attack, [*late, lone])
+    bound = attack.share_bound()
+    assert bound == attack.share_bound(2)
+    rest = subtract_mod(attack.total().share, attack.total(2).share, bound)
+    given = self_masks(StreamPurpose.SELF_KEY, attack.context(2), late, len(rest), bound)
+    taken = self_masks(StreamPurpose.SELF_KEY, attack.context(), [lone], len(rest), bound)
+    assert uniformity(subtract_mod(add_mod(rest, given, bound), taken, bound), bound) > RARE
 
 
 def test_colluder_takes_its_masks_off_a_single_contribution(attack: Adversary) -> None:
-    """With BFV key, tag key and all of d's pair seeds, one contribution stays uniform: a's masks with b and c remain."""
-    receipts = attack.collect()
-    context = context_of(receipts[0])
-    modulus = attack.plan().encoding.parameters.plain_modulus
-    words = flat(attack.words("d", attack.payloads["a", 1].ciphertexts))
-    seed = attack.spied("d").seeds["a"]
-    without_d = subtract_mod(words, MaskStream(derive(seed, "pair", context), modulus).take(len(words)), modulus)
-    consent = attack.ask_consent("a", receipts).values[3]
-    assert uniformity(subtract_mod(without_d, MaskStream(consent, modulus).take(len(words)), modulus), modulus) > RARE
+    """With all of d's pair seeds and a's consent, a's key share stays uniform: a's masks with b and c remain."""
+    attack.collect()
+    share, bound = attack.contribution("a").share, attack.share_bound()
+    without_d = subtract_mod(share, _pair_mask(attack, attack.spied("d").seeds["a"], len(share)), bound)
+    masks = self_masks(StreamPurpose.SELF_KEY, attack.context(), [attack.consent_of("a")], len(share), bound)
+    assert uniformity(subtract_mod(without_d, masks, bound), bound) > RARE
 
 
 class KnownRandom(RandomSource):
@@ -100,18 +92,19 @@ class KnownRandom(RandomSource):
 
 @pytest.mark.parametrize("broken", ["a", "c"])  # in front of b in the roster, and behind it
 def test_a_sites_known_generator_does_not_open_the_masks_of_its_pairs(tmp_path: Path, broken: str) -> None:
-    """Both sides draw for a pair's seed. Coordinator and two others hold all else of b's contribution: BFV key, consent, their
-    own pairs' seeds; what remains are the masks of b and the site whose generator they know."""
+    """Both sides draw for a pair's seed. Coordinator and two others hold all else of b's key share: consent, their own
+    pairs' seeds; what remains are the masks of b and the site whose generator they know."""
     attack = make_adversary(tmp_path, random=lambda name: KnownRandom() if name == broken else SYSTEM_RANDOM)
     attack.set_up()
-    receipts = attack.collect()
-    context, modulus = context_of(receipts[0]), attack.plan().encoding.parameters.plain_modulus
-    rest = flat(attack.words("d", attack.payloads["b", 1].ciphertexts))
-    rest = subtract_mod(rest, MaskStream(attack.ask_consent("b", receipts).values[3], modulus).take(len(rest)), modulus)
+    attack.collect()
+    bound, share = attack.share_bound(), attack.contribution("b").share
+    rest = subtract_mod(
+        share, self_masks(StreamPurpose.SELF_KEY, attack.context(), [attack.consent_of("b")], len(share), bound), bound
+    )
 
     def without(other: str, seed: bytes) -> np.ndarray:
-        mask = MaskStream(derive(seed, "pair", context), modulus).take(len(rest))
-        return add_mod(rest, mask, modulus) if other < "b" else subtract_mod(rest, mask, modulus)
+        mask = _pair_mask(attack, seed, len(rest))
+        return add_mod(rest, mask, bound) if other < "b" else subtract_mod(rest, mask, bound)
 
     for colluder in {"a", "c", "d"} - {broken}:
         rest = without(colluder, attack.spied(colluder).seeds["b"])
@@ -120,23 +113,21 @@ def test_a_sites_known_generator_does_not_open_the_masks_of_its_pairs(tmp_path: 
         {"study": attack.key, "roster": attack.spied("b").roster(attack.bed.sites["b"]).digest},
     )
     for guess in (known, bytes(32), *(pair_seed({"b": other, broken: known}, **pair) for other in (known, bytes(32)))):
-        assert uniformity(without(broken, guess), modulus) > RARE
-    assert uniformity(without(broken, attack.spied("b").seeds[broken]), modulus) < 1e-12  # the control: that was the last lock
+        assert uniformity(without(broken, guess), bound) > RARE
+    assert uniformity(without(broken, attack.spied("b").seeds[broken]), bound) < 1e-12  # the control: that was the last lock
 
 
-def test_self_masks_are_fresh_for_each_attempt(attack: Adversary) -> None:
-    """b_i reused over attempts would let one consent unmask two payloads: seeds differ, another's consent opens nothing."""
+def test_consents_are_fresh_for_each_attempt(attack: Adversary) -> None:
+    """One that served two attempts would let one consent open two payloads: secrets differ, another's opens nothing."""
     attack.collect()
-    before = {name: attack.attempt_row(name) for name in NAMES}
-    seeds = {name: row.self_seed for name, row in before.items() if row is not None}
+    before = {name: attack.consent_of(name) for name in NAMES}
     attack.collect(attempt=2)
     consents = attack.consents(attempt=2)
-    for name in NAMES:
-        row = attack.attempt_row(name, 2)
-        assert row is not None
-        assert len(row.self_seed) == len(seeds[name]) == 32
-        assert row.self_seed != seeds[name]
-    _is_noise(attack, attack.words("d", attack.sum(1)), consents)
+    for name, consent in zip(NAMES, consents, strict=True):
+        assert attack.consent_of(name, 2) == consent
+        assert len(consent) == len(before[name]) == 32
+        assert consent != before[name]
+    _is_noise(attack, consents)
 
 
 def test_another_broadcast_to_one_site(attack: Adversary) -> None:
@@ -149,11 +140,10 @@ def test_another_broadcast_to_one_site(attack: Adversary) -> None:
     receipts = attack.receipts()
     assert context_of(receipts[3]) != context_of(receipts[0])
     for name in NAMES:
-        assert attack.ask_consent(name, receipts).refused is RefusalCode.RECEIPT
+        assert attack.ask_check(name, receipts).refused is RefusalCode.RECEIPT
         assert attack.charges(name) == 0
-    # even with all four self-mask keys, which no site gave, the pairwise masks do not cancel
-    rows = [attack.attempt_row(name) for name in NAMES]
-    _is_noise(attack, attack.words("d", attack.sum()), [row.consent for row in rows if row is not None])
+    # even with all four consents, which no site gave, the pairwise masks do not cancel
+    _is_noise(attack, [attack.consent_of(name) for name in NAMES])
 
 
 def test_another_cohort_to_one_site(attack: Adversary) -> None:
@@ -163,10 +153,9 @@ def test_another_cohort_to_one_site(attack: Adversary) -> None:
         attack.assign(name, small)
     attack.assign("d", attack.assignment())
     receipts = attack.receipts()
-    assert attack.ask_consent("d", receipts).refused is RefusalCode.RECEIPT
-    assert attack.ask_consent("a", receipts).refused is RefusalCode.RECEIPT
-    rows = [attack.attempt_row(name) for name in NAMES]
-    _is_noise(attack, attack.words("d", attack.sum()), [row.consent for row in rows if row is not None])
+    assert attack.ask_check("d", receipts).refused is RefusalCode.RECEIPT
+    assert attack.ask_check("a", receipts).refused is RefusalCode.RECEIPT
+    _is_noise(attack, [attack.consent_of(name) for name in NAMES])
 
 
 def test_cohort_out_of_order_doubled_strange_or_without_the_site(attack: Adversary) -> None:
@@ -201,9 +190,10 @@ def test_one_member_that_nobody_pinned(tmp_path: Path, colluders: int) -> None:
     said = adversary.assign("a", adversary.assignment())
     assert (said.codes if said.call == "refuse" else ()) == expected
     site.config = kept
-    receipts = adversary.collect(attempt=2)
+    adversary.collect(attempt=2)
+    answers = adversary.answers(attempt=2)
     site.config = doubted
-    said = adversary.ask_consent("a", receipts, attempt=2)
+    said = adversary.ask_consent("a", answers, attempt=2)
     assert (said.codes if said.call == "refuse" else ()) == expected
     assert adversary.charges("a") == (not expected)
     adversary.check_ledgers()
@@ -305,24 +295,20 @@ def test_directives_with_any_number_end_in_an_answer(attack: Adversary) -> None:
 
 def test_consent_to_a_round_only_once(attack: Adversary) -> None:
     """After consent to one attempt, the round has no other: neither payload nor consent nor charge."""
-    receipts = attack.collect()
-    attack.ask_consent("a", receipts)
+    attack.collect()
+    answers = attack.answers()
+    first = attack.ask_consent("a", answers)
     assert attack.assign("a", attack.assignment(attempt=2)).refused is RefusalCode.ROUND
     assert attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 1).call == "confirm"
-    again = attack.ask_consent("a", receipts)
-    assert (again.call, attack.charges("a")) == ("consent", 1)
+    again = attack.ask_consent("a", answers)
+    assert (again, attack.charges("a")) == (first, 1)
 
 
-def test_receipts_missing_doubled_forged_or_of_another_context(attack: Adversary) -> None:
-    """'All have contributed' when not: a site consents only if each member signed for this very sum."""
+def test_receipts_missing_doubled_or_of_another_context(attack: Adversary) -> None:
+    """'All have contributed' when not: a site answers only for receipts of exactly its cohort about this very sum."""
     good = attack.collect()
-    body = any_receipt(attack.key, "d", context=context_of(good[0]), number=99)
-    forged = sign_receipt(body, attack.bed.analyst.signing_key)
-    attack_row = attack.attempt_row("d")
-    assert attack_row is not None
     signer = attack.bed.sites["d"].credentials.signing_key
-    foreign = sign_receipt(any_receipt(attack.key, "d"), signer)
-    elsewhere = sign_receipt(any_receipt(bytes(32), "d", context=context_of(good[0])), signer)
+    own = parse_receipt(good[3].body)
     wrong = {
         "none": [],
         "one missing": good[:3],
@@ -330,30 +316,64 @@ def test_receipts_missing_doubled_forged_or_of_another_context(attack: Adversary
         "doubled": [*good[:3], good[2]],
         "out of order": [good[0], good[2], good[1], good[3]],
         "own replaced": [good[1], *good[1:]],
-        "forged": [*good[:3], forged],
-        "unsigned": [*good[:3], SignedReceipt(good[3].body, b"")],
-        "altered": [*good[:3], SignedReceipt(body.to_bytes(), good[3].signature)],
-        "another context": [*good[:3], foreign],
-        "another study": [*good[:3], elsewhere],
+        "own signed anew": [
+            sign_receipt(parse_receipt(good[0].body), attack.bed.sites["a"].credentials.signing_key),
+            *good[1:],
+        ],
+        "another context": [*good[:3], sign_receipt(replace(own, context=bytes(32)), signer)],
+        "another study": [*good[:3], sign_receipt(replace(own, study=bytes(32)), signer)],
+        "another round": [*good[:3], sign_receipt(replace(own, round=2), signer)],
+        "another attempt": [*good[:3], sign_receipt(replace(own, attempt=2), signer)],
+        "of version 1": [*good[:3], sign_receipt(replace(own, version=1), signer)],
+        "all of version 1": [
+            good[0],
+            *(sign_receipt(replace(parse_receipt(item.body), version=1), signer) for item in good[1:]),
+        ],
         "garbage": [*good[:3], SignedReceipt(b"{}", good[3].signature)],
     }
     for what, receipts in wrong.items():
-        assert attack.ask_consent("a", receipts).refused is RefusalCode.RECEIPT, what
+        assert attack.ask_check("a", receipts).refused is RefusalCode.RECEIPT, what
+    assert attack.ask_check("a", good).call == "answer"
     assert attack.charges("a") == 0
-    assert attack.ask_consent("a", good).call == "consent"
+
+
+@pytest.mark.parametrize("fault", ["forged", "unsigned", "altered", "of version 1 and all agree"])
+def test_receipts_that_nobody_signed_are_not_paid_for(attack: Adversary, fault: str) -> None:
+    """Shown to the whole cohort alike they may be answered for; nobody is charged by them, so nothing opens."""
+    good = attack.collect()
+    own = parse_receipt(good[3].body)
+    other = replace(own, number=99)
+    wrong = {
+        "forged": sign_receipt(other, attack.bed.analyst.signing_key),
+        "unsigned": SignedReceipt(good[3].body, b""),
+        "altered": SignedReceipt(other.to_bytes(), good[3].signature),
+        "of version 1 and all agree": sign_receipt(replace(own, version=1), attack.bed.sites["d"].credentials.signing_key),
+    }
+    said = {name: attack.ask_check(name, [*good[:3], wrong[fault]]) for name in "abc"}
+    answers = [Answer(*item.values[3:]) for item in said.values() if item.call == "answer"]
+    for name in "abc":
+        if said[name].call == "answer":
+            assert attack.ask_consent(name, [*answers, answers[0]]).call == "refuse"
+        else:
+            assert said[name].refused is RefusalCode.RECEIPT
+        assert attack.charges(name) == 0
 
 
 def test_consent_to_what_was_given_up_or_never_was(attack: Adversary) -> None:
     """A tombstone stays one; an attempt or study that the site does not know gets a code."""
     receipts = attack.collect()
+    answers = attack.answers()
     assert attack.tell("a", pb.DIRECTIVE_KIND_GIVE_UP, 1, 1).call == "confirm"
     assert attack.kinds("a")["free"] == 1
-    assert attack.ask_consent("a", receipts).refused is RefusalCode.ROUND
+    assert attack.ask_check("a", receipts).refused is RefusalCode.ROUND
+    assert attack.ask_consent("a", answers).refused is RefusalCode.ROUND
     assert attack.assign("a", attack.assignments[1]).refused is RefusalCode.ROUND
-    assert attack.ask_consent("b", receipts, 1, 9).refused is RefusalCode.ROUND
-    assert attack.ask_consent("b", receipts, 9, 1).refused is RefusalCode.ROUND
+    for numbers in ((1, 9), (9, 1)):
+        assert attack.ask_consent("b", answers, *numbers).refused is RefusalCode.ROUND
+        assert attack.ask_check("b", receipts, bytes(32), *numbers).refused is RefusalCode.ROUND
     attack.key = bytes(32)
-    assert attack.ask_consent("c", receipts).refused is RefusalCode.CLOSED
+    assert attack.ask_consent("c", answers).refused is RefusalCode.CLOSED
+    assert attack.ask_check("c", receipts, bytes(32)).refused is RefusalCode.CLOSED
 
 
 @pytest.mark.parametrize("ahead", [-18_000, 0, 7_200])
@@ -362,21 +382,27 @@ def test_a_deadline_is_what_is_left_of_it(attack: Adversary, ahead: int) -> None
     for site in attack.bed.sites.values():
         site.elapsed = lambda: attack.bed.clock.now + ahead
     receipts = attack.collect()
+    answers = attack.answers()
     attack.bed.clock.now += 600
-    assert attack.ask_consent("b", receipts).call == "consent"
+    assert attack.ask_consent("b", answers).call == "consent"
     attack.bed.clock.now += 3_000
     assert attack.assign("c", attack.assignments[1]).refused is RefusalCode.ROUND  # asked for again, after its deadline
-    assert attack.ask_consent("a", receipts).refused is RefusalCode.ROUND
+    assert attack.ask_consent("a", answers).refused is RefusalCode.ROUND
+    assert attack.ask_check("d", receipts).refused is RefusalCode.ROUND
 
 
-def test_consent_after_the_deadline(attack: Adversary) -> None:
+@pytest.mark.parametrize("answered", [False, True])
+def test_nothing_after_the_deadline(attack: Adversary, answered: bool) -> None:
     """The site's own clock ends an attempt that was not asked for consent: freed, erased, refused."""
     receipts = attack.collect()
+    answers = attack.answers() if answered else []
     attack.bed.clock.now += 3600
-    assert attack.ask_consent("a", receipts).refused is RefusalCode.ROUND
+    said = attack.ask_consent("a", answers) if answered else attack.ask_check("a", receipts)
+    assert said.refused is RefusalCode.ROUND
     attack.cores["b"].expire()
     for name in ("a", "b"):
         row = attack.attempt_row(name)
         assert row is not None
         assert row.state == "tombstone"
+        assert (row.consent, row.payload, row.words, row.answer, row.shown) == (None,) * 5
         assert attack.kinds(name)["free"] == 1

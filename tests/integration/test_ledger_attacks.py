@@ -63,8 +63,8 @@ class Cohort:
         return payload
 
     def upload(self, name: str, payload: Payload) -> None:
-        for index, ciphertext in enumerate(payload.ciphertexts):
-            self.bed.hub.upload(name, self.key, payload.attempt, index, ciphertext)
+        for index, piece in enumerate(payload.pieces):
+            self.bed.hub.upload(name, self.key, payload.attempt, index, bytes(piece))
 
     def send(self, name: str, payload: Payload, receipt: SignedReceipt | None = None) -> None:
         self.bed.hub.receipt(name, self.key, payload.attempt, receipt or payload.receipt)
@@ -92,7 +92,7 @@ def test_a_receipt_that_no_mirror_takes_is_refused_to_its_sender(tmp_path: Path)
         cohort.send(name, payloads[name])
     current = cohort.machine.round
     assert current is not None
-    assert current.phase is RoundPhase.CONSENTING
+    assert current.phase is RoundPhase.CHECKING
     assert [seat.refusal for seat in cohort.machine.seats.values()] == ["", "", ""]
 
 

@@ -6,7 +6,6 @@ What is long is made short here, so that a small model has many pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from support.federation import make_bed, make_data, make_request, schema_of
 from support.postgres import server
 from veilsum.local.federation import results_directory
 from veilsum_coordinator.parts import long_arrays
+from veilsum_coordinator.protocol.rounds import FixedSum
 from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_coordinator.storage import journal, long_values, outage, releases
@@ -28,7 +28,6 @@ from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.results.proof_files import release_digest
 from veilsum_privacy.results.result import load_result
-from veilsum_privacy.securesum.contribution import open_sum
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +36,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of 3 integers in the journal, of 4 values in a method, whose state lies in files."""
-    for module in (journal, releases, long_arrays):
+    """Pieces of 3 integers and of 1000 bytes of a sum in the journal, of 4 values in a method, whose state lies in files."""
+    monkeypatch.setattr(journal, "LONG", 1000)
+    for module in (releases, long_arrays):
         monkeypatch.setattr(module, "LONG", 1)
     for module in (releases, long_values):
         monkeypatch.setattr(module, "PIECE_VALUES", 3)
@@ -46,13 +46,12 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PIECE", 4)
 
 
-@pytest.mark.parametrize("sizes", [[], [1], [3], [4], [2, 2, 2], [7, 1], [1, 0, 8, 3]])
-def test_integers_are_cut_anew(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 6, 8, 12])
+def test_integers_are_cut(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     shorten(monkeypatch)
-    parts = [np.arange(size) + 10 * place for place, size in enumerate(sizes)]
-    found = [piece.tolist() for piece in cut(parts)]
+    found = [piece.tolist() for piece in cut(np.arange(size) - 5)]
     assert [len(piece) for piece in found[:-1]] == [3] * (len(found) - 1)
-    assert [value for piece in found for value in piece] == [value for part in parts for value in part.tolist()]
+    assert [value for piece in found for value in piece] == list(range(-5, size - 5))
 
 
 @pytest.mark.parametrize(("method", "place"), [("fedavg", "file"), ("fedsgd", "server")])
@@ -75,7 +74,7 @@ def test_a_coordinator_that_dies_ends_with_the_same_model(
     trial.audit(key)
 
 
-def test_any_part_can_be_read_and_the_sum_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_part_can_be_read_and_the_sum_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorten(monkeypatch)
     bed = make_bed(tmp_path, make_data())
     key = bed.local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
@@ -88,23 +87,26 @@ def test_any_part_can_be_read_and_the_sum_is_let_go_of(tmp_path: Path, monkeypat
             np.testing.assert_array_equal(bed.hub.journal.release_values(key, 1, start, stop), values[start:stop])
     for name, block in release.values.items():
         np.testing.assert_array_equal(release.part(name, slice(0, block.size)), block.reshape(-1))
-    assert stored(bed) == (1, -(-len(values) // 3), 0)
+    (assignment,) = [item.assignment for item in bed.hub.studies[key].machine.rounds]
+    size = bed.hub.studies[key].machine.agreed.task("statistics").plan(4, len(assignment.cohort)).encoding.payload_bytes
+    assert stored(bed) == (1, -(-len(values) // 3), -(-size // 1000))
 
 
 def test_a_sum_that_does_not_open_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last piece is the wrong one; those before it were written already."""
+    """And costs no more than it has cost already."""
     shorten(monkeypatch)
     bed = make_bed(tmp_path, make_data())
 
-    def wrong(*given: Any) -> Iterator[Any]:
-        yield open_sum(*given)[:-1]
+    def wrong(*_: Any) -> Any:
         raise HostileInput("A value is out of bounds.")
 
-    monkeypatch.setattr(runner, "open_pieces", wrong)
+    monkeypatch.setattr(FixedSum, "open", wrong)
     key = bed.local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)
     with pytest.raises(RoundLostError, match="out of bounds"):
         bed.local.prepare(key).sum("statistics")
     assert stored(bed)[:2] == (0, 0)
+    bed.hub.tick()
+    assert stored(bed) == (0, 0, 0), "nor anything of the sum, once the study's end is stored"
 
 
 def stored(bed: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Hostile participants in a round: what they upload, consent to and decrypt out of turn is refused and the round goes on."""
+"""Hostile participants in a round: what they upload, answer and consent to out of turn is refused and the round goes on."""
 
 from __future__ import annotations
 
@@ -12,31 +12,39 @@ import pytest
 
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import NAMES, HostileChannel
-from support.proving import signed_words
+from support.one_time import shifted
 from support.randomness import RARE_DEVIATIONS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.protocol.machine import StudyMachine
-from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import Answer, Round, RoundPhase
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.objects import chunks
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
-from veilsum_coordinator.storage.messages import sum_pieces
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Label
 from veilsum_participant.protocol.contributions import Payload
-from veilsum_privacy.ledger import Kind
+from veilsum_participant.site import Site
+from veilsum_participant.store.attempts import AttemptRow, find_attempt
+from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
-from veilsum_privacy.securesum.bfv import SecretKey
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement
-from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
+from veilsum_privacy.ledger.verification import verify_ledger
+from veilsum_privacy.results.sum_evidence import consent_statement
+from veilsum_privacy.securesum.check_words import sign_check, sign_consent
+from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
 Attack = Callable[["Ring"], None]
 
-NOTHING = SignedStatement(b"", b"")
+
+def attempt_row(site: Site, study: bytes, attempt: int) -> AttemptRow:
+    """A site's own row of an attempt."""
+    with site.database.reading() as connection:
+        row = find_attempt(connection, study, attempt)
+    assert row is not None
+    return row
 
 
 class Ring:
@@ -86,9 +94,8 @@ class Ring:
             self.round.phase,
             self.attempt,
             {name: (upload.next, upload.receipt) for name, upload in uploads.items()},
+            dict(self.round.answers),
             dict(self.round.consents),
-            set(self.round.answers),
-            set(self.round.unable),
             {name: (seat.refusal, seat.gone) for name, seat in self.machine.seats.items()},
         )
 
@@ -99,10 +106,26 @@ class Ring:
             call()
         assert self.state() == before
 
-    def decrypt(self, name: str, words: list[Slots], /, **changes: Any) -> None:
-        """A member sends words as its decryption and signs for them; ``changes`` make it sign for something else."""
-        signed = signed_words(self.bed.sites[name], self.key, self.round, words, **changes)
-        self.hub.decrypted(name, self.key, self.attempt, words, signed)
+    def answer(self, name: str, words: tuple[int, ...], signer: str = "", /, **changes: Any) -> Answer:
+        """What a member says, whatever its words; ``signer`` and ``changes`` make it sign as another, for something else."""
+        statement = replace(self.round.total.statement(name, words), **changes)
+        return Answer(words, sign_check(statement, self.bed.sites[signer or name].credentials.signing_key).signature)
+
+    def said(self, name: str) -> tuple[int, ...]:
+        """The words that a member would answer with, and does in the end."""
+        channel = HostileChannel(certificate=self.hub.credentials.identity.certificate)
+        channel.objects = {pb.OBJECT_KIND_FIXED: self.hub.fetch(name, pb.OBJECT_KIND_FIXED, self.key, *self.round.present)}
+        [directive] = [item for item in self.hub.directives(name) if item.kind == pb.DIRECTIVE_KIND_CHECK]
+        self.local.cores[name].handle(directive, channel)
+        return tuple(channel.said[-1].values[3])
+
+    def consent(self, name: str) -> tuple[bytes, bytes]:
+        """A member's consent and signature, kept back; it has paid."""
+        channel = HostileChannel()
+        channel.objects = {pb.OBJECT_KIND_ANSWERS: self.hub.fetch(name, pb.OBJECT_KIND_ANSWERS, self.key, *self.round.present)}
+        [directive] = [item for item in self.hub.directives(name) if item.kind == pb.DIRECTIVE_KIND_CONSENT]
+        self.local.cores[name].handle(directive, channel)
+        return channel.said[-1].values[3], channel.said[-1].values[4]
 
     def run(self, phase: RoundPhase, attack: Attack) -> Release:
         """Run the round honestly, with the attack once at the first sight of the phase."""
@@ -134,23 +157,22 @@ def _is_right(release: Release) -> None:
 
 
 def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
-    """Nothing but the next ciphertext, of these parameters, whole, is ever added."""
+    """Nothing but the next piece, of these parameters, whole, is ever added."""
 
     def attack(ring: Ring) -> None:
         hub, key, attempt, payload = ring.hub, ring.key, ring.attempt, ring.payload()
-        good = payload.ciphertexts
+        good = [bytes(piece) for piece in payload.pieces]
         count = len(good)
         assert count >= 2
-        planned = ring.round.plan.encoding.parameters
-        other = BFV_8192 if planned == BFV_4096 else BFV_4096
-        foreign = SecretKey.generate(other).encrypt(np.zeros(other.degree, dtype=np.uint64))
+        ring_of = ring.round.plan.encoding.ring
+        above = coefficients_to_bytes(np.full(ring.round.plan.encoding.words, ring_of.prime, dtype=np.uint64), ring_of)
 
         def send(index: int, data: bytes, number: int = attempt, name: str = "d") -> Callable[[], None]:
             return lambda: hub.upload(name, key, number, index, data)
 
         ring.refused(send(1, good[1]), OutOfOrder)
         ring.refused(send(2**63, good[0]))
-        for data in (b"", b"xx", good[0][:-1], good[0] + b"\0", bytes(len(good[0]) - 1), foreign, b"\xff" * len(good[0])):
+        for data in (b"", b"xx", good[0][:-1], good[0] + b"\0", bytes(len(good[0]) - 1), good[1], b"\xff" * len(good[0])):
             ring.refused(send(0, data))
         ring.refused(send(0, good[0], attempt + 1), match="different attempt")
         ring.refused(send(0, good[0], name="x"), match="not invited")
@@ -159,13 +181,16 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
         send(0, good[0])()
         ring.refused(send(0, good[0]), OutOfOrder)
         assert hub.upload_status("d", key, attempt) == (1, False)
+        for data in (b"", good[1][:-1], good[1] + b"\0", good[0], above, b"\xff" * len(good[1])):
+            ring.refused(send(1, data))
         for index in range(1, count):
             send(index, good[index])()
-        ring.refused(send(count, good[0]), match="more ciphertexts")
+        ring.refused(send(count, good[0]), match="more pieces")
 
         signer = ring.bed.sites["d"].credentials.signing_key
         own = parse_receipt(payload.receipt.body)
-        for change in ({"payload": bytes(32)}, {"participant": "a"}, {"study": bytes(32)}):
+        changes = ("payload", "context", "study"), ({"participant": "a"}, {"version": 1}, {"round": 2}, {"attempt": 9})
+        for change in (*({name: bytes(32)} for name in changes[0]), *changes[1]):
             wrong = sign_receipt(replace(own, **change), signer)  # type: ignore[arg-type]
             ring.refused(lambda wrong=wrong: hub.receipt("d", key, attempt, wrong))  # type: ignore[misc]
         for wrong in (
@@ -186,13 +211,12 @@ def test_uploads_out_of_order_doubled_late_or_foreign(tmp_path: Path) -> None:
 
 
 def test_messages_of_other_phases(ring: Ring) -> None:
-    """Consents and decryptions before their time, uploads after theirs."""
+    """Answers and consents before their time, uploads after theirs."""
 
     def early(ring: Ring) -> None:
-        words = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
-        ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt, bytes(32)))
-        ring.refused(lambda: ring.hub.decrypted("d", ring.key, ring.attempt, words, NOTHING))
-        for kind in (pb.OBJECT_KIND_RECEIPTS, pb.OBJECT_KIND_SUM):
+        ring.refused(lambda: ring.hub.answer("d", ring.key, ring.attempt, (1, 2, 3), b""))
+        ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt, bytes(32), b""))
+        for kind in (pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
             ring.refused(lambda kind=kind: ring.hub.fetch("d", kind, ring.key, 1, ring.attempt))  # type: ignore[misc]
         ring.refused(lambda: ring.hub.fetch("x", pb.OBJECT_KIND_STUDY, ring.key, 0, 0))
         ring.refused(lambda: ring.hub.confirm("d", ring.key, pb.DIRECTIVE_KIND_CONSENT, 1, 1))
@@ -200,141 +224,179 @@ def test_messages_of_other_phases(ring: Ring) -> None:
     _is_right(ring.run(RoundPhase.CONTRIBUTING, early))
 
 
-def test_consents_of_wrong_length_or_for_another_attempt(ring: Ring) -> None:
-    """A consent is 32 bytes for the present attempt; the sum stays closed until all are in."""
+def test_answers_that_their_sender_did_not_sign(ring: Ring) -> None:
+    """Of another number of words, not below the modulus, about another sum, by another member or nobody: refused."""
 
     def attack(ring: Ring) -> None:
-        for consent in (b"", bytes(31), bytes(33)):
-            ring.refused(lambda consent=consent: ring.hub.consent("d", ring.key, ring.attempt, consent))  # type: ignore[misc]
-        ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt + 1, bytes(32)))
-        ring.refused(lambda: ring.hub.consent("x", ring.key, ring.attempt, bytes(32)))
-        ring.refused(lambda: ring.hub.fetch("d", pb.OBJECT_KIND_SUM, ring.key, 1, ring.attempt))
+        words, modulus = ring.said("d"), ring.round.plan.encoding.ring.plain_modulus
+        good = ring.answer("d", words)
+
+        def send(answer: Answer, name: str = "d", number: int = ring.attempt) -> Callable[[], None]:
+            return lambda: ring.hub.answer(name, ring.key, number, *answer)
+
+        for wrong in ((), words[:2], (*words, 0), (modulus, 1, 2), (2**64 - 1, 1, 2), (-1, 1, 2)):
+            ring.refused(send(ring.answer("d", wrong)))
+        for change in (
+            *({name: bytes(32)} for name in ("study", "context", "challenge", "sum")),
+            {"round": 2},
+            {"attempt": 7},
+        ):
+            ring.refused(send(ring.answer("d", words, **change)))  # type: ignore[arg-type]
+        ring.refused(send(ring.answer("d", words, participant="c")))
+        ring.refused(send(ring.answer("d", words, "c")))
+        ring.refused(send(good, "c"))
+        ring.refused(send(good, "x"))
+        ring.refused(send(good, number=ring.attempt + 1))
+        body = ring.round.total.statement("d", words).to_bytes()
+        key = ring.bed.sites["d"].credentials.signing_key
+        for signature in (b"", good.signature[:-1], key.sign(Label.CONSENT, body), key.sign(Label.RECEIPT, body)):
+            ring.refused(send(Answer(words, signature)))
+        for index in range(3):
+            other = tuple((word + (place == index)) % modulus for place, word in enumerate(words))
+            ring.refused(send(Answer(other, good.signature)))
+        send(good)()
+        before = ring.state()
+        send(good)()  # the same again is no fault
+        send(ring.answer("d", words))()  # nor under another signature of the same words
+        assert ring.state() == before
+        ring.refused(send(ring.answer("d", (1, 2, 3))), match="second")
+        ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt, bytes(32), b""))
         ring.refused(lambda: ring.hub.upload("d", ring.key, ring.attempt, 0, b""))
 
-    _is_right(ring.run(RoundPhase.CONSENTING, attack))
+    _is_right(ring.run(RoundPhase.CHECKING, attack))
 
 
-def test_false_consent_is_refused_to_its_sender(ring: Ring) -> None:
-    """A receipt commits to the consent that may follow it: another one opens nothing and spoils nothing."""
-
-    def attack(ring: Ring) -> None:
-        ring.refused(lambda: ring.hub.consent("d", ring.key, ring.attempt, bytes(32)), match="commits it to")
-
-    _is_right(ring.run(RoundPhase.CONSENTING, attack))
-
-
-def test_decryptions_of_the_wrong_shape(ring: Ring) -> None:
-    """Another shape or number of ciphertexts is refused; the honest two then open the sum."""
+def test_a_false_answer_costs_the_round_its_values(ring: Ring) -> None:
+    """A member that signs for other words than it sent spoils the sum, and cannot make it another one: nothing is released."""
 
     def attack(ring: Ring) -> None:
-        width = ring.round.plan.encoding.words(0)
-        shapes: list[list[tuple[int, ...]]] = [[(width - 1,)], [(width,), (width,)], [(width, 1)], [(0,)]]
-        for shape in shapes:
-            words = [np.zeros(part, np.uint64) for part in shape]
-            ring.refused(lambda words=words: ring.decrypt("a", words), match="shape")  # type: ignore[misc]
-        ring.refused(lambda: ring.hub.decrypted("x", ring.key, ring.attempt, [], NOTHING))
+        words, honest = ring.said("d"), ring.local.cores["d"]
+        ring.hub.answer("d", ring.key, ring.attempt, *ring.answer("d", (words[0] ^ 1, *words[1:])))
+        secret = attempt_row(ring.bed.sites["d"], ring.key, ring.attempt).consent
 
-    _is_right(ring.run(RoundPhase.DECRYPTING, attack))
+        class Liar:
+            """Consents to its own false answer, which its program would not."""
 
+            def handle(self, directive: pb.Directive, channel: Any) -> None:
+                if directive.kind != pb.DIRECTIVE_KIND_CONSENT:
+                    honest.handle(directive, channel)
+                    return
+                statement = consent_statement(ring.round.total.statement("d", ()), ring.round.checks)
+                signed = sign_consent(statement, ring.bed.sites["d"].credentials.signing_key)
+                channel.consent(ring.key, 1, ring.attempt, secret, signed.signature)
 
-def test_decryption_that_is_signed_for_as_another(ring: Ring) -> None:
-    """What a decryptor signs must be what it sent, about this sum: refused to it, and the round goes on to be opened."""
-    other = {name: bytes(32) for name in ("words", "context", "keys", "study")} | {
-        "round": 2,
-        "attempt": 7,
-        "participant": "b",
-    }
+            def __getattr__(self, name: str) -> Any:
+                return getattr(honest, name)
 
-    def attack(ring: Ring) -> None:
-        words = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
-        for change in other.items():
-            ring.refused(lambda change=change: ring.decrypt("a", words, **dict([change])), match="decryption statement")  # type: ignore[misc]
+        ring.local.cores["d"] = Liar()  # type: ignore[assignment]
 
-    _is_right(ring.run(RoundPhase.DECRYPTING, attack))
-
-
-def test_decryption_that_another_signed_or_nobody(ring: Ring) -> None:
-    """The signature is that of the sender's certified key, under a label of its own."""
-
-    def attack(ring: Ring) -> None:
-        words = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
-        own = signed_words(ring.bed.sites["a"], ring.key, ring.round, words)
-        other = signed_words(ring.bed.sites["b"], ring.key, ring.round, words, participant="a")
-        receipt = SignedStatement(own.body, ring.bed.sites["a"].credentials.signing_key.sign(Label.RECEIPT, own.body))
-        for signed in (other, receipt, SignedStatement(own.body, b""), SignedStatement(b"", own.signature), NOTHING):
-            ring.refused(lambda signed=signed: ring.hub.decrypted("a", ring.key, ring.attempt, words, signed))  # type: ignore[misc]
-
-    _is_right(ring.run(RoundPhase.DECRYPTING, attack))
-
-
-def test_decryption_that_nobody_asked_for(ring: Ring) -> None:
-    """Two members decrypt, chosen by the coordinator: a third's words are not taken, so it cannot stand in for one."""
-
-    def attack(ring: Ring) -> None:
-        assert set(ring.round.decryptors(NAMES)) == {"a", "b"}
-        false = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
-        ring.refused(lambda: ring.decrypt("d", false), match="not asked")
-
-    _is_right(ring.run(RoundPhase.DECRYPTING, attack))
-
-
-def test_decryptions_that_differ(ring: Ring) -> None:
-    """One of the two lies: no value is used."""
-
-    def attack(ring: Ring) -> None:
-        false = [np.zeros(ring.round.plan.encoding.words(0), dtype=np.uint64)]
-        ring.decrypt("a", false)
-        with pytest.raises(DecryptionsDiffer):
-            ring.decrypt("b", [false[0] + np.uint64(1)])
-
-    with pytest.raises(RoundLostError, match="different words"):
-        ring.run(RoundPhase.DECRYPTING, attack)
+    with pytest.raises(RoundLostError, match="vouched"):
+        ring.run(RoundPhase.CHECKING, attack)
     assert ring.hub.journal.releases(ring.key) == []
 
 
-def test_one_of_two_decryptors_sends_the_words(ring: Ring) -> None:
-    """The other signs for the same digest; if it alone is left of the two, it is asked again, for the words."""
-
-    def asked(ring: Ring) -> dict[str, bool]:
-        return {
-            name: directive.words
-            for name in NAMES
-            for directive in ring.hub.directives(name)
-            if directive.kind == pb.DIRECTIVE_KIND_DECRYPT
-        }
+def test_a_false_sum_of_the_coordinators_own_is_not_released(ring: Ring) -> None:
+    """Once all have answered the sum is the one that stood fixed: memory that changed, or a program that lies, is found."""
 
     def attack(ring: Ring) -> None:
-        assert asked(ring) == {"a": True, "b": False}
-        sites = ring.bed.sites
-        words = [np.full(ring.round.plan.encoding.words(0), 7, dtype=np.uint64)]
-        for name in ("a", "b"):
-            ring.hub.decrypted(name, ring.key, ring.attempt, [], signed_words(sites[name], ring.key, ring.round, words))
-        assert asked(ring) == {"a": True}  # both signed; nobody sent the words
-        assert ring.round.phase is RoundPhase.DECRYPTING
-        ring.machine.seats["a"].connected = False
-        assert asked(ring) == {"b": True}
-        with pytest.raises(DecryptionsDiffer):
-            ring.decrypt("b", [words[0] + np.uint64(1)])
+        total = ring.round.total
+        total.total = shifted(total.total, 1, 1, ring.round.plan.encoding.ring)
 
-    with pytest.raises(RoundLostError, match="different words"):
-        ring.run(RoundPhase.DECRYPTING, attack)
+    with pytest.raises(RoundLostError, match="vouched"):
+        ring.run(RoundPhase.CONSENTING, attack)
+    assert ring.hub.journal.releases(ring.key) == []
 
 
-def test_words_beyond_the_modulus(ring: Ring) -> None:
-    """Two liars that agree on words that no sum can have: found by the checks of the opened vector."""
+def test_consents_that_are_false_or_given_to_other_answers(ring: Ring) -> None:
+    """A consent is the one that its sender's receipt commits it to, for the present attempt, signed for the list of all
+    answers; the sum stays closed until all are in."""
 
     def attack(ring: Ring) -> None:
-        false = [np.full(ring.round.plan.encoding.words(0), 2**64 - 1, dtype=np.uint64)]
-        for name in ("a", "b"):
-            ring.decrypt(name, false)
+        consent, signature = ring.consent("d")
 
-    with pytest.raises(RoundLostError, match="beyond the modulus"):
-        ring.run(RoundPhase.DECRYPTING, attack)
+        def send(secret: bytes, signed: bytes, name: str = "d", number: int = ring.attempt) -> Callable[[], None]:
+            return lambda: ring.hub.consent(name, ring.key, number, secret, signed)
+
+        for wrong in (b"", consent[:-1], consent + b"\0", bytes(32), bytes(33)):
+            ring.refused(send(wrong, signature), match="commits it to")
+        ring.refused(send(consent, signature, "c"), match="commits it to")  # another's, copied
+        ring.refused(send(consent, signature, "x"))
+        ring.refused(send(consent, signature, number=ring.attempt + 1))
+        own = ring.round.total.statement("d", ())
+        key = ring.bed.sites["d"].credentials.signing_key
+        changes: list[dict[str, Any]] = [{name: bytes(32)} for name in ("study", "context", "challenge", "sum")] + [
+            {"round": 2},
+            {"attempt": 7},
+            {"participant": "c"},
+        ]
+        for change in changes:
+            other = consent_statement(replace(own, **change), ring.round.checks)
+            ring.refused(send(consent, sign_consent(other, key).signature))
+        ring.refused(send(consent, sign_consent(consent_statement(own, bytes(32)), key).signature))
+        right = consent_statement(own, ring.round.checks)
+        ring.refused(send(consent, sign_consent(right, ring.bed.sites["c"].credentials.signing_key).signature))
+        for signed in (b"", signature[:-1], key.sign(Label.CHECK, right.to_bytes())):
+            ring.refused(send(consent, signed))
+        send(consent, signature)()
+        before = ring.state()
+        send(consent, signature)()
+        assert ring.state() == before
+        ring.refused(send(bytes(32), signature))
+        ring.refused(lambda: ring.hub.upload("d", ring.key, ring.attempt, 0, b""))
+        assert ring.round.phase is RoundPhase.CONSENTING
+
+    _is_right(ring.run(RoundPhase.CONSENTING, attack))
 
 
-@pytest.mark.parametrize("phase", [RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING])
+def test_nothing_is_charged_while_a_sum_is_checked(ring: Ring) -> None:
+    """A member that refuses to answer, or is gone, costs another attempt and nobody a charge."""
+
+    def attack(ring: Ring) -> None:
+        ring.hub.answer("a", ring.key, ring.attempt, *ring.answer("a", ring.said("a")))
+        ring.hub.refuse("d", ring.key, "check-invalid", 1, ring.attempt, (), pb.DIRECTIVE_KIND_CHECK)
+        assert (ring.round.phase, ring.round.cohort, ring.round.attempts) == (RoundPhase.CONTRIBUTING, ("a", "b", "c"), 2)
+        assert (ring.round.sum, ring.round.answers, ring.round.fixed) == (None, {}, None)
+
+    release = ring.run(RoundPhase.CHECKING, attack)
+    assert release.cohort == ("a", "b", "c")
+    for name in NAMES:
+        kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]
+        assert kinds.count(Kind.CHARGE) == (name != "d")
+        ring.bed.sites[name].ledger.verify()
+    mirror = LedgerReader(ring.hub.journal.database)
+    assert [entry.kind for entry in mirror.entries()].count(Kind.RECEIPTS) == 2, "both were shown"
+    ledgers = [LedgerReader(site.database) for site in ring.bed.sites.values()]
+    verify_ledger(mirror, against=ledgers)
+    for ledger in ledgers:
+        verify_ledger(ledger, against=[mirror, *ledgers])
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_member_that_does_not_answer_is_left_out(tmp_path: Path, away: bool) -> None:
+    """Late or not connected for the grace period: the others contribute again, and nobody has paid twice."""
+    ring = Ring(make_bed(tmp_path, make_data(NAMES), waits=Waits(grace=5)), 2, "statistics")
+
+    def attack(ring: Ring) -> None:
+        for name in "abc":
+            ring.hub.answer(name, ring.key, ring.attempt, *ring.answer(name, ring.said(name)))
+        ring.local.cores.pop("d")
+        if away:
+            ring.hub.disconnect("d", ring.hub.sessions["d"].serial)
+        ring.bed.clock.now += 6 if away else Waits().check
+        ring.hub.tick()
+        if not away:
+            assert ring.machine.seats["d"].gone
+
+    release = ring.run(RoundPhase.CHECKING, attack)
+    assert release.cohort == ("a", "b", "c")
+    assert ring.hub.status(ring.key).rounds[0].attempts == 2
+    for name in "abc":
+        assert [entry.kind for entry in ring.bed.sites[name].ledger.entries()].count(Kind.CHARGE) == 1
+
+
+@pytest.mark.parametrize("phase", [RoundPhase.CONTRIBUTING, RoundPhase.CHECKING, RoundPhase.CONSENTING])
 def test_refusals_of_someone_outside_the_cohort(ring: Ring, phase: RoundPhase) -> None:
-    """Whoever is not in the cohort cannot kill an attempt, lose a round that others paid for, or name decryptors unable."""
+    """Whoever is not in the cohort cannot kill an attempt, or lose a round that others paid for."""
     ring.machine.refuse("d", RefusalCode.CLOSED, 0, 0)
 
     def attack(ring: Ring) -> None:
@@ -349,7 +411,25 @@ def test_refusals_of_someone_outside_the_cohort(ring: Ring, phase: RoundPhase) -
     assert release.cohort == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("phase", [RoundPhase.CONSENTING, RoundPhase.DECRYPTING])
+def test_a_consent_that_does_not_come_in_time_loses_the_round(ring: Ring) -> None:
+    """Others have paid: there is no other attempt, and the reason names who was waited for."""
+
+    def attack(ring: Ring) -> None:
+        for name in "abc":
+            ring.hub.consent(name, ring.key, ring.attempt, *ring.consent(name))
+        ring.local.cores.pop("d")
+        ring.bed.clock.now += Waits().consent
+        ring.hub.tick()
+
+    with pytest.raises(RoundLostError, match=r"lost after consent was asked for: no consent from d in time"):
+        ring.run(RoundPhase.CONSENTING, attack)
+    assert ring.hub.journal.releases(ring.key) == []
+    for name in NAMES:
+        kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]
+        assert kinds.count(Kind.CHARGE) == (name != "d")
+
+
+@pytest.mark.parametrize("phase", [RoundPhase.CHECKING, RoundPhase.CONSENTING])
 def test_the_refusal_of_a_directive_that_is_not_open_any_more_changes_nothing(ring: Ring, phase: RoundPhase) -> None:
     """Two members that hear their assignment again after their consent refuse it, and the sum opens all the same."""
 
@@ -393,12 +473,13 @@ def test_member_that_refuses_its_attempt_is_left_out_of_the_next(ring: Ring) -> 
         ledger.verify()
 
 
-def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring) -> None:
-    """Without a durable sum no consent is asked for, and the study ends instead of collecting the same uploads again."""
+@pytest.mark.parametrize(
+    "write", ["INSERT ON coordinator_sum", "UPDATE OF answers ON coordinator_sum WHEN NEW.answers IS NOT NULL"]
+)
+def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring, write: str) -> None:
+    """Without a durable sum and all answers no consent is asked for, and the study ends instead of collecting them again."""
     with ring.hub.journal.database.transaction() as connection:
-        connection.exec_driver_sql(
-            "CREATE TRIGGER full BEFORE INSERT ON coordinator_sum BEGIN SELECT RAISE(ABORT, 'full'); END"
-        )
+        connection.exec_driver_sql(f"CREATE TRIGGER full BEFORE {write} BEGIN SELECT RAISE(ABORT, 'full'); END")
     with pytest.raises(RoundLostError, match="could not be stored"):
         ring.run(RoundPhase.CONTRIBUTING, lambda _: None)
     assert ring.machine.rounds == []
@@ -410,57 +491,42 @@ def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring) -> None:
         assert kinds.count(Kind.FREE) == kinds.count(Kind.RESERVE) > 0
 
 
-@pytest.mark.parametrize("phase", [RoundPhase.CONSENTING, RoundPhase.DECRYPTING])
-def test_words_are_taken_only_from_those_asked_for_them(ring: Ring, phase: RoundPhase) -> None:
-    """A stream of words is turned away at its first message, before it is kept in memory."""
-
-    def early(ring: Ring) -> None:
-        for name in NAMES:
-            with pytest.raises(HostileInput, match="not asked"):
-                ring.hub.words_owed(name, ring.key, ring.attempt)
-
-    def asked(ring: Ring) -> None:
-        assert ring.hub.words_owed("a", ring.key, ring.attempt) == ring.round.plan.encoding.ciphertexts
-        with pytest.raises(HostileInput, match="not asked"):
-            ring.hub.words_owed("d", ring.key, ring.attempt)
-
-    _is_right(ring.run(phase, early if phase is RoundPhase.CONSENTING else asked))
-
-
 def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
-    """The broadcast to contribute, the sum to decrypt: at other times there is none, so neither is held for longer."""
-    seen = []
+    """The broadcast to contribute, the fixed sum to answer, the answers to consent: at other times there is none."""
+    kinds = {
+        RoundPhase.CONTRIBUTING: (pb.DIRECTIVE_KIND_CONTRIBUTE, pb.OBJECT_KIND_BROADCAST),
+        RoundPhase.CHECKING: (pb.DIRECTIVE_KIND_CHECK, pb.OBJECT_KIND_FIXED),
+        RoundPhase.CONSENTING: (pb.DIRECTIVE_KIND_CONSENT, pb.OBJECT_KIND_ANSWERS),
+    }
 
     def look(ring: Ring) -> None:
         current, hub = ring.round, ring.hub
-        seen.append(current.phase)
+        asked, own = kinds[current.phase]
 
         def fetch(kind: pb.ObjectKind.ValueType) -> Callable[[], bytes]:
             return lambda: hub.fetch("a", kind, ring.key, current.number, ring.attempt)
 
+        for _, kind in kinds.values():
+            if kind != own:
+                ring.refused(fetch(kind), match="no such object")
+        data = fetch(own)()
         if current.phase is RoundPhase.CONTRIBUTING:
-            assert fetch(pb.OBJECT_KIND_BROADCAST)() == b"".join(current.broadcast)
-            ring.refused(fetch(pb.OBJECT_KIND_SUM), match="no such object")
-            return
-        ring.refused(fetch(pb.OBJECT_KIND_BROADCAST), match="no such object")
-        if current.phase is RoundPhase.CONSENTING:
-            ring.refused(fetch(pb.OBJECT_KIND_SUM), match="no such object")
-            return
-        assert len(current.sum) > 1
-        total = fetch(pb.OBJECT_KIND_SUM)()
-        assert total == pb.SumObject(ciphertexts=map(bytes, current.sum)).SerializeToString()
-        pieces = hub.pieces("a", pb.OBJECT_KIND_SUM, ring.key, current.number, ring.attempt)
-        assert all(any(piece is part for piece in pieces) for part in current.sum), "none is copied"
-        cut = list(chunks(pieces))
-        assert b"".join(cut) == total
-        assert [len(chunk) for chunk in cut[:-1]] == [CHUNK_BYTES] * (len(cut) - 1)
-        assert 0 < len(cut[-1]) <= CHUNK_BYTES
-        [directive] = [item for item in hub.directives("a") if item.kind == pb.DIRECTIVE_KIND_DECRYPT]
-        assert hub.enclose("a", directive).HasField("object") == (len(total) <= CHUNK_BYTES)
+            assert data == b"".join(current.broadcast)
+        elif current.phase is RoundPhase.CHECKING:
+            shown = pb.FixedObject.FromString(data)
+            assert [item.body for item in shown.receipts] == [item.body for item in current.receipts()]
+            assert current.fixed is not None
+            assert (shown.fixed.body, shown.fixed.signature) == (current.fixed.body, current.fixed.signature)
+        else:
+            found = pb.AnswersObject.FromString(data).answers
+            assert [tuple(item.words) for item in found] == [current.answers[name].words for name in current.cohort]
+            assert current.broadcast == ()
+        [directive] = [item for item in hub.directives("a") if item.kind == asked]
+        assert hub.enclose("a", directive).object == data
+        assert hub.fetch("b", own, ring.key, current.number, ring.attempt) is not None
 
-    for number, phase in enumerate((RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING)):
+    for number, phase in enumerate(kinds):
         _ring(tmp_path / str(number), 100, "fedcgs").run(phase, look)
-    assert seen == [RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING]
 
 
 @pytest.mark.parametrize(
@@ -470,4 +536,3 @@ def test_chunks_of_pieces_are_those_of_the_whole(sizes: list[int]) -> None:
     parts = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
     whole = b"".join(parts)
     assert list(chunks(parts)) == [whole[at : at + CHUNK_BYTES] for at in range(0, max(len(whole), 1), CHUNK_BYTES)]
-    assert b"".join(sum_pieces(parts)) == pb.SumObject(ciphertexts=parts).SerializeToString()

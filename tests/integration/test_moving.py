@@ -26,7 +26,7 @@ from veilsum_privacy.backup.backup import BackupOwner, back_up
 from veilsum_privacy.backup.restore import restore
 
 DOCS = Path(__file__).parents[2] / "docs"
-WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)
+WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, check=60, grace=20)
 
 
 def run_study(network: Processes) -> None:

@@ -38,21 +38,20 @@ def private_number(pem: bytes) -> bytes:
 
 
 def stored(stage: Stage) -> dict[str, bytes]:
-    """What the sites keep to themselves at this moment: study keys, seeds, consents."""
+    """What the sites keep to themselves at this moment: keys, seeds, masked words, consents."""
     found: dict[str, bytes] = {}
     for name, site in stage.bed.sites.items():
         found[f"{name} key"] = private_number(site.credentials.key_pem)
         with site.database.reading() as connection:
             for row in connection.execute(select(STUDIES)).mappings():
-                for column in ("box_key", "secret_key", "tag_key"):
-                    if row[column] is not None:
-                        found[f"{name} {column} {row['digest'].hex()[:8]}"] = row[column][-64:]
+                if row["box_key"] is not None:
+                    found[f"{name} box_key {row['digest'].hex()[:8]}"] = row["box_key"][-64:]
                 for peer, seed in json.loads(row["seeds"] or b"{}").items():
                     found[f"{name} seed with {peer} {row['digest'].hex()[:8]}"] = bytes.fromhex(seed)
             for row in connection.execute(select(ATTEMPTS)).mappings():
-                for column in ("self_seed", "consent"):
+                for column in ("words", "consent"):
                     if row[column] is not None:
-                        found[f"{name} {column} {row['context'].hex()[:8]}"] = row[column]
+                        found[f"{name} {column} {row['context'].hex()[:8]}"] = row[column][-64:]
     return found
 
 
@@ -131,17 +130,9 @@ def test_nothing_leaves_of_a_study_under_attack(kind: type[Coordinator] | type[P
             stage.bring_to(phase)
             secrets |= (found := stored(stage))
             if kind is Coordinator:  # the other's stage and its phases are the same
-                look_for(found, representations(older if phase != "decrypting" else []), f"a representation ({phase})")
+                look_for(found, representations(older if phase != "consenting" else []), f"a representation ({phase})")
             said.append(str([stage.hub.status(key) for key in stage.hub.studies]))
-        assert {key.split()[1] for key in secrets} >= {
-            "key",
-            "box_key",
-            "secret_key",
-            "tag_key",
-            "seed",
-            "self_seed",
-            "consent",
-        }
+        assert {key.split()[1] for key in secrets} >= {"key", "box_key", "seed", "words", "consent"}
         for _ in range(HOSTILE_INPUTS):
             try:
                 target.run(target.case(rng))
@@ -231,7 +222,7 @@ def test_processes_that_log_everything_write_no_secret(tmp_path: Path, monkeypat
 
 
 def test_what_a_stolen_database_of_a_coordinator_shows() -> None:
-    """In every phase of a study: no site's key, no study key, no seed that was not given."""
+    """In every phase of a study: no site's key, no seed, no masked word, no consent that was not given."""
     target = Coordinator()
     stage, seen = target.stage, set()
     try:
@@ -246,16 +237,16 @@ def test_what_a_stolen_database_of_a_coordinator_shows() -> None:
             seen |= {name.split()[1] for name in kept}
     finally:
         target.close()
-    assert seen >= {"key", "box_key", "secret_key", "tag_key", "seed", "self_seed"}
+    assert seen >= {"key", "box_key", "seed", "words", "consent"}
 
 
 def consents(stage: Stage) -> Iterator[bytes]:
-    """What members gave the coordinator: the seeds of their self-masks, each for one attempt that they consented to."""
+    """What members gave the coordinator: the secrets of their self-masks, each for one attempt that they consented to."""
     for site in stage.bed.sites.values():
         with site.database.reading() as connection:
             for row in connection.execute(select(ATTEMPTS)).mappings():
                 if row["state"] in ("consented", "released"):
-                    yield from (row[column] for column in ("consent", "self_seed") if row[column] is not None)
+                    yield row["consent"][-64:]
 
 
 def database(stage: Stage) -> bytes:

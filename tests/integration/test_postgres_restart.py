@@ -33,7 +33,7 @@ from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 NAMES = "abc"
-WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=30, database=60)
+WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, check=60, grace=30, database=60)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 NAMES = "abc"
-WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=30, database=60)
+WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, check=60, grace=30, database=60)
 
 
 @pytest.fixture

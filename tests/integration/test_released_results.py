@@ -1,9 +1,10 @@
-"""Results of version 0.2 prove themselves by the code of today, or name the version that proves them."""
+"""Former results prove themselves by the code of today, or name the version that proves them."""
 
 from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ from cryptography import x509
 from support.commands import veilsum
 from veilsum import replay, verification
 from veilsum.verification import RepetitionFault, verify_result
+from veilsum_node.canonical import canonical
 from veilsum_privacy.results.proof_check import ProofFault
 from veilsum_privacy.results.result import MANIFEST
 
 DATA = Path(__file__).parents[1] / "data" / "results" / "results-0.2.tar.gz"
 """Written by the code of 0.2.0 (commit 0080f6a4), with the proofs that its coordinator gave out and the
 authority's certificate: the smallest study of each method below over four sites."""
+
+PROTOCOL_5 = DATA.with_name("results-protocol-5.tar.gz")
+"""Written by the code of commit a95c370c, the last that spoke version 5 of the protocol: four studies over four sites."""
 
 PROVEN = ("fedavg", "fedpft", "fedsgd", "slot-align")
 FORMER = {"federated-evaluation": "model-tables", "o-fedavg": "ridge-head", "statistics": "tables"}
@@ -28,11 +33,15 @@ FORMER = {"federated-evaluation": "model-tables", "o-fedavg": "ridge-head", "sta
 @pytest.fixture
 def results(tmp_path: Path) -> dict[str, Path]:
     """By method."""
-    with tarfile.open(fileobj=io.BytesIO(DATA.read_bytes())) as archive:
-        archive.extractall(tmp_path, filter="data")
-    found = {json.loads(manifest.read_bytes())["method"]: manifest.parent for manifest in tmp_path.glob("*/manifest.json")}
+    found = unpacked(DATA, tmp_path)
     assert sorted(found) == sorted((*PROVEN, *FORMER))
     return found
+
+
+def unpacked(archived: Path, place: Path) -> dict[str, Path]:
+    with tarfile.open(fileobj=io.BytesIO(archived.read_bytes())) as archive:
+        archive.extractall(place, filter="data")
+    return {json.loads(manifest.read_bytes())["method"]: manifest.parent for manifest in place.glob("*/manifest.json")}
 
 
 def authority(results: dict[str, Path]) -> x509.Certificate:
@@ -51,6 +60,33 @@ def test_a_result_of_0_2_is_proven(results: dict[str, Path], method: str) -> Non
     proof.write_text(json.dumps(content, sort_keys=True, separators=(",", ":")))
     with pytest.raises(ProofFault):
         verify_result(results[method], authority(results))
+
+
+def test_results_of_protocol_5_are_proven(tmp_path: Path) -> None:
+    """And say what they leave open, which version 6 of the protocol does not: a coordinator with a member."""
+    results = unpacked(PROTOCOL_5, tmp_path)
+    assert sorted(results) == ["fedavg", "fedsgd", "regression", "statistics"]
+    for directory in results.values():
+        found = verify_result(directory, authority(results))
+        assert found.comparison.exact
+        assert len(found.fields["decrypted_by"]) >= 2
+        assert found.fields["attempts_without_release"] == 0
+        assert any("conspires with a member" in line for line in found.leaves_open)
+        assert not any("could have forged" in line for line in found.proves)
+        changed = tmp_path / "changed"
+        for part, change in (
+            ("keys", lambda text: "0" * len(text)),
+            ("values", lambda text: text[:-4] + ("AAAA" if text[-4:] != "AAAA" else "BBBB")),
+            ("consents", lambda items: items[::-1]),
+        ):
+            shutil.rmtree(changed, ignore_errors=True)
+            shutil.copytree(directory, changed)
+            proof = changed / "proof" / "round-000001.json"
+            content = json.loads(proof.read_bytes())
+            content[part] = change(content[part])
+            proof.write_bytes(canonical(content))
+            with pytest.raises(ProofFault):
+                verify_result(changed, authority(results))
 
 
 @pytest.mark.parametrize("method", FORMER)

@@ -26,6 +26,7 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_participant.protocol import recovery
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.endorsement import trust_coordinator
+from veilsum_participant.protocol.openings import Answer
 from veilsum_participant.protocol.recovery import MirroredReceipt, recover_receipts, settle, settled_entry
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import GrpcChannel
@@ -202,9 +203,31 @@ def test_a_known_attempt_is_charged_only_by_its_consent(attack: Adversary, tmp_p
     assert show(attack, (own(attack), 7, consent)) == []
     row = attack.attempt_row("a")
     assert row is not None
-    assert row.state == ("consented" if end == "open" else "recovered")
+    assert (row.state, row.payload, row.words) == ("recovered", None, None)
+    answers = [Answer((1, 2, 3), b"")] * 4
+    assert attack.ask_consent("a", answers).refused is RefusalCode.ROUND  # what it signed for then it does not know
     spending = site.ledger.spending(DATASET)
     assert (spending.releases, spending.spent) == (1, spending.reserved)
+
+
+def test_what_is_open_where_another_copy_went_on_is_given_up(attack: Adversary, tmp_path: Path) -> None:
+    """The mirror shows a receipt that was signed with a later ledger: the attempt in the copy may have been answered since."""
+    receipts = attack.collect()
+    copy = backed_up(attack, tmp_path)
+    assert attack.ask_check("a", receipts).call == "answer"
+    for name in "bcd":
+        attack.ask_check(name, receipts)
+    attack.collect(number=2, attempt=2)
+    site = put_back(attack, copy)
+    row = attack.attempt_row("a")
+    assert row is not None
+    assert row.words, "the copy could answer another challenge"
+    assert len(show(attack, (own(attack), 3, b""), (own(attack, 2), 5, b""))) == 1
+    row = attack.attempt_row("a")
+    assert row is not None
+    assert (row.state, row.payload, row.words, row.consent) == ("tombstone", None, None, None)
+    assert attack.ask_check("a", receipts, bytes(32)).refused is RefusalCode.ROUND
+    site.ledger.verify(authority=site.credentials.authority)
 
 
 def test_a_mirror_that_lies_changes_nothing(attack: Adversary, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from veilsum_participant import site as remembered
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.contributions import Contributions, Payload
-from veilsum_participant.protocol.openings import OpenedSum
+from veilsum_participant.protocol.openings import Answer
 from veilsum_participant.site import Site, Tried
 from veilsum_participant.store.attempts import ATTEMPTS, AttemptState, add_attempt, change_attempt
 from veilsum_participant.store.kept import STATES, find_kept
@@ -360,16 +360,16 @@ def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, wh
     assert attack.assign("a", attack.assignment()).refused is RefusalCode.ROUND
     if (row := attack.attempt_row("a")) is not None:
         assert row.state == ("tombstone" if what == "given up" else "reserved")
-        assert (row.payload, row.self_seed, row.receipt) == (None, None, None)
+        assert (row.payload, row.words, row.consent, row.receipt) == (None, None, None, None)
 
 
 @pytest.mark.parametrize(
     ("kind", "hidden"),
     [
-        (Payload, {"ciphertexts"}),
+        (Payload, {"pieces"}),
         (contributions._Ready, {"arrays", "place", "kept"}),
         (contributions._Computed, {"values", "noised", "state", "digest"}),
-        (OpenedSum, {"words"}),
+        (contributions._Drawn, {"values", "words", "payload", "consent"}),
     ],
 )
 def test_what_a_log_could_show_of_a_round_is_no_number_of_it(kind: type, hidden: set[str]) -> None:
@@ -379,59 +379,63 @@ def test_what_a_log_could_show_of_a_round_is_no_number_of_it(kind: type, hidden:
 # -- consent ---------------------------------------------------------------------------------------------------------------
 
 
-def consent_to(attack: Adversary, name: str = "a", attempt: int = 1) -> Said:
-    return attack.ask_consent(name, attack.receipts(attempt), attempt=attempt)
+def answered(attack: Adversary, names: Iterable[str] = NAMES, attempt: int = 1) -> list[Answer]:
+    """An honest attempt of the first round up to all answers."""
+    attack.collect(names, 1, attempt)
+    return attack.answers(1, attempt)
 
 
 def test_a_consent_is_asked_for_again(attack: Adversary) -> None:
-    attack.collect()
-    first = consent_to(attack)
+    answers = answered(attack)
+    first = attack.ask_consent("a", answers)
     assert len(first.values[3]) == 32
-    assert consent_to(attack).values == first.values
+    assert attack.ask_consent("a", answers).values == first.values
     attack.bed.clock.now += 7_200
-    assert consent_to(attack).values == first.values
+    assert attack.ask_consent("a", answers).values == first.values
     assert attack.charges("a") == 1
 
 
 def test_consent_until_the_deadline(attack: Adversary) -> None:
-    attack.collect()
+    answers = answered(attack)
     attack.bed.clock.now += 3_599
-    assert consent_to(attack).call == "consent"
+    assert attack.ask_consent("a", answers).call == "consent"
     attack.bed.clock.now += 1
-    assert consent_to(attack, "b").refused is RefusalCode.ROUND
+    assert attack.ask_consent("b", answers).refused is RefusalCode.ROUND
     assert (state_of(attack, name="b"), attack.kinds("b")["free"], attack.charges("b")) == ("tombstone", 1, 0)
 
 
 def test_an_attempt_that_is_not_known(attack: Adversary) -> None:
     receipts = attack.collect()
     for number, attempt in ((1, 2), (2, 1)):
-        assert attack.ask_consent("a", receipts, number, attempt).refused is RefusalCode.ROUND
-    assert attack.charges("a") == 0
-    attack.consents()
+        assert attack.ask_check("a", receipts, None, number, attempt).refused is RefusalCode.ROUND
+    answers = attack.answers()
     for number, attempt in ((1, 2), (2, 1)):
-        assert attack.ask_decryption("a", attack.sum(), number, attempt).refused is RefusalCode.ROUND
-    assert attack.ask_decryption("a", attack.sum()).call == "decrypted"
+        assert attack.ask_consent("a", answers, number, attempt).refused is RefusalCode.ROUND
+    assert attack.charges("a") == 0
+    assert attack.ask_consent("a", answers).call == "consent"
 
 
 def test_a_round_that_a_restored_site_paid_for_is_not_paid_for_again(fresh: Adversary) -> None:
     """The mirror showed a receipt of the round after the site, which had forgotten it, had uploaded another attempt."""
     attack, site = fresh, fresh.bed.sites["a"]
-    attack.collect(attempt=2)
+    answers = answered(attack, attempt=2)
     with site.database.transaction() as connection:
         paid = {"state": AttemptState.RECOVERED, "context": bytes(32), "assignment": b"", "deadline": 0, "label": ""}
         add_attempt(connection, study=attack.key, attempt=1, round=1, **paid)
-    assert consent_to(attack, attempt=2).refused is RefusalCode.ROUND
+    assert attack.ask_consent("a", answers, 1, 2).refused is RefusalCode.ROUND
     assert attack.charges("a") == 0
 
 
 @pytest.mark.parametrize(("seen", "answer"), [(0, "consent"), (1, "refuse"), (2, "refuse")])
 def test_a_peers_receipts_have_rising_numbers(attack: Adversary, seen: int, answer: str) -> None:
-    """Also where the ledger holds none of its earlier receipts, as one of an older version does."""
-    attack.collect()
+    """Also where the ledger holds none of its earlier receipts, as one of an older version does; and whether it was seen
+    before the answer or, which an honest site cannot have done, after it."""
+    answers = answered(attack)
     database = attack.bed.sites["a"].database
     with database.transaction() as connection:
         keep_peers(connection, attack.key, [("b", seen, bytes(32))])
-    said = consent_to(attack)
+    assert attack.ask_check("a", attack.receipts()).call == ("refuse" if answer == "refuse" else "answer")
+    said = attack.ask_consent("a", answers)
     assert said.call == answer
     if answer == "refuse":
         assert (said.refused, attack.charges("a")) == (RefusalCode.RECEIPT, 0)
@@ -446,24 +450,26 @@ def test_a_mirror_that_begins_anew_is_read_anew(attack: Adversary, settled: int,
     database = attack.bed.sites["a"].database
     with database.transaction() as connection:
         keep_mirror_entry(connection, "coordinator", settled)
-    assert attack.ask_consent("a", receipts, countersigned=attack.countersign(receipts, entry=entry)).call == "consent"
+    words = {name: attack.countersign(receipts, entry=entry) for name in NAMES}
+    said = [attack.ask_check(name, receipts, countersigned=word) for name, word in words.items()]
+    assert attack.ask_consent("a", [Answer(*item.values[3:]) for item in said]).call == "consent"
     with database.transaction() as connection:
         assert mirror_entry(connection, "coordinator") == after
 
 
 def test_a_charge_that_the_ledger_does_not_take_is_no_consent(attack: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
-    attack.collect()
+    answers = answered(attack)
 
     def charge(*_: object) -> None:
         raise HostileInput("a receipt is older than its ledger")
 
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, "charge", charge)
-        assert consent_to(attack).refused is RefusalCode.RECEIPT
+        assert attack.ask_consent("a", answers).refused is RefusalCode.RECEIPT
     assert (state_of(attack), attack.charges("a")) == ("payload", 0)
     with attack.bed.sites["a"].database.transaction() as connection:
         assert not peer_numbers(connection, attack.key)
-    assert consent_to(attack).call == "consent"
+    assert attack.ask_consent("a", answers).call == "consent"
 
 
 def test_another_receipt_of_ones_own(attack: Adversary) -> None:
@@ -472,8 +478,10 @@ def test_another_receipt_of_ones_own(attack: Adversary) -> None:
     parsed, key = parse_receipt(good[0].body), attack.bed.sites["a"].credentials.signing_key
     for other in (sign_receipt(parsed, key), sign_receipt(replace(parsed, number=9), key)):
         assert other != good[0]
-        assert attack.ask_consent("a", [other, *good[1:]]).refused is RefusalCode.RECEIPT
-    assert attack.charges("a") == 0
+        assert attack.ask_check("a", [other, *good[1:]]).refused is RefusalCode.RECEIPT
+    row = attack.attempt_row("a")
+    assert row is not None
+    assert row.answer is None
 
 
 def test_a_members_certificate_that_ran_out_before_consent(fresh: Adversary) -> None:
@@ -489,8 +497,9 @@ def test_a_members_certificate_that_ran_out_before_consent(fresh: Adversary) -> 
     assignment = attack.assignment(deadline=clock.now + 5 * 86_400)
     for name in NAMES:
         assert attack.assign(name, assignment).call == "upload"
+    answers = attack.answers()
     clock.now += 2 * 86_400
-    assert consent_to(attack).refused is RefusalCode.ROSTER
+    assert attack.ask_consent("a", answers).refused is RefusalCode.ROSTER
     assert attack.charges("a") == 0
 
 
@@ -500,30 +509,29 @@ def test_a_members_certificate_that_ran_out_before_consent(fresh: Adversary) -> 
 def test_a_cohort_that_no_longer_is_large_or_trusted_enough(
     attack: Adversary, change: dict[str, int], code: RefusalCode
 ) -> None:
-    attack.collect()
+    answers = answered(attack)
     kept = attack.bed.sites["a"].config
     restrict(attack, **change)
-    assert consent_to(attack).refused is code
+    assert attack.ask_consent("a", answers).refused is code
     assert attack.charges("a") == 0
     attack.bed.sites["a"].config = kept
-    assert consent_to(attack).call == "consent"
+    assert attack.ask_consent("a", answers).call == "consent"
 
 
 def test_a_cohort_that_another_sum_forbids_since_the_upload(fresh: Adversary) -> None:
     """Only sums of a study that promises one cohort are remembered, and held to what is remembered."""
     attack, site = fresh, fresh.bed.sites["a"]
-    attack.collect()
-    assert consent_to(attack).call == "consent"
+    assert attack.ask_consent("a", answered(attack)).call == "consent"
     with site.database.reading() as connection:
         assert not connection.execute(COHORTS.select()).all()
     attack.use(altered(attack.study, privacy__cohort_difference="strict", nonce="0" * 32))
     attack.set_up()
-    attack.collect()
+    answers = answered(attack)
     with site.database.transaction() as connection:
         values = {"context": bytes(32), "study": bytes(32), "dataset": "records", "population": "records", "members": None}
         connection.execute(COHORTS.insert().values(values))
-    assert consent_to(attack).refused is RefusalCode.COHORT_CHANGED
-    assert consent_to(attack, "b").call == "consent"
+    assert attack.ask_consent("a", answers).refused is RefusalCode.COHORT_CHANGED
+    assert attack.ask_consent("b", answers).call == "consent"
     with attack.bed.sites["b"].database.reading() as connection:
         (row,) = connection.execute(COHORTS.select()).mappings()
     assert (row["study"], row["context"]) == (attack.key, context_of(attack.payloads["b", 1].receipt))
@@ -531,29 +539,32 @@ def test_a_cohort_that_another_sum_forbids_since_the_upload(fresh: Adversary) ->
 
 def test_a_budget_lowered_before_consent_is_on_record_for_that_attempt(attack: Adversary) -> None:
     attack.assign("a", attack.assignment())
-    receipts = attack.collect(attempt=2)
+    answers = answered(attack, attempt=2)
     set_budget(attack.bed.sites["a"], 0.001)
-    assert attack.ask_consent("a", receipts, attempt=2).refused is RefusalCode.BUDGET
+    assert attack.ask_consent("a", answers, 1, 2).refused is RefusalCode.BUDGET
     (entry,) = attack.bed.sites["a"].ledger.entries(kind=Kind.REFUSAL)
-    assert (entry.attempt, entry.context) == (2, context_of(receipts[0]))
+    assert (entry.attempt, entry.context) == (2, attack.context(2))
     assert state_of(attack, 2) == "payload"
     restrict(attack, methods=())
     set_budget(attack.bed.sites["a"], None)
-    assert attack.ask_consent("a", receipts, attempt=2).refused is RefusalCode.METHOD
+    assert attack.ask_consent("a", answers, 1, 2).refused is RefusalCode.METHOD
     assert attack.kinds("a")["refusal"] == 1
 
 
-# -- decryption and release ------------------------------------------------------------------------------------------------
+# -- opening and release ---------------------------------------------------------------------------------------------------
 
 
 def test_a_sum_of_a_part_of_the_roster_opens(attack: Adversary) -> None:
     attack.collect(("a", "b", "d"))
-    attack.consents()
     heard = attack.bed.sites["b"].observer = Heard()
-    said = [attack.ask_decryption(name, attack.sum()) for name in ("a", "a", "d")]
-    assert [answer.call for answer in said] == ["decrypted"] * 3
-    assert attack.ask_decryption("b", attack.payloads["b", 1].ciphertexts).refused is RefusalCode.TAG
-    assert heard.stages == [Stage.SUM]
+    answers = attack.answers()
+    consents = [attack.ask_consent(name, answers).values[3] for name in ("a", "b", "d")]
+    assert len(attack.open(answers, consents)) == attack.plan().encoding.size
+    for names in (("a", "b"), ("a",)):
+        with pytest.raises(HostileInput):
+            attack.open(answers, consents, total=attack.total(names=names))
+    assert attack.ask_check("b", attack.receipts(), bytes(32)).refused is RefusalCode.CHECK
+    assert heard.stages == [], "it could be read"
 
 
 def test_a_release_is_seen_once_and_its_payload_erased(attack: Adversary) -> None:
@@ -568,11 +579,12 @@ def test_a_release_is_seen_once_and_its_payload_erased(attack: Adversary) -> Non
         assert attack.tell("a", pb.DIRECTIVE_KIND_RELEASED, 1, 1).call == "confirm"
     row = attack.attempt_row("a")
     assert row is not None
-    assert (row.state, row.payload, row.self_seed) == ("released", None, None)
+    assert (row.state, row.payload, row.words, row.shown) == ("released", None, None, None)
     assert row.consent is not None
     assert attack.kinds("a")["release-seen"] == 1
     assert heard.ends == [("statistics", AttemptOutcome.RELEASED, 1)]
-    assert attack.ask_decryption("a", attack.sum()).refused is RefusalCode.ROUND
+    assert attack.ask_check("a", attack.receipts()).refused is RefusalCode.ROUND
+    assert attack.ask_consent("a", []).refused is RefusalCode.ROUND
 
 
 def test_a_recovered_charge_is_released_and_stays_recovered(fresh: Adversary) -> None:
@@ -586,14 +598,16 @@ def test_a_recovered_charge_is_released_and_stays_recovered(fresh: Adversary) ->
     assert (state_of(attack), attack.kinds("a")["release-seen"]) == ("recovered", 1)
 
 
-def test_a_sum_is_decrypted_by_the_plan_of_its_cohort(tmp_path: Path) -> None:
-    """Two of six: one ciphertext, where narrower lanes stand in pairs; six would need two."""
+def test_a_sum_is_opened_by_the_plan_of_its_cohort(tmp_path: Path) -> None:
+    """Two of six have narrower lanes than all six, and narrower key shares."""
     names = ("a", "b", "c", "d", "e", "f")
     bed = make_bed(tmp_path, make_data(names, 3, 90), min_cohort=2)
     study = bed.compile(make_request(schema_of(90, max_records=20), "fedcgs", 5.0, min_cohort=2))
     attack = Adversary(bed, altered(study, task__label=LABEL))
     attack.set_up()
     plan = AgreedStudy(attack.study).task(LABEL).plan
-    assert (plan(6, 2).encoding.ciphertexts, plan(2, 6).encoding.ciphertexts) == (1, 2)
+    two, six = plan(6, 2).encoding, plan(6, 6).encoding
+    assert two.width < six.width
+    assert two.piece_bytes(0) < six.piece_bytes(0)
     attack.collect(("a", "b"))
     assert attack.finish().shape == (plan(6, 2).encoding.size,)

@@ -13,6 +13,7 @@ import pytest
 from support.federation import make_request, make_wide_data, wide_schema
 from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
+from support.proxy import BEFORE_CONSENT
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
 from veilsum_privacy.ledger import Kind, LedgerReader
@@ -21,7 +22,7 @@ from veilsum_privacy.tasks.agreed import AgreedStudy
 pytestmark = pytest.mark.system  # a clean stop in the middle of a study is in test_killed_coordinator.py by default
 
 NAMES = "abc"
-WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, decrypt=100, grace=100)
+WAITS = Waits(enrol=200, seal=100, contribute=100, consent=100, check=100, grace=100)
 BEFORE_UPLOAD = 20_000
 
 
@@ -52,19 +53,33 @@ def enrolling(network: Processes) -> bytes:
 def contributing(network: Processes) -> bytes:
     network.proxies["c"].limit(BEFORE_UPLOAD)
     study = network.compile(make_request(wide_schema(), epsilon=None))
-    assert AgreedStudy(study).task("statistics").plan(3, 3).encoding.upload_bytes > 1.2 * BEFORE_UPLOAD
+    assert AgreedStudy(study).task("statistics").plan(3, 3).encoding.payload_bytes > 1.2 * BEFORE_UPLOAD
     key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, "the third participant in its upload")
     network.await_contributions(2)
     return key
 
 
-def consenting(network: Processes) -> bytes:
+def checking(network: Processes) -> bytes:
     key = contributing(network)
-    wait_for(lambda: states(network, key)[:2] == ["payload", "payload"], "two payloads")
     network.participants["b"].pause()
     network.proxies["c"].release()
-    wait_for(lambda: states(network, key) == ["consented", "payload", "consented"], "two consents")
+    network.await_round(key, "checking")
+    wait_for(lambda: answered(network, key) == ["a", "c"], "two answers")
+    return key
+
+
+def answered(network: Processes, key: bytes) -> list[str]:
+    return [name for name in NAMES if any(attempt["answer"] for attempt in network.attempts(name, key))]
+
+
+def consenting(network: Processes) -> bytes:
+    key = contributing(network)
+    network.proxies["b"].limit(BEFORE_CONSENT)
+    network.proxies["c"].release()
+    network.await_round(key, "consenting")
+    wait_for(lambda: states(network, key) == ["consented"] * 3, "three charges")
+    wait_for(network.proxies["b"].stalled.is_set, "the second participant's consent at its limit")
     return key
 
 
@@ -72,7 +87,7 @@ def states(network: Processes, key: bytes) -> list[str]:
     return [attempt["state"] for name in NAMES for attempt in network.attempts(name, key)]
 
 
-@pytest.mark.parametrize("phase", [enrolling, contributing, consenting])
+@pytest.mark.parametrize("phase", [enrolling, contributing, checking, consenting])
 def test_a_coordinator_is_stopped(network: Processes, phase: Callable[[Processes], bytes]) -> None:
     key = phase(network)
     assert network.coordinator is not None
@@ -90,7 +105,7 @@ def test_a_coordinator_is_stopped(network: Processes, phase: Callable[[Processes
     network.audit(key, charged=NAMES, released=NAMES)
 
 
-@pytest.mark.parametrize("phase", [enrolling, contributing, consenting])
+@pytest.mark.parametrize("phase", [enrolling, contributing, checking])
 def test_a_participant_is_stopped(network: Processes, phase: Callable[[Processes], bytes]) -> None:
     """It goes on where it was when it comes back: the study finishes, and each charge has its release."""
     key = phase(network)

@@ -69,7 +69,7 @@ def test_a_study_runs_under_the_units_restrictions(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(processes, "command", command)
     data = make_data("abc", ROWS, NUMBERS)
-    waits = Waits(enrol=30, seal=20, contribute=20, consent=20, decrypt=20, grace=10)
+    waits = Waits(enrol=30, seal=20, contribute=20, consent=20, check=20, grace=10)
     with running_processes(tmp_path, data, waits=waits, forked=False) as network:
         study = network.compile(make_request(schema_of(NUMBERS), epsilon=None, min_cohort=3))
         key = network.submit(study)

@@ -16,7 +16,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_readonly
 from veilsum_privacy.ledger import Kind, LedgerReader
 
-WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, decrypt=60, grace=20)
+WAITS = Waits(enrol=60, seal=60, contribute=60, consent=60, check=60, grace=20)
 
 
 def spent(directory: Path) -> tuple[int, float]:

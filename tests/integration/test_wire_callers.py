@@ -17,8 +17,9 @@ from support.network import PATIENCE, running_client, running_server, submit, wa
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import coordination
 from veilsum_coordinator.service.server import CoordinatorServer
+from veilsum_node.errors import StateError
 from veilsum_node.identity import Authority, Credentials, Label, Role, SigningKey, load_credentials, new_key_and_csr
-from veilsum_node.transport.channel import open_channel
+from veilsum_node.transport.channel import greet, open_channel
 from veilsum_proto import PROTOCOL_VERSIONS
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationStub, StudiesStub
@@ -37,8 +38,8 @@ COORDINATION: dict[str, Callable[[CoordinationStub], object]] = {
     "Ready": lambda stub: stub.Ready(pb.ReadyRequest(study=STUDY), timeout=PATIENCE),
     "UploadStatus": lambda stub: stub.UploadStatus(pb.UploadStatusRequest(study=STUDY), timeout=PATIENCE),
     "Upload": lambda stub: stub.Upload(iter([pb.UploadChunk(study=STUDY)]), timeout=PATIENCE),
+    "Answer": lambda stub: stub.Answer(pb.AnswerRequest(study=STUDY), timeout=PATIENCE),
     "Consent": lambda stub: stub.Consent(pb.ConsentRequest(study=STUDY), timeout=PATIENCE),
-    "Decrypted": lambda stub: stub.Decrypted(iter([pb.DecryptedChunk(study=STUDY)]), timeout=PATIENCE),
     "Confirm": lambda stub: stub.Confirm(pb.ConfirmRequest(study=STUDY), timeout=PATIENCE),
     "Report": lambda stub: stub.Report(pb.ReportRequest(), timeout=PATIENCE),
 }
@@ -118,6 +119,31 @@ def test_only_analysts_and_operators_call_studies(
         before = _rejected(running[0], "role")
         assert _status(lambda name=name: STUDIES[name](stub)) is grpc.StatusCode.PERMISSION_DENIED, name  # type: ignore[misc]
         assert _rejected(running[0], "role") == before + 1, name
+
+
+@pytest.mark.parametrize("who", ["a", "analyst"])
+def test_parties_of_another_version_of_the_protocol_are_told_so(
+    bed: TestBed,
+    running: tuple[CoordinatorServer, str],
+    dial: Callable[[Credentials], grpc.Channel],
+    monkeypatch: pytest.MonkeyPatch,
+    who: str,
+) -> None:
+    """An old party at this coordinator, and this software at an old coordinator: each hears what the other speaks, and nothing
+    else is answered."""
+    credentials = bed.analyst if who == "analyst" else bed.sites[who].credentials
+    stub = CoordinationStub(dial(credentials))
+    before = _rejected(running[0], "version")
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Hello(pb.HelloRequest(versions=[1, 2, 3, 4, 5]), timeout=PATIENCE)
+    assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert raised.value.details() == "No common protocol version; this coordinator speaks 6. Update the older side."
+    assert greet(stub, credentials, bytes(32), bed.clock())[0].version == 6
+    monkeypatch.setattr(coordination, "PROTOCOL_VERSIONS", (5,))
+    with pytest.raises(StateError, match=r"this coordinator speaks 5\. Update the older side") as told:
+        greet(stub, credentials, bytes(32), bed.clock())
+    assert told.value.advice == "Install a version that the coordinator speaks."
+    assert _rejected(running[0], "version") == before + 2
 
 
 def _certified(bed: TestBed, name: str, role: Role, *, at: int, days: int = 1) -> Credentials:

@@ -23,6 +23,7 @@ from veilsum_node.identity import Label, verify_certificate
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt, verify_receipt
 from veilsum_privacy.securesum.boxes import BoxKey
+from veilsum_privacy.securesum.check_words import CheckStatement, parse_check
 from veilsum_privacy.securesum.context import (
     Assignment,
     decode_broadcast,
@@ -190,7 +191,9 @@ def test_assignments_written_in_another_way(old: bytes, new: bytes) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"v":1', b'"v":true'),
+        (b'"v":6', b'"v":true'),
+        (b'"v":6', b'"v":6.0'),
+        (b'"v":6', b'"v":2'),
         (b'"number":1', b'"number":true'),
         (b'"number":1', b'"number":0'),
         (bytes(32).hex().encode(), b"AB" * 32),
@@ -271,6 +274,40 @@ def test_rosters(world: World, data: st.DataObject) -> None:
     assert chosen == [0, 1, 2]  # min_cohort is three
 
 
+def _statement(modulus: int = 2**39 - 7) -> CheckStatement:
+    return CheckStatement(bytes(32), "a", 1, 2, bytes(32), bytes([7]) * 32, bytes([255]) * 32, (0, modulus - 1, 5))
+
+
+@MANY
+@given(st.data())
+def test_answers(data: st.DataObject) -> None:
+    modulus, whole = 2**39 - 7, _statement().to_bytes()
+    assert parse_check(whole, modulus) == _statement()
+    _check(lambda item: parse_check(item, modulus), lambda value: value.to_bytes(), _inputs(data.draw, whole))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"v":6', b'"v":5'),
+        (b'"round":1', b'"round":true'),
+        (b'"round":1', b'"round":0'),
+        (b"[0,549755813880,5]", b"[0,549755813880]"),
+        (b"[0,549755813880,5]", b"[0,549755813881,5]"),
+        (b"[0,549755813880,5]", b"[0,-1,5]"),
+        (b"[0,549755813880,5]", b"[0,1,true]"),
+        (b'"participant":"a"', b'"participant":1'),
+        (bytes([255] * 32).hex().encode(), b"FF" * 32),
+        (bytes([7] * 32).hex().encode(), b"07" * 31),
+    ],
+)
+def test_answers_written_in_another_way(old: bytes, new: bytes) -> None:
+    whole = _statement().to_bytes()
+    assert old in whole
+    with pytest.raises(HostileInput):
+        parse_check(whole.replace(old, new, 1), 2**39 - 7)
+
+
 ARRAYS = st.dictionaries(
     st.text(st.characters(codec="utf-8"), max_size=8).filter(lambda name: name != "__metadata__"),
     st.lists(st.floats(-LARGEST, LARGEST), max_size=6).map(lambda item: np.array(item, dtype=np.float64)),
@@ -328,8 +365,8 @@ KINDS = (
     pb.DIRECTIVE_KIND_SEAL,
     pb.DIRECTIVE_KIND_UNSEAL,
     pb.DIRECTIVE_KIND_CONTRIBUTE,
+    pb.DIRECTIVE_KIND_CHECK,
     pb.DIRECTIVE_KIND_CONSENT,
-    pb.DIRECTIVE_KIND_DECRYPT,
     pb.DIRECTIVE_KIND_UNSPECIFIED,
     77,
 )
@@ -367,7 +404,7 @@ def test_a_joined_participant_refuses_forged_rosters_and_boxes(joined: tuple[Wor
     world, honest = joined
     script = Script(_mangled(data.draw, honest))
     kind = data.draw(st.sampled_from([pb.DIRECTIVE_KIND_SEAL, pb.DIRECTIVE_KIND_UNSEAL]))
-    world.core.handle(pb.Directive(kind=kind, study=world.digest, dealer=data.draw(st.booleans())), script)  # type: ignore[arg-type]
+    world.core.handle(pb.Directive(kind=kind, study=world.digest), script)  # type: ignore[arg-type]
     if script.answers:  # bytes that protobuf skips: the parsed roster is the honest one
         assert kind == pb.DIRECTIVE_KIND_SEAL
         assert pb.RosterObject.FromString(script.data).enrolments == pb.RosterObject.FromString(honest).enrolments

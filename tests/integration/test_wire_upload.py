@@ -39,8 +39,7 @@ class Standing:
     columns: np.ndarray
 
     def chunk(self, index: int, *, first: bool = False, data: bytes | None = None) -> pb.UploadChunk:
-        ciphertext = self.payload.ciphertexts[index] if data is None else data
-        chunk = pb.UploadChunk(index=index, ciphertext=ciphertext)
+        chunk = pb.UploadChunk(index=index, data=bytes(self.payload.pieces[index]) if data is None else data)
         return self.named(chunk) if first else chunk
 
     def named(self, chunk: pb.UploadChunk) -> pb.UploadChunk:
@@ -62,7 +61,7 @@ class Standing:
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
-    width = 600  # two ciphertexts at least
+    width = 600
     data = make_data("abc", 5, width)
     bed = make_bed(tmp_path_factory.mktemp("federation"), data)
     with ExitStack() as stack:
@@ -95,8 +94,8 @@ def _until_payload(core: ParticipantCore, channel: GrpcChannel, directives: Iter
     raise AssertionError("the session ended before the assignment")
 
 
-def test_the_payload_has_several_ciphertexts(standing: Standing) -> None:
-    assert len(standing.payload.ciphertexts) >= 2
+def test_the_payload_has_several_pieces(standing: Standing) -> None:
+    assert len(standing.payload.pieces) >= 2
     assert standing.next() == 0
 
 
@@ -107,14 +106,14 @@ def test_an_index_ahead_is_out_of_range(standing: Standing) -> None:
 
 @pytest.mark.parametrize("index", [2**16, 2**63])
 def test_an_index_beyond_the_plan(standing: Standing, index: int) -> None:
-    chunk = standing.named(pb.UploadChunk(index=index, ciphertext=standing.payload.ciphertexts[0]))
+    chunk = standing.named(pb.UploadChunk(index=index, data=bytes(standing.payload.pieces[0])))
     assert standing.refused(chunk) is grpc.StatusCode.INVALID_ARGUMENT
     assert standing.next() == 0
 
 
 @pytest.mark.parametrize("kind", ["empty", "short", "too large", "truncated", "longer"])
-def test_something_else_than_a_ciphertext(standing: Standing, kind: str) -> None:
-    whole = standing.payload.ciphertexts[0]
+def test_something_else_than_a_key_share(standing: Standing, kind: str) -> None:
+    whole = bytes(standing.payload.pieces[0])
     data = {
         "empty": b"",
         "short": b"xx",
@@ -147,13 +146,13 @@ def test_more_releases_seen_than_can_be_open(standing: Standing) -> None:
     ahead = standing.chunk(1, first=True)
     ahead.seen.extend(pb.Seen(round=number, attempt=2**64 - 1) for number in range(64))
     assert standing.refused(ahead) is grpc.StatusCode.OUT_OF_RANGE
-    empty = standing.named(pb.UploadChunk(index=2**16, ciphertext=b""))
+    empty = standing.named(pb.UploadChunk(index=2**16, data=b""))
     assert standing.refused(empty, late) is grpc.StatusCode.INVALID_ARGUMENT
     assert standing.next() == 0
     assert before == {name: set(seat.released) for name, seat in standing.machine.seats.items()}
 
 
-def test_a_receipt_before_its_ciphertexts(standing: Standing) -> None:
+def test_a_receipt_before_its_pieces(standing: Standing) -> None:
     assert standing.refused(standing.named(standing.receipt(standing.payload.receipt))) is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -161,12 +160,16 @@ def test_an_index_sent_twice_is_added_once(standing: Standing) -> None:
     assert standing.refused(standing.chunk(0, first=True), standing.chunk(0)) is grpc.StatusCode.OUT_OF_RANGE
     assert standing.next() == 1
     assert standing.refused(standing.chunk(0, first=True)) is grpc.StatusCode.OUT_OF_RANGE
+    coefficients = bytes(standing.payload.pieces[1])
+    for data in (b"", coefficients[:-1], coefficients + b"\0", b"\xff" * len(coefficients), bytes(standing.payload.pieces[0])):
+        assert standing.refused(standing.chunk(1, first=True, data=data)) is grpc.StatusCode.INVALID_ARGUMENT
+        assert standing.next() == 1
     assert standing.refused(standing.chunk(1, first=True), standing.chunk(1, first=True)) is grpc.StatusCode.INVALID_ARGUMENT
     assert standing.next() == 2
 
 
 def test_receipts_that_are_not_this_members_for_these_bytes(standing: Standing) -> None:
-    last = len(standing.payload.ciphertexts)
+    last = len(standing.payload.pieces)
     for index in range(standing.next(), last):
         assert standing.channel.stub.Upload(iter([standing.chunk(index, first=True)]), timeout=PATIENCE).next == index + 1
     key = standing.core.site.credentials.signing_key
@@ -179,6 +182,8 @@ def test_receipts_that_are_not_this_members_for_these_bytes(standing: Standing) 
         sign_receipt(_changed(honest, payload=bytes(32)), key),
         sign_receipt(_changed(honest, participant="a"), key),
         sign_receipt(_changed(honest, study=bytes(32)), key),
+        sign_receipt(_changed(honest, context=bytes(32)), key),
+        sign_receipt(_changed(honest, version=1), key),
         standing.machine.rounds[0].accumulator.uploads["a"].receipt,
     ]
     for signed in forged:
@@ -211,15 +216,3 @@ def test_the_right_upload_is_taken_and_the_sum_is_exact(standing: Standing) -> N
     step = 1.0 / min(query["scale"] for query in study.tasks[0].parameters["queries"])
     np.testing.assert_allclose(sums, standing.columns.sum(0), rtol=0, atol=records * step / 2)
     np.testing.assert_array_equal(released["records/table"], [records])
-
-
-def test_decrypted_words_out_of_order_or_too_many(standing: Standing) -> None:
-    for chunk in (
-        pb.DecryptedChunk(study=standing.key, attempt=1, index=1, words=bytes(6)),
-        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(7)),
-        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(6 * 8193)),
-        pb.DecryptedChunk(study=standing.key, attempt=1, index=0, words=bytes(6)),
-    ):
-        with pytest.raises(grpc.RpcError) as raised:
-            standing.channel.stub.Decrypted(iter([chunk]), timeout=PATIENCE)
-        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -28,7 +28,7 @@ from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
 RECORDS, WIDTH = 8, 4
-WAITS = Waits(enrol=3600, seal=3600, contribute=3600, consent=3600, decrypt=900, grace=30)
+WAITS = Waits(enrol=3600, seal=3600, contribute=3600, consent=3600, check=900, grace=30)
 
 
 class Ground(Parties):

@@ -185,7 +185,7 @@ class _Stalling:
 
     def upload(self, study: bytes, payload: Payload) -> None:
         def first() -> Iterator[pb.UploadChunk]:
-            chunk = pb.UploadChunk(index=0, ciphertext=payload.ciphertexts[0])
+            chunk = pb.UploadChunk(index=0, data=bytes(payload.pieces[0]))
             chunk.study, chunk.round, chunk.attempt = study, payload.round, payload.attempt
             yield chunk
             time.sleep(wire.STREAM_SECONDS)

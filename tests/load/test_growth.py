@@ -8,7 +8,7 @@ import sys
 import time
 from itertools import cycle
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +21,6 @@ from support.hostile import NAMES
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import Members, StudyPhase
-from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.coordination import REST, Coordination, _Session
 from veilsum_coordinator.service.hub import HEARD_SECONDS, Hub
@@ -335,22 +334,6 @@ def test_what_is_made_of_something_else_is_put_together_anew() -> None:
     objects.clear()
     assert objects.once(KEY, 6, first, lambda: next(made), keep=False) == b"fourth"
     assert not objects._shown  # of a study that is over nothing is held
-
-
-@given(
-    cohort=st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8),
-    unable=st.frozensets(st.sampled_from("abcdefgh")),
-    answers=st.frozensets(st.sampled_from("abcdefgh"), max_size=2),
-    connected=st.frozensets(st.sampled_from("abcdefgh")),
-)
-def test_decryptors_are_those_that_answered_and_then_the_first_connected(
-    cohort: list[str], unable: frozenset[str], answers: frozenset[str], connected: frozenset[str]
-) -> None:
-    able = [name for name in cohort if name not in unable]
-    expected = [name for name in able if name in answers]
-    expected += [name for name in able if name not in answers and name in connected]
-    current = SimpleNamespace(cohort=cohort, unable=unable, answers=dict.fromkeys(answers), phase=RoundPhase.DECRYPTING)
-    assert Round.decryptors(cast(Round, current), sorted(connected)) == tuple(expected[:2])
 
 
 def test_a_roster_finds_its_members_by_name(bed: TestBed) -> None:

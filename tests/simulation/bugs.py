@@ -19,6 +19,8 @@ from veilsum_participant.store.attempts import find_attempt
 from veilsum_participant.store.studies import open_studies
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.ledger.totals import Follower
+from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
+from veilsum_proto import federation_pb2 as pb
 
 Plant = Callable[[ExitStack], None]
 
@@ -53,16 +55,33 @@ def _consent_not_durable_at_the_coordinator(stack: ExitStack) -> None:
 
 def _consent_before_charge(stack: ExitStack) -> None:
     """The consent is sent, and then charged."""
-    consent = ParticipantCore._consent
+    handle = ParticipantCore.handle
 
-    def early(self: ParticipantCore, key: bytes, number: int, attempt: int, channel: Any) -> bytes:
-        with self.site.database.reading() as connection:
-            row = find_attempt(connection, key, attempt)
-        if row is not None and row.consent is not None:
-            channel.consent(key, number, attempt, bytes(row.consent))
-        return consent(self, key, number, attempt, channel)
+    def early(self: ParticipantCore, directive: pb.Directive, channel: Any) -> None:
+        if directive.kind == pb.DIRECTIVE_KIND_CONSENT:
+            with self.site.database.reading() as connection:
+                row = find_attempt(connection, directive.study, directive.attempt)
+            if row is not None and row.consent is not None:
+                channel.consent(directive.study, directive.round, directive.attempt, bytes(row.consent), b"")
+        handle(self, directive, channel)
 
-    _set(stack, core.ParticipantCore, "_consent", early)
+    _set(stack, core.ParticipantCore, "handle", early)
+
+
+def _answer_not_durable(stack: ExitStack) -> None:
+    """An answer leaves its site, and is not written."""
+    change = openings.change_attempt
+
+    def forgetful(connection: Any, study: bytes, attempt: int, **values: Any) -> None:
+        if "answer" not in values:
+            change(connection, study, attempt, **values)
+
+    _set(stack, openings, "change_attempt", forgetful)
+
+
+def _answers_not_durable(stack: ExitStack) -> None:
+    """Consents are asked for before the journal holds what everybody answered."""
+    _set(stack, SqlJournal, "keep_answers", lambda *_: None)
 
 
 def _freed_after_consent(stack: ExitStack) -> None:
@@ -89,16 +108,18 @@ def _freed_after_consent_in_the_ledger_too(stack: ExitStack) -> None:
     _set(stack, Ledger, "free", careless)
 
 
-def _chunk_added_twice(stack: ExitStack) -> None:
-    """A ciphertext that comes again is added again."""
+def _piece_added_twice(stack: ExitStack) -> None:
+    """A piece of coefficients that comes again is added again."""
     add = Accumulator.add
 
-    def eager(self: Accumulator, name: str, index: int, ciphertext: bytes) -> None:
+    def eager(self: Accumulator, name: str, index: int, data: bytes) -> None:
         upload: Upload = self.uploads[name]
-        if not upload.complete and index == upload.next - 1:
-            self._sums[index] = self._adder.add(self._sums[index], self._adder.parse(ciphertext))
+        if not upload.complete and index == upload.next - 1 and index > 0:
+            part = self.plan.piece_words(index)
+            assert self._total is not None
+            self._total.add_part(part, coefficients_from_bytes(data, part.stop - part.start, self.plan.ring))
             return
-        add(self, name, index, ciphertext)
+        add(self, name, index, data)
 
     _set(stack, Accumulator, "add", eager)
 
@@ -220,7 +241,9 @@ BUGS: dict[str, Plant] = {
     "consent before charge": _consent_before_charge,
     "reservation freed after consent": _freed_after_consent,
     "reservation freed after consent, ledger too": _freed_after_consent_in_the_ledger_too,
-    "chunk added twice": _chunk_added_twice,
+    "piece added twice": _piece_added_twice,
+    "answer not durable (site)": _answer_not_durable,
+    "answers not durable (coordinator)": _answers_not_durable,
     "stale cohort accepted": _stale_cohort_accepted,
     "second attempt of a round": _second_attempt_consented,
     "stale session accepted": _stale_session_accepted,

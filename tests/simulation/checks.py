@@ -17,19 +17,21 @@ from numpy.typing import NDArray
 from simulation.books import PAID, Book, require
 from simulation.disks import Disk
 from simulation.parties import Process
-from simulation.toy import RING, ToyAdder, toy_slots
 from veilsum_node.errors import RefusalCode
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.ledger import LedgerReader, verify_ledger
 from veilsum_privacy.ledger.receipts import parse_receipt
+from veilsum_privacy.results.sum_evidence import total_from_bytes, total_to_bytes
 from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.securesum.opening import Contribution, Total
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 if TYPE_CHECKING:
     from simulation.ground import Ground
 
 Integers = NDArray[np.int64]
 
-_ATTEMPTS = "SELECT attempt, round, state, context, consent FROM participant_attempt WHERE study = ?"
+_ATTEMPTS = "SELECT attempt, round, state, context, consent, agreed FROM participant_attempt WHERE study = ?"
 
 HONEST = frozenset(
     {
@@ -84,9 +86,10 @@ class Checks:
         self._encoded: dict[tuple[str, bytes], Integers] = {}  # by name and context
         self._nonces: dict[tuple[str, bytes], bytes] = {}  # of the process that encoded it
         self._payloads: dict[tuple[str, bytes], bytes] = {}
-        self._ciphertexts: dict[tuple[str, bytes], list[bytes]] = {}
+        self._sent: dict[tuple[str, bytes], bytes] = {}
+        self._answers: dict[tuple[str, bytes], tuple[bytes, tuple[int, ...]]] = {}  # challenge and words, by name and context
         self._consents: defaultdict[tuple[str, bytes, int], set[bytes]] = defaultdict(set)  # that left a site, by round
-        self._opened: defaultdict[tuple[bytes, int], set[bytes]] = defaultdict(set)  # contexts decrypted, by round
+        self._opened: defaultdict[tuple[bytes, int], set[bytes]] = defaultdict(set)  # contexts opened, by round
         self._newest: dict[tuple[str, bytes], int] = {}  # attempt of each site's newest payload
         self._states: dict[tuple[str, bytes], dict[int, tuple[Any, ...]]] = {}
         self._released: dict[bytes, dict[int, bytes]] = {key: {} for key in keys}
@@ -122,7 +125,7 @@ class Checks:
         )
         require(len(rows) == 1 and rows[0][0] == "payload", f"{process.name} sends a payload that it does not keep")
         _, assignment, kept = rows[0]
-        require(bytes(kept) == b"".join(payload.ciphertexts), f"{process.name} sends another payload than it keeps")
+        require(bytes(kept) == b"".join(payload.pieces), f"{process.name} sends another payload than it keeps")
         if own not in self._payloads:
             newest = self._newest.get((process.name, study), 0)
             stale = f"{process.name} answers a stale cohort: attempt {payload.attempt} after {newest}"
@@ -133,16 +136,37 @@ class Checks:
         require(
             self._payloads.setdefault(own, receipt.payload) == receipt.payload, f"{process.name}: two payloads of one context"
         )
-        self._ciphertexts.setdefault(own, payload.ciphertexts)
+        self._sent.setdefault(own, bytes(kept))
 
-    def consenting(self, process: Process, study: bytes, number: int, attempt: int, consent: bytes) -> None:
-        """A consent is about to leave its site: it must be durable, and paid for."""
+    def checked(self, process: Process, study: bytes, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
+        """An answer is about to leave its site: it must be durable, and the only one for its context."""
+        name, where = process.name, f"{process.name}: the answer of attempt {attempt}"
+        query = "SELECT context, challenge, answer, answer_signature FROM participant_attempt WHERE study = ? AND attempt = ?"
+        rows = process.disk.rows(query, study, attempt)
+        require(len(rows) == 1 and rows[0][2] is not None, f"{where} is not durable")
+        context, challenge, body, signed = map(bytes, rows[0])
+        require((tuple(json.loads(body)["words"]), signed) == (words, signature), f"{where} is another than the one kept")
+        known = self._answers.setdefault((name, context), (challenge, words))
+        require(known == (challenge, words), f"{where} is a second one of one context")
+        require((name, context) in self._payloads, f"{where} is about a sum that it is not in")
+
+    def _answers_kept(self, study: bytes, number: int, attempt: int) -> bool:
+        """Whether the journal holds what everybody answered about a sum."""
+        query = "SELECT attempt FROM coordinator_sum WHERE study = ? AND round = ? AND answers IS NOT NULL"
+        return (attempt,) in self._journal.rows(query, study, number)
+
+    def consenting(self, process: Process, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None:
+        """A consent is about to leave its site: it must be durable, and paid for, and all must have answered alike."""
         name = process.name
         where = f"{name}: the consent of round {number}, attempt {attempt}"
         found = [row for row in process.disk.rows(_ATTEMPTS, study) if row[0] == attempt]
         require(len(found) == 1 and found[0][2] in ("consented", "released"), f"{where} is not durable")
         context = bytes(found[0][3])
         require(bytes(found[0][4]) == consent, f"{where} is another than the one that is kept")
+        require(bytes(found[0][5]) == signature, f"{where} has another signature than the one that is kept")
+        asked = {self._answers.get((member, context), (b"", ()))[0] for member in self._cohort(context)}
+        require(len(asked) == 1 and b"" not in asked, f"{where} leaves before all members answered one challenge")
+        require(self._answers_kept(study, number, attempt), f"{where} leaves before the journal holds all answers")
         rows = process.disk.rows("SELECT kind FROM ledger WHERE context = ? ORDER BY seq", context.hex())
         kinds = [kind for (kind,) in rows if kind != "refusal"]  # one whose message was lost is answered anew when asked again
         paid = kinds[:2] in (["reserve", "charge"], ["reserve", "recovery"])
@@ -151,20 +175,21 @@ class Checks:
         require(len(self._consents[name, study, number]) == 1, f"{name} consented to two attempts of round {number}")
         require((name, context) in self._payloads, f"{where} is of a sum that it is not in")
 
-    def decrypted(self, process: Process, study: bytes, number: int, attempt: int) -> None:
-        """Words of a sum are about to leave a site: every member of exactly its cohort must have consented, and paid."""
-        (row,) = [row for row in process.disk.rows(_ATTEMPTS, study) if row[0] == attempt]
-        context = bytes(row[3])
-        cohort = self._cohort(context)
+    def opening(self, total: Contribution, plan: OneTimePlan, context: bytes, consents: Sequence[bytes]) -> None:
+        """A sum is opened: every member of exactly its cohort must have consented, and paid, and it must be their sum."""
+        cohort, (study, number, attempt) = self._cohort(context), self._cohort_of(context.hex())
+        key = bytes.fromhex(study)
         where = f"round {number}, attempt {attempt}"
+        require(len(consents) == len(cohort), f"{where} is opened with {len(consents)} consents")
         for name in cohort:
-            require(context in self._consents[name, study, number], f"{where} is opened without the consent of {name}")
+            require(context in self._consents[name, key, number], f"{where} is opened without the consent of {name}")
             require((name, context) in self._payloads, f"{where} is opened, but {name} sent no payload for it")
-        self._opened[study, number].add(context)
-        require(len(self._opened[study, number]) == 1, f"two sums of round {number} are opened")
-        total = self._journal.rows("SELECT ciphertexts FROM coordinator_sum WHERE study = ? AND round = ?", study, number)
-        if total and total[0][0] is not None:
-            require(bytes(total[0][0]) == self._sum(context, cohort), f"{where}: the sum is not that of exactly its cohort")
+        self._opened[key, number].add(context)
+        require(len(self._opened[key, number]) == 1, f"two sums of round {number} are opened")
+        require(
+            total_to_bytes(total, plan) == self._sum(plan, context, cohort),
+            f"{where}: the sum is not that of exactly its cohort",
+        )
 
     def refused(self, process: Process, codes: Sequence[RefusalCode]) -> None:
         """A participant refuses."""
@@ -249,14 +274,11 @@ class Checks:
         ((study, number, attempt),) = self._journal.rows(query, context)
         return study, number, attempt
 
-    def _sum(self, context: bytes, cohort: Sequence[str]) -> bytes:
-        parts = []
-        for ciphertexts in zip(*(self._ciphertexts[name, context] for name in cohort), strict=True):
-            adder = ToyAdder(RING, toy_slots(ciphertexts[0]), len(cohort))
-            for ciphertext in ciphertexts:
-                adder.add(ciphertext)
-            parts.append(bytes(adder.view()))
-        return b"".join(parts)
+    def _sum(self, plan: OneTimePlan, context: bytes, cohort: Sequence[str]) -> bytes:
+        total = Total(plan)
+        for name in cohort:
+            total.add(total_from_bytes(self._sent[name, context], plan))
+        return total_to_bytes(total.contribution, plan)
 
     # -- at the end --------------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from veilsum_proto import federation_pb2 as pb
 NAMES = ("a", "b", "c")
 BEGINNING = 1_900_000_000
 MOST_ROUNDS = 2
-WAITS = Waits(enrol=3600, seal=600, contribute=3600, consent=600, decrypt=600, grace=30)
+WAITS = Waits(enrol=3600, seal=600, contribute=3600, consent=600, check=600, grace=30)
 
 Kind = Literal["noised", "strict", "both", "rivals"]
 KINDS: tuple[Kind, ...] = ("noised", "strict", "both", "rivals")

@@ -144,9 +144,17 @@ class Answer:
         assert len(self._rows) == 1
         return self._rows[0][0]
 
-    def scalars(self) -> list[Any]:
+    def scalars(self) -> Scalars:
         """Every row's first value."""
-        return [row[0] for row in self._rows]
+        return Scalars(row[0] for row in self._rows)
+
+
+class Scalars(list[Any]):
+    """First values of rows."""
+
+    def all(self) -> list[Any]:
+        """All of them."""
+        return self
 
 
 class _Mappings(Answer):
@@ -193,7 +201,7 @@ class Quick:
         """The first value of the first row."""
         return self.execute(statement, parameters).scalar()
 
-    def scalars(self, statement: Any, parameters: Any = None) -> list[Any]:
+    def scalars(self, statement: Any, parameters: Any = None) -> Scalars:
         """Every row's first value."""
         return self.execute(statement, parameters).scalars()
 

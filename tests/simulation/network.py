@@ -16,8 +16,6 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_node.errors import RefusalCode, VeilsumError
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 
@@ -104,17 +102,17 @@ class Link:
             start, complete = self._call(lambda hub: hub.upload_status(name, study, attempt))
             if complete:
                 return
-        for index in range(start, len(payload.ciphertexts)):
-            self._call(lambda hub, index=index: hub.upload(name, study, attempt, index, payload.ciphertexts[index]))
+        for index in range(start, len(payload.pieces)):
+            self._call(lambda hub, index=index: hub.upload(name, study, attempt, index, bytes(payload.pieces[index])))
         self._call(lambda hub: hub.receipt(name, study, attempt, payload.receipt))
 
-    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
-        self._world.checks.consenting(self._process, study, number, attempt, consent)
-        self._call(lambda hub: hub.consent(self._process.name, study, attempt, consent))
+    def answer(self, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
+        self._world.checks.checked(self._process, study, attempt, words, signature)
+        self._call(lambda hub: hub.answer(self._process.name, study, attempt, words, signature))
 
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
-        self._world.checks.decrypted(self._process, study, number, attempt)
-        self._call(lambda hub: hub.decrypted(self._process.name, study, attempt, list(words), signed))
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None:
+        self._world.checks.consenting(self._process, study, number, attempt, consent, signature)
+        self._call(lambda hub: hub.consent(self._process.name, study, attempt, consent, signature))
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         self._call(lambda hub: hub.confirm(self._process.name, study, kind, number, attempt))

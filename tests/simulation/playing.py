@@ -24,8 +24,9 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service import runner
 from veilsum_node.database import after_commit
 from veilsum_participant.data import load_records
-from veilsum_privacy.securesum.contribution import masked_words
+from veilsum_privacy.securesum.data_masks import mask_values
 from veilsum_privacy.securesum.graph import least_separators, reach
+from veilsum_privacy.securesum.opening import open_words
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,16 @@ class Player:
             return Outcome("", world.steps, f"internal error: {type(error).__name__}: {error}")
 
     def watched(self, values: Any, plan: Any, context: bytes, own: str, *rest: Any) -> Any:
-        """In the place of ``masked_words``: the checks see a vector before its masks."""
+        """In the place of ``mask_values``: the checks see a vector before its masks."""
         if self._checks is not None:
             self._checks.encoded(own, context, values)
-        return masked_words(values, plan, context, own, *rest)
+        return mask_values(values, plan, context, own, *rest)
+
+    def opening(self, total: Any, plan: Any, context: bytes, consents: Any) -> Any:
+        """In the place of ``open_words``: the checks see who has consented when a sum opens."""
+        if self._checks is not None:
+            self._checks.opening(total, plan, context, consents)
+        return open_words(total, plan, context, consents)
 
     def _exchange(self, kind: Kind) -> Keyed:
         world = World(self.ground, History(kind, keyed=False, rounds=1, operations=()), loose=True)
@@ -107,12 +114,16 @@ def playing(*, neighbours: bool = False) -> Iterator[Player]:
     def watched(*arguments: Any) -> Any:
         return players[0].watched(*arguments)
 
+    def opening(*arguments: Any) -> Any:
+        return players[0].opening(*arguments)
+
     with (
         tempfile.TemporaryDirectory(dir=place if place.is_dir() else None) as directory,
         stand_ins(
             (after_commit, quick_after_commit),
             (inspect, inspect_quickly),
-            (masked_words, watched),
+            (mask_values, watched),
+            (open_words, opening),
             (load_records, lru_cache(maxsize=16)(load_records)),  # the same files for every start of a site
             *(IN_A_CIRCLE if neighbours else ()),
         ),

@@ -28,7 +28,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, ROUNDS, SUMS
+from veilsum_coordinator.storage.records import CONSENTS, MEMBERS, PROGRESS, RELEASES, ROUNDS, SUMS
 from veilsum_node.database import Database, open_database
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.protocol.core import Channel, ParticipantCore
@@ -41,7 +41,7 @@ from veilsum_privacy.tasks.queries.kinds.synthetic import RECORDS
 from veilsum_proto import federation_pb2 as pb
 
 NAMES, WIDTH = "abcd", 3
-WAITS = Waits(enrol=50, seal=50, contribute=50, consent=50, decrypt=50, grace=5)
+WAITS = Waits(enrol=50, seal=50, contribute=50, consent=50, check=50, grace=5)
 
 Arrays = dict[str, NDArray[np.float64]]
 
@@ -155,7 +155,9 @@ class Trial:
             rounds = len(connection.exec_driver_sql("SELECT round FROM coordinator_release").all())
             for table in (MEMBERS, ROUNDS):  # an ended study keeps none of it
                 assert not connection.execute(table.select()).all()
-            assert all(row.ciphertexts is None for row in connection.execute(SUMS.select()))
+            released = {row.round for row in connection.execute(RELEASES.select())}
+            assert all((row.total is not None) == (row.round in released) for row in connection.execute(SUMS.select()))
+            assert {row.round for row in connection.execute(CONSENTS.select())} == released
             assert len(connection.execute(PROGRESS.select()).all()) == 1
         mirror = LedgerReader(journal)
         verify_ledger(mirror, against=sites)
@@ -226,8 +228,8 @@ def rounds_in(phase: RoundPhase, number: int, least: int = 0) -> Callable[[Any],
         uploads = sum(upload.complete for upload in current.accumulator.uploads.values())
         return {
             RoundPhase.CONTRIBUTING: uploads,
+            RoundPhase.CHECKING: len(current.answers),
             RoundPhase.CONSENTING: len(current.consents),
-            RoundPhase.DECRYPTING: len(current.answers),
         }.get(phase, 0) >= least
 
     return reached
@@ -282,11 +284,11 @@ OF_STUDY: dict[str, Doom] = {
 
 OF_ROUND: dict[str, Doom] = {
     "contributing": _in_round(RoundPhase.CONTRIBUTING, 1),
+    "checking": _in_round(RoundPhase.CHECKING),
+    "some answers": _in_round(RoundPhase.CHECKING, 1),
     "consenting": _in_round(RoundPhase.CONSENTING),
     "some consents": _in_round(RoundPhase.CONSENTING, 1),
-    "decrypting": _in_round(RoundPhase.DECRYPTING),
-    "one decryption": _in_round(RoundPhase.DECRYPTING, 1),
-    "decrypted": _in_round(RoundPhase.OPENING),
+    "consented": _in_round(RoundPhase.OPENING),
     "opened": _unreleased,
     "released": _in_round(RoundPhase.RELEASED),
 }

@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
 from support.federation import TestBed, make_bed, make_data, make_request, open_test_site, schema_of
-from support.securesum import sum_of, summands_of
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -37,13 +36,15 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.studies import StudyRow, find_study
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
+from veilsum_privacy.results.sum_evidence import total_from_bytes
 from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.check_words import Signed, SumStatement, challenge, sign_sum, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
-from veilsum_privacy.securesum.contribution import Slots, open_sum
-from veilsum_privacy.securesum.decryption import SignedStatement
-from veilsum_privacy.securesum.frames import numbers_to_bytes
-from veilsum_privacy.securesum.parameters import TAGS, BfvParameters
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.key_shares import self_masks
+from veilsum_privacy.securesum.opening import Contribution, Total, open_words
 from veilsum_privacy.securesum.roster import Enrolment
+from veilsum_privacy.securesum.streams import StreamPurpose
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_proto import federation_pb2 as pb
@@ -51,10 +52,19 @@ from veilsum_proto import federation_pb2 as pb
 LABEL = "statistics"
 NAMES = ("a", "b", "c", "d")
 
+Words = NDArray[np.uint64]
+
 
 def encoded(study: Study, label: str, arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
     """Arrays as they are broadcast for a task of a study."""
     return encode_broadcast(arrays, AgreedStudy(study).task(label).single)
+
+
+class Answer(NamedTuple):
+    """A member's answer to a challenge."""
+
+    words: tuple[int, ...]
+    signature: bytes
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,8 @@ ENCLOSED = ("a", "c")
 
 OBJECTS = {
     pb.DIRECTIVE_KIND_CONTRIBUTE: pb.OBJECT_KIND_BROADCAST,
-    pb.DIRECTIVE_KIND_CONSENT: pb.OBJECT_KIND_RECEIPTS,
-    pb.DIRECTIVE_KIND_DECRYPT: pb.OBJECT_KIND_SUM,
+    pb.DIRECTIVE_KIND_CHECK: pb.OBJECT_KIND_FIXED,
+    pb.DIRECTIVE_KIND_CONSENT: pb.OBJECT_KIND_ANSWERS,
 }
 
 
@@ -124,11 +134,11 @@ class HostileChannel:
     def upload(self, study: bytes, payload: Payload) -> None:
         self._say("upload", study, payload)
 
-    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
-        self._say("consent", study, number, attempt, consent)
+    def answer(self, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
+        self._say("answer", study, number, attempt, words, signature)
 
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
-        self._say("decrypted", study, number, attempt, list(words), signed)
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None:
+        self._say("consent", study, number, attempt, consent, signature)
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         self._say("confirm", study, kind, number, attempt)
@@ -214,17 +224,17 @@ class Adversary:
         """Enrol sites; their enrolments in roster order."""
         return [self.enrol(name).values[1] for name in sorted(names or self.bed.sites)]
 
-    def show_roster(self, name: str, enrolments: Sequence[Enrolment], *, dealer: bool = False) -> Said:
+    def show_roster(self, name: str, enrolments: Sequence[Enrolment]) -> Said:
         """Show a roster to one site and ask for its boxes."""
         items = [pb.SignedEnrolment(certificate=e.certificate, body=e.body, signature=e.signature) for e in enrolments]
         objects = {pb.OBJECT_KIND_ROSTER: pb.RosterObject(enrolments=items).SerializeToString()}
-        return self.tell(name, pb.DIRECTIVE_KIND_SEAL, objects=objects, dealer=dealer)
+        return self.tell(name, pb.DIRECTIVE_KIND_SEAL, objects=objects)
 
-    def boxes(self, enrolments: Sequence[Enrolment], dealers: Iterable[str] = ("a",)) -> list[Box]:
+    def boxes(self, enrolments: Sequence[Enrolment]) -> list[Box]:
         """Everyone's boxes."""
         made: list[Box] = []
         for name in sorted(self.bed.sites):
-            made += self.show_roster(name, enrolments, dealer=name in dealers).values[1]
+            made += self.show_roster(name, enrolments).values[1]
         return made
 
     def show_boxes(self, name: str, boxes: Iterable[Box]) -> Said:
@@ -289,21 +299,68 @@ class Adversary:
         """The receipts of an attempt in the cohort's order."""
         return [self.payloads[name, attempt].receipt for name in self.assignments[attempt].names]
 
-    def ask_consent(
+    def ask_check(
         self,
         name: str,
         receipts: Sequence[SignedReceipt],
+        total: Contribution | bytes | None = None,
         number: int = 1,
         attempt: int = 1,
         countersigned: SignedReceipt | None = None,
+        fixed: Signed | None = None,
     ) -> Said:
-        """Show receipts to one site, countersigned as a coordinator would, and ask for its consent."""
+        """Show one site receipts and a sum's digest, signed as a coordinator would, and ask for its answer.
+
+        Args:
+            total: the sum whose digest is shown, or any digest; the true one by default.
+            countersigned, fixed: in place of the words that a coordinator would give.
+        """
         word = countersigned or self.countersign(receipts, number, attempt, context=self._context(name, attempt))
-        shown = pb.ReceiptsObject(
+        stands = fixed or self.fix(name, total, number, attempt)
+        shown = pb.FixedObject(
             receipts=[pb.SignedReceipt(body=item.body, signature=item.signature) for item in receipts],
             countersigned=pb.SignedReceipt(body=word.body, signature=word.signature),
+            fixed=pb.SignedStatement(body=stands.body, signature=stands.signature),
         )
-        objects = {pb.OBJECT_KIND_RECEIPTS: shown.SerializeToString()}
+        objects = {pb.OBJECT_KIND_FIXED: shown.SerializeToString()}
+        return self.tell(name, pb.DIRECTIVE_KIND_CHECK, number, attempt, objects=objects)
+
+    def fix(
+        self,
+        name: str,
+        total: Contribution | bytes | None = None,
+        number: int = 1,
+        attempt: int = 1,
+        signer: Credentials | None = None,
+        **changes: Any,
+    ) -> Signed:
+        """The coordinator's word on a sum, for one site; ``signer`` and ``changes`` make it wrong."""
+        context, digest = self._context(name, attempt), total
+        if not isinstance(digest, bytes):
+            try:
+                digest = (digest or self.total(attempt)).digest(self.plan(attempt).encoding, context)
+            except (KeyError, HostileInput):  # of an attempt that never was, or of members who were told of different cohorts
+                digest = bytes(32)
+        values: dict[str, Any] = {
+            "study": self.key,
+            "coordinator": "coordinator",
+            "round": number,
+            "attempt": attempt,
+            "context": context,
+            "sum": digest,
+        }
+        return sign_sum(SumStatement(**(values | changes)), (signer or self.bed.hub.credentials).signing_key)
+
+    def answers(self, number: int = 1, attempt: int = 1) -> list[Answer]:
+        """Everyone's answer about the true sum, honestly; in the cohort's order."""
+        shown = self.receipts(attempt)
+        said = [self.ask_check(name, shown, None, number, attempt) for name in self.assignments[attempt].names]
+        return [Answer(*item.values[3:]) for item in said]
+
+    def ask_consent(self, name: str, answers: Sequence[Answer], number: int = 1, attempt: int = 1) -> Said:
+        """Show all answers to one site, and ask for its consent."""
+        found = [pb.MemberAnswer(words=item.words, signature=item.signature) for item in answers]
+        objects = {pb.OBJECT_KIND_ANSWERS: pb.AnswersObject(answers=found).SerializeToString()}
         return self.tell(name, pb.DIRECTIVE_KIND_CONSENT, number, attempt, objects=objects)
 
     def _context(self, name: str, attempt: int) -> bytes:
@@ -332,25 +389,33 @@ class Adversary:
         key = (signer or self.bed.hub.credentials).signing_key
         return countersign(Countersignature(**(values | changes)), key)
 
-    def ask_decryption(self, name: str, ciphertexts: Sequence[bytes], number: int = 1, attempt: int = 1) -> Said:
-        """Ask one site to decrypt."""
-        objects = {pb.OBJECT_KIND_SUM: pb.SumObject(ciphertexts=ciphertexts).SerializeToString()}
-        return self.tell(name, pb.DIRECTIVE_KIND_DECRYPT, number, attempt, objects=objects, words=True)
-
     def consents(self, number: int = 1, attempt: int = 1) -> list[bytes]:
         """Everyone's consent, honestly."""
-        shown = self.receipts(attempt)
-        return [self.ask_consent(name, shown, number, attempt).values[3] for name in self.assignments[attempt].names]
+        answers, names = self.answers(number, attempt), self.assignments[attempt].names
+        return [self.ask_consent(name, answers, number, attempt).values[3] for name in names]
 
     def finish(self, number: int = 1, attempt: int = 1) -> Integers:
         """An honest opening of a collected attempt, seen by all."""
-        consents = self.consents(number, attempt)
-        cohort = self.assignments[attempt].names
-        words = self.ask_decryption(cohort[0], self.sum(attempt), number, attempt).values[3]
-        values = open_sum(words, self.plan(attempt).encoding, consents)
+        answers, cohort = self.answers(number, attempt), self.assignments[attempt].names
+        consents = [self.ask_consent(name, answers, number, attempt).values[3] for name in cohort]
+        values = self.open(answers, consents, attempt)
         for name in cohort:
             self.tell(name, pb.DIRECTIVE_KIND_RELEASED, number, attempt)
         return values
+
+    def open(
+        self, answers: Sequence[Answer], consents: Sequence[bytes], attempt: int = 1, total: Contribution | None = None
+    ) -> Integers:
+        """Open a sum as an honest coordinator would, and hold it to the answers.
+
+        Raises:
+            HostileInput: it does not open, or is not the one that the members answered for.
+        """
+        plan, context, whole = self.plan(attempt).encoding, self.context(attempt), total or self.total(attempt)
+        words = open_words(whole, plan, context, consents)
+        rho = challenge(context, [item.body for item in self.receipts(attempt)], whole.digest(plan, context))
+        verify_check_words(words, plan.ring.plain_modulus, context, rho, [item.words for item in answers], consents)
+        return unmask_values(words, plan, context, consents)
 
     # -- what the adversary can do alone, and with a colluder --------------------------------------------------------------
 
@@ -362,20 +427,31 @@ class Adversary:
             .plan(len(self.bed.sites), len(self.assignments[attempt].cohort))
         )
 
-    def slots(self, attempt: int = 1) -> list[int]:
-        """How many slots each ciphertext of an attempt has, tags included."""
-        encoding = self.plan(attempt).encoding
-        return [encoding.words(index) + TAGS for index in range(encoding.ciphertexts)]
+    def context(self, attempt: int = 1) -> bytes:
+        """The context that the first member of an attempt signed for."""
+        return context_of(self.receipts(attempt)[0])
 
-    def sum(self, attempt: int = 1, names: Iterable[str] | None = None) -> list[bytes]:
-        """Add ciphertexts of kept payloads; of the whole cohort by default."""
-        chosen = [self.payloads[name, attempt].ciphertexts for name in names or self.assignments[attempt].names]
-        return self.add(chosen, attempt)
+    def contribution(self, name: str, attempt: int = 1) -> Contribution:
+        """A kept payload."""
+        return total_from_bytes(b"".join(self.payloads[name, attempt].pieces), self.plan(attempt).encoding)
 
-    def add(self, payloads: Sequence[Sequence[bytes]], attempt: int = 1) -> list[bytes]:
-        """Add any payloads, ciphertext by ciphertext."""
-        plan, parts = self.plan(attempt).encoding, zip(*payloads, strict=True)
-        return [sum_of(of, plan.parameters, plan.words(index) + TAGS) for index, of in enumerate(parts)]
+    def total(self, attempt: int = 1, names: Iterable[str] | None = None) -> Contribution:
+        """Add kept payloads; of the whole cohort by default."""
+        total = Total(self.plan(attempt).encoding)
+        for name in names or self.assignments[attempt].names:
+            total.add(self.contribution(name, attempt))
+        return total.contribution
+
+    def unmasked_share(self, total: Contribution, consents: Sequence[bytes], attempt: int = 1) -> Words:
+        """The key share of any sum without the self-masks of these consents, below :meth:`share_bound`."""
+        bound = self.share_bound(attempt)
+        masks = self_masks(StreamPurpose.SELF_KEY, self.context(attempt), consents, len(total.share), bound)
+        return subtract_mod(total.share, masks, bound)
+
+    def share_bound(self, attempt: int = 1) -> int:
+        """What the words of a key share are below."""
+        plan = self.plan(attempt).encoding
+        return 1 << plan.ring.share_bits(plan.cohort)
 
     def row(self, name: str) -> StudyRow:
         """A site's own row of the study."""
@@ -390,17 +466,15 @@ class Adversary:
             return find_attempt(connection, self.key, attempt)
 
     def spied(self, colluder: str) -> OpenStudy:
-        """Everything that a colluding participant holds of the study: BFV key, tag key, its pair seeds."""
+        """Everything that a colluding participant holds of the study: its pair seeds."""
         return OpenStudy(self.row(colluder), AgreedStudy(self.study))
 
-    def words(self, colluder: str, ciphertexts: Sequence[bytes], attempt: int = 1) -> list[Slots]:
-        """Decrypt anything of few summands with a colluder's key, tags unchecked: masked words without the tags."""
-        secret, _ = self.spied(colluder).keys(len(self.bed.sites))
-        plan, found = self.plan(attempt).encoding, []
-        for index, data in enumerate(ciphertexts):
-            slots = plan.words(index) + TAGS
-            found.append(secret.decrypt(data, slots, summands_of(data, plan.parameters, slots))[:-TAGS])
-        return found
+    def consent_of(self, name: str, attempt: int = 1) -> bytes:
+        """A site's own consent, given or not, as it is kept."""
+        row = self.attempt_row(name, attempt)
+        assert row is not None
+        assert row.consent is not None
+        return row.consent
 
     # -- what must hold whatever happened ----------------------------------------------------------------------------------
 
@@ -450,18 +524,13 @@ def make_adversary(directory: Path, names: Iterable[str] = NAMES, rows: int = 20
     return Adversary(make_bed(directory, make_data(names, rows), **options))
 
 
-def flat(words: Iterable[Slots]) -> Slots:
-    """All words of a contribution."""
-    return np.concatenate(list(words))
-
-
-def add_mod(left: Slots, right: Slots, modulus: int) -> Slots:
-    """(left + right) mod t."""
+def add_mod(left: Words, right: Words, modulus: int) -> Words:
+    """(left + right) mod the modulus."""
     return (left + right) % np.uint64(modulus)
 
 
-def subtract_mod(left: Slots, right: Slots, modulus: int) -> Slots:
-    """(left - right) mod t."""
+def subtract_mod(left: Words, right: Words, modulus: int) -> Words:
+    """(left - right) mod the modulus."""
     return (left + (np.uint64(modulus) - right)) % np.uint64(modulus)
 
 
@@ -478,10 +547,3 @@ def uniformity(words: NDArray[np.uint64], modulus: int) -> float:
 def context_of(receipt: SignedReceipt) -> bytes:
     """The context that a receipt was signed for."""
     return parse_receipt(receipt.body).context
-
-
-def key_extracting_ciphertext(parameters: BfvParameters, slots: int) -> bytes:
-    """The ciphertext c0 = 0, c1 = floor(q/t), whose plain decryption is the secret key modulo t, as a sum of many has it."""
-    second = np.zeros(parameters.degree, dtype=np.uint64)
-    second[0] = parameters.prime // parameters.plain_modulus
-    return numbers_to_bytes(np.concatenate([np.zeros(slots, dtype=np.uint64), second]), parameters.coefficient_bytes)

@@ -1,7 +1,7 @@
 """Ledgers for tests: real keys of one trial federation, a counting clock, and whole rounds between sites and a mirror.
 
 Certificates are valid for ten years around the clock's start. :class:`Trial` plays rounds as the protocol does, without masks
-and ciphertexts: reserve, sign receipts, show them, charge, consent, release; a test departs from it where it likes.
+and contributions: reserve, sign receipts, show them, charge, consent, release; a test departs from it where it likes.
 """
 
 from __future__ import annotations
@@ -156,6 +156,9 @@ def any_receipt(study: bytes = STUDY, participant: str = "north", **changes: obj
 def make_receipt(ledger: Ledger, release: Reservation, number: int, **changes: object) -> SignedReceipt:
     """A site's signed receipt for a release, with its ledger's present head."""
     credentials = ledger._chain.credentials
+    name, context = credentials.identity.name, release.context
+    proof = consent_proof(make_consent(name, context))
+    former = changes.get("version") == 1
     values: dict[str, object] = {
         "study": release.study,
         "participant": credentials.identity.name,
@@ -169,7 +172,7 @@ def make_receipt(ledger: Ledger, release: Reservation, number: int, **changes: o
         "mechanism": release.mechanism,
         "unit": release.unit,
         "cohort_size": release.cohort_size,
-        "consent": consent_commitment(consent_proof(make_consent(credentials.identity.name, release.context))),
+        "consent": hashlib.sha256(proof).digest() if former else consent_commitment(context, name, proof),
     }
     return sign_receipt(Receipt(**(values | changes)), credentials.signing_key)  # type: ignore[arg-type]
 
@@ -201,7 +204,12 @@ class Trial:
         names: of the sites.
         place: where a party's ledger lies, by its name.
         epsilon: budget of the population ``heart`` at every site.
+
+    Attributes:
+        version: of the receipts that sites sign from now on.
     """
+
+    version = 6
 
     def __init__(
         self,
@@ -246,7 +254,7 @@ class Trial:
     def receipt(self, name: str, release: Reservation) -> SignedReceipt:
         """A site's next receipt."""
         number = self.numbers[name, release.study] = self.numbers.get((name, release.study), 0) + 1
-        return make_receipt(self.ledgers[name], release, number)
+        return make_receipt(self.ledgers[name], release, number, version=self.version)
 
     def show(self, release: Reservation) -> Shown:
         """Every site signs its receipt, and the coordinator countersigns them."""

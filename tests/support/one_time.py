@@ -4,7 +4,7 @@ a round in order; and SEAL's own decryptor, as an oracle."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -18,9 +18,8 @@ from tenseal import sealapi
 from support.ledgers import any_receipt
 from support.randomness import SeededRandom
 from veilsum_node.identity import Identity, Role, SigningKey
-from veilsum_privacy.ledger.receipts import SignedReceipt, sign_receipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.results.sum_evidence import Evidence, consent_statement, total_to_bytes
-from veilsum_privacy.securesum.bfv import Scratch, inflate
 from veilsum_privacy.securesum.check_words import (
     CheckStatement,
     Signed,
@@ -33,18 +32,11 @@ from veilsum_privacy.securesum.check_words import (
     sign_sum,
 )
 from veilsum_privacy.securesum.data_masks import mask_values
-from veilsum_privacy.securesum.frames import Template
-from veilsum_privacy.securesum.key_shares import (
-    consent_commitment,
-    consent_of,
-    consent_proof,
-    mask_key,
-    payload_digest,
-    share_digest,
-)
+from veilsum_privacy.securesum.key_shares import consent_of, mask_key, payload_digest, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest, draw_key, encrypt_words
 from veilsum_privacy.securesum.opening import Contribution, Total
 from veilsum_privacy.securesum.ring import RING_2048, RingParameters
+from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.sum_plan import OneTimePlan, plan_sum
 
 Words = NDArray[np.uint64]
@@ -77,6 +69,9 @@ class Members:
         selves: every member's self secret.
         context: of the attempt.
         source: of keys and errors.
+        study, round, attempt: of it.
+        keys: signing keys by name, the coordinator's among them; made up for names that have none here.
+        lead: the coordinator's name.
     """
 
     plan: OneTimePlan
@@ -85,6 +80,15 @@ class Members:
     selves: dict[str, bytes]
     context: bytes
     source: SeededRandom
+    study: bytes = STUDY
+    round: int = ROUND
+    attempt: int = ATTEMPT
+    keys: Mapping[str, SigningKey] = field(default_factory=dict)
+    lead: str = "coordinator"
+
+    def key(self, name: str) -> SigningKey:
+        """What a party signs with."""
+        return self.keys.get(name) or signing_key(name)
 
     @property
     def ring(self) -> RingParameters:
@@ -92,11 +96,11 @@ class Members:
 
     @property
     def identities(self) -> tuple[Identity, ...]:
-        return tuple(identity(name, signing_key(name)) for name in self.names)
+        return tuple(identity(name, self.key(name)) for name in self.names)
 
     @property
     def coordinator(self) -> Identity:
-        return identity("coordinator", signing_key("coordinator"), Role.COORDINATOR)
+        return identity(self.lead, self.key(self.lead), Role.COORDINATOR)
 
     def seeds(self, name: str) -> dict[str, bytes]:
         """One member's pair seeds by the other's name."""
@@ -111,6 +115,13 @@ class Members:
 
     def mask(self, name: str, values: Integers) -> Words:
         return mask_values(values, self.plan, self.context, name, self.names, self.seeds(name), self.consent(name))
+
+    def masked_total(self, vectors: Sequence[Integers]) -> Words:
+        """The sum of all members' masked words mod t, as adding and opening their contributions would give it."""
+        total = np.zeros(self.plan.words, dtype=np.uint64)
+        for name, values in zip(self.names, vectors, strict=True):
+            total = (total + self.mask(name, values)) % np.uint64(self.ring.plain_modulus)
+        return total
 
     def share(self, name: str, key: Integers) -> Words:
         cohort = len(self.names)
@@ -136,10 +147,10 @@ class Members:
         )
         proof = consent_proof(self.consent(name))
         values: dict[str, Any] = {
-            "context": self.context, "payload": payload, "round": ROUND, "attempt": ATTEMPT,
+            "context": self.context, "payload": payload, "round": self.round, "attempt": self.attempt,
             "consent": commitment or consent_commitment(self.context, name, proof), "cohort_size": self.plan.cohort,
         }  # fmt: skip
-        return sign_receipt(any_receipt(STUDY, name, **(values | changes)), signing_key(name))
+        return sign_receipt(any_receipt(self.study, name, **(values | changes)), self.key(name))
 
     def answer(self, name: str, words: Words, rho: bytes, fixed: bytes) -> Signed:
         found = check_words(
@@ -148,20 +159,21 @@ class Members:
         return self.say(name, found, rho, fixed)
 
     def say(self, name: str, words: Sequence[int], rho: bytes, fixed: bytes) -> Signed:
-        statement = CheckStatement(STUDY, name, ROUND, ATTEMPT, self.context, rho, fixed, tuple(words))
-        return sign_check(statement, signing_key(name))
+        statement = CheckStatement(self.study, name, self.round, self.attempt, self.context, rho, fixed, tuple(words))
+        return sign_check(statement, self.key(name))
 
     def fix(self, total: Contribution) -> tuple[bytes, Signed]:
         """D, and the coordinator's word on it."""
         fixed = total.digest(self.plan, self.context)
-        word = SumStatement(STUDY, "coordinator", ROUND, ATTEMPT, self.context, fixed)
-        return fixed, sign_sum(word, signing_key("coordinator"))
+        word = SumStatement(self.study, self.lead, self.round, self.attempt, self.context, fixed)
+        return fixed, sign_sum(word, self.key(self.lead))
 
     def agree(self, checks: Sequence[Signed], rho: bytes, fixed: bytes) -> tuple[bytes, ...]:
         """Every member's signature under its consent statement."""
         bodies = checks_digest([item.body for item in checks])
-        own = (CheckStatement(STUDY, name, ROUND, ATTEMPT, self.context, rho, fixed, (0, 0, 0)) for name in self.names)
-        return tuple(sign_consent(consent_statement(one, bodies), signing_key(one.participant)).signature for one in own)
+        about = self.study, self.round, self.attempt, self.context, rho, fixed
+        own = (CheckStatement(about[0], name, *about[1:], (0, 0, 0)) for name in self.names)
+        return tuple(sign_consent(consent_statement(one, bodies), self.key(one.participant)).signature for one in own)
 
 
 @dataclass(frozen=True)

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.hostile import Adversary, flat
+import numpy as np
+
+from support.hostile import Adversary, subtract_mod
 from veilsum_aggregation.arrays import Integers
-from veilsum_privacy.securesum.contribution import open_sum
-from veilsum_privacy.securesum.masks import MaskStream, derive
-from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
-
-
-def plan_of(attack: Adversary, attempt: int) -> RoundPlan:
-    """The public plan of an attempt of any task."""
-    assignment = attack.assignments[attempt]
-    return AgreedStudy(attack.study).task(assignment.label).plan(len(attack.bed.sites), len(assignment.cohort))
+from veilsum_participant.store.tables import promised
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
+from veilsum_privacy.securesum.opening import Contribution, open_words
+from veilsum_privacy.securesum.streams import StreamPurpose
 
 
 def own_vector(attack: Adversary, name: str, attempt: int) -> Integers:
-    """What one site added to the sum of an attempt whose payload it still holds: (size,) in grid units, noise included."""
+    """What one site added to the sum of an attempt that it did not give up: (size,) in grid units, noise included."""
     row = attack.attempt_row(name, attempt)
     assert row is not None
-    cohort, context = attack.assignments[attempt].names, row.context
-    encoding = plan_of(attack, attempt).encoding
-    modulus = encoding.parameters.plain_modulus
-    place = cohort.index(name)
-    words = attack.words(name, attack.payloads[name, attempt].ciphertexts, attempt)
-    rest, width = flat(words), len(words[0])
-    for other, seed in attack.spied(name).seeds.items():
-        if other in cohort:
-            mask = MaskStream(derive(seed, "pair", context), modulus).take(len(rest))
-            rest = (rest + (mask if cohort.index(other) < place else modulus - mask)) % modulus
-    alone = replace(encoding, cohort=1)
-    return open_sum([rest[start : start + width] for start in range(0, len(rest), width)], alone, [row.consent])
+    plan, names, seeds = attack.plan(attempt).encoding, attack.assignments[attempt].names, attack.spied(name).seeds
+    sharing = [other for other in names if other == name or other in seeds]
+    consent, sent = promised(row.consent), attack.contribution(name, attempt)
+
+    bound, alone, count = 1 << plan.ring.share_bits(plan.cohort), replace(plan, cohort=1), len(sent.share)
+    masks = pairwise_masks(StreamPurpose.PAIR_KEY, row.context, name, sharing, seeds, count, bound)
+    masks += self_masks(StreamPurpose.SELF_KEY, row.context, [consent], count, bound)
+    opened = subtract_mod(sent.share, masks % np.uint64(bound), bound).view(np.int64)
+    key = np.where(opened >= bound // 2, opened - bound, opened)
+
+    own = 1 << plan.ring.share_bits(1)
+    share = np.mod(key, own).view(np.uint64) + self_masks(StreamPurpose.SELF_KEY, row.context, [consent], count, own)
+    words = open_words(Contribution(share % np.uint64(own), sent.coefficients), alone, row.context, [consent])
+    modulus = plan.ring.plain_modulus
+    pairs = pairwise_masks(StreamPurpose.PAIR_DATA, row.context, name, sharing, seeds, plan.words, modulus)
+    return unmask_values(subtract_mod(words, pairs, modulus), alone, row.context, [consent])

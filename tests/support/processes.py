@@ -293,9 +293,10 @@ class Processes(Parties):
         ]
 
     def kept_sums(self, key: bytes) -> int:
-        """How many sums of a study the coordinator still holds ciphertexts of."""
-        rows = self._query(self._journal, select(SUMS.c.ciphertexts).where(SUMS.c.study == key))
-        return sum(row["ciphertexts"] is not None for row in rows)
+        """How many complete sums of a study the coordinator holds beside those that it released."""
+        released = {release.round for release in self.releases(key)}
+        rows = self._query(self._journal, select(SUMS.c.round, SUMS.c.size).where(SUMS.c.study == key))
+        return sum(row["size"] is not None and row["round"] not in released for row in rows)
 
     def forget_cohorts(self) -> None:
         """Let every site stand as one whose population released nothing yet: an exact sum allows no other cohort near it."""
@@ -335,10 +336,9 @@ class Processes(Parties):
             assert not open_contexts(entries), name
             for attempt in self.attempts(name, key):
                 assert attempt["state"] in ("tombstone", "consented", "released"), name
-                assert attempt["payload"] is None, (name, attempt["state"])
-                assert attempt["self_seed"] is None, (name, attempt["state"])
+                assert attempt["payload"] is attempt["words"] is attempt["shown"] is None, (name, attempt["state"])
             row = self.study_row(name, key) or {}
-            assert not any(row.get(secret) for secret in ("box_key", "secret_key", "tag_key", "seeds")), name
+            assert not any(row.get(secret) for secret in ("box_key", "shares", "seeds")), name
 
     def await_over(self, name: str, key: bytes) -> None:
         """Wait until the study is over at a participant."""

@@ -1,10 +1,10 @@
-"""Proofs of results: laid beside them as an analyst's client does, and what a decryptor signs for whatever words."""
+"""Proofs of results: laid beside them as an analyst's client does, changed, and made by those who hold everybody's keys."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,37 +14,48 @@ import pytest
 from cryptography import x509
 
 from support.federation import TestBed
+from support.ledgers import any_receipt
+from support.one_time import Members, Played
+from support.randomness import SeededRandom
 from veilsum.verification import Verified, verify_result
 from veilsum_aggregation.arrays import Integers
-from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.canonical import canonical
-from veilsum_node.identity import Credentials
-from veilsum_participant.site import Site
-from veilsum_participant.store.studies import find_study
-from veilsum_privacy.ledger import Mechanism, Receipt
+from veilsum_node.identity import Credentials, Label, SigningKey
+from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import (
     Countersignature,
-    consent_commitment,
+    SignedReceipt,
     consent_proof,
     countersign,
+    parse_receipt,
     receipts_digest,
     sign_receipt,
 )
+from veilsum_privacy.results.former.layout import former_context, former_plan
+from veilsum_privacy.results.former.proof import FormerReleaseProof
+from veilsum_privacy.results.former.words import Statement, masked_sum, words_digest
 from veilsum_privacy.results.proof_check import CheckedStudy, ProofFault
-from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, ReleaseEntry, ReleaseProof, release_digest, round_file
+from veilsum_privacy.results.proof_files import (
+    FOLDER,
+    STUDY_FILE,
+    ReleaseEntry,
+    ReleaseProof,
+    read_entries,
+    release_digest,
+    round_file,
+    sum_file,
+)
 from veilsum_privacy.results.result import MANIFEST
-from veilsum_privacy.securesum.context import Assignment, context_digest
-from veilsum_privacy.securesum.contribution import Slots, keys_digest, masked_sum
-from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
-from veilsum_privacy.tasks.agreed import AgreedStudy
+from veilsum_privacy.securesum.context import Assignment, broadcast_digest, context_digest
+from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 
 
 def lay_proof(journal: SqlJournal, directory: Path) -> list[str]:
     """Write the proof of a result from the coordinator's journal; returns the files' names."""
-    entries = json.loads((directory / MANIFEST).read_bytes())["releases"]
-    names = [STUDY_FILE, *(round_file(entry["round"]) for entry in entries)]
+    entries = read_entries(json.loads((directory / MANIFEST).read_bytes()))
+    names = [STUDY_FILE, *(name for entry in entries for name in entry.files)]
     (directory / FOLDER).mkdir(exist_ok=True)
     for name in names:
         (directory / name).write_bytes(proof_file(journal.database, bytes.fromhex(directory.name), name))
@@ -55,23 +66,6 @@ def proven(journal: SqlJournal, directory: Path, authority: x509.Certificate, us
     """Verify a result by the proof that the journal holds."""
     lay_proof(journal, directory)
     return verify_result(directory, authority, uses=uses)
-
-
-def signed_words(site: Site, study: bytes, current: Round, words: list[Slots], /, **changes: Any) -> SignedStatement:
-    """A member's signed word on a decryption of the present attempt; ``changes`` make it say something else."""
-    with site.database.reading() as connection:
-        row = find_study(connection, study)
-    assert row is not None
-    values: dict[str, Any] = {
-        "study": study,
-        "participant": site.name,
-        "round": current.number,
-        "attempt": current.assignment.attempt,
-        "context": current.context,
-        "keys": keys_digest(row.secret_key, row.tag_key),
-        "words": words_digest(words),
-    }
-    return sign_statement(Statement(**(values | changes)), site.credentials.signing_key)
 
 
 @dataclass(frozen=True)
@@ -97,12 +91,14 @@ class Copied:
         place[path[-1]] = to(place[path[-1]])
         self.write(name, whole)
 
-    def values(self, name: str, change: Callable[[Integers], object]) -> ReleaseProof:
-        """Change the released values in a file."""
-        proof = ReleaseProof.parse((self.directory / name).read_bytes())
-        change(proof.values)
-        (self.directory / name).write_bytes(proof.to_bytes())
-        return proof
+    def proof(self, number: int) -> ReleaseProof:
+        """Of a round."""
+        return ReleaseProof.parse(*((self.directory / name).read_bytes() for name in (round_file(number), sum_file(number))))
+
+    def write_proof(self, number: int, proof: ReleaseProof) -> None:
+        """Put another proof of a round in its place."""
+        (self.directory / round_file(number)).write_bytes(proof.to_bytes())
+        (self.directory / sum_file(number)).write_bytes(proof.total)
 
     def fault(self) -> ProofFault:
         """The first thing that is found wrong."""
@@ -117,60 +113,120 @@ class Conspiracy:
     Args:
         bed: whose keys they hold.
         study: checked.
-        keys: digest of the dealt keys.
     """
 
-    def __init__(self, bed: TestBed, study: CheckedStudy, keys: bytes) -> None:
-        self._bed, self._study, self._keys = bed, study, keys
+    def __init__(self, bed: TestBed, study: CheckedStudy) -> None:
+        self._bed, self._study = bed, study
+        self._keys = {name: site.credentials.signing_key for name, site in bed.sites.items()}
 
-    def release(
-        self,
-        number: int,
-        attempt: int,
-        label: str,
-        receipt: int,
-        coordinator: Credentials | None = None,
-        padded: tuple[bool, bool] = (False, False),
-    ) -> tuple[ReleaseEntry, ReleaseProof]:
-        """A release of zeros, signed by everyone as if it had been opened.
+    def round(self, number: int, attempt: int, label: str, receipt: int, coordinator: Credentials | None = None) -> Signing:
+        """A round of zeros in which everyone keeps the order of the steps.
 
         Args:
             receipt: number of every receipt.
-            padded: whether each of the two decryptors signs for the words of protocol version 3.
         """
-        checked, study = self._study, self._study.study
-        names, signer = checked.roster.names, coordinator or self._bed.hub.credentials
-        cohort = tuple((name, bytes(16)) for name in names)
-        assignment = Assignment(number, attempt, label, cohort, bytes(32), study.expires)
-        plan = AgreedStudy(study).task(label).plan(len(names), len(names))
-        context = context_digest(plan, checked.roster, self._keys, assignment)
+        signer = coordinator or self._bed.hub.credentials
+        assignment, plan = self._assigned(number, attempt, label)
+        names, lead = assignment.names, signer.identity.name
+        context = context_digest(plan, self._study.roster, assignment)
+        random = SeededRandom(f"round {number} {attempt}".encode())
+        pairs = {frozenset((a, b)): random.bytes(32) for a in names for b in names if a < b}
+        selves = {name: random.bytes(32) for name in names}
+        keys = {**self._keys, lead: signer.signing_key}
+        about = self._study.digest, number, attempt
+        members = Members(plan.encoding, names, pairs, selves, context, random, *about, keys, lead)
+        sent = [members.contribute(name, np.zeros(plan.encoding.size, dtype=np.int64)) for name in names]
+        described = self._described(plan, receipt)
+        receipts = [members.receipt(name, one.contribution, **described) for name, one in zip(names, sent, strict=True)]
+        return Signing(Played(members, sent, members.add(sent), receipts), assignment, label, signer.identity.certificate)
+
+    def former_release(
+        self, number: int, attempt: int, label: str, receipt: int, padded: tuple[bool, bool] = (False, False)
+    ) -> tuple[ReleaseEntry, FormerReleaseProof]:
+        """A release of zeros up to version 5 of the protocol, signed by everyone as if it had been opened.
+
+        Args:
+            receipt: number of every receipt.
+            padded: whether each of the two decryptors signs for the words of version 3.
+        """
+        checked, signer, keys = self._study, self._bed.hub.credentials, bytes(range(32))
+        assignment, plan = self._assigned(number, attempt, label)
+        names = assignment.names
+        former = former_plan(plan.task, len(names), len(names))
+        context = former_context(former, checked.roster, keys, assignment)
         consents = tuple(hashlib.sha256(name.encode()).digest() for name in names)
-        receipts = tuple(
-            sign_receipt(
-                Receipt(
-                    checked.digest, name, number, attempt, context, bytes(32), receipt, bytes(32), study.dataset,
-                    Mechanism.of(plan.declaration, plan.noise), study.privacy.unit, len(names),
-                    consent_commitment(consent_proof(consent)),
-                ),
-                self._bed.sites[name].credentials.signing_key,
-            )
-            for name, consent in zip(names, consents, strict=True)
-        )  # fmt: skip
-        word = Countersignature(
-            checked.digest, signer.identity.name, number, attempt, context, receipts_digest(receipts), number, bytes(32)
+        receipts = []
+        for name, consent in zip(names, consents, strict=True):
+            promised = {"consent": hashlib.sha256(consent_proof(consent)).digest(), "version": 1, "context": context}
+            about = {"round": number, "attempt": attempt, **self._described(plan, receipt), **promised}
+            receipts.append(sign_receipt(any_receipt(checked.digest, name, **about), self._keys[name]))
+        values = np.zeros(former.encoding.size, dtype=np.int64)
+        signatures = {}
+        for name, form in zip(names[:2], padded, strict=True):
+            words = words_digest(masked_sum(values, former.encoding, consents, padded=form))
+            said = Statement(checked.digest, name, number, attempt, context, keys, words)
+            signatures[name] = self._keys[name].sign(Label.DECRYPTION, said.to_bytes())
+        word = countersigned(signer.signing_key, signer.identity.name, checked.digest, receipts)
+        proof = FormerReleaseProof(
+            assignment.to_bytes(), keys, tuple(receipts), word, signer.identity.certificate, consents, values
         )
-        values = np.zeros(plan.encoding.size, dtype=np.int64)
-        words = [words_digest(masked_sum(values, plan.encoding, consents, padded=each)) for each in padded]
-        said = {
-            name: Statement(checked.digest, name, number, attempt, context, self._keys, form)
-            for name, form in zip(names[:2], words, strict=True)
-        }
-        signatures = {
-            name: sign_statement(item, self._bed.sites[name].credentials.signing_key).signature for name, item in said.items()
-        }
-        digest = release_digest(checked.digest, number, attempt, values.astype("<i8").tobytes())
-        proof = ReleaseProof(
-            assignment.to_bytes(), self._keys, receipts, countersign(word, signer.signing_key), signer.identity.certificate,
-            consents, values,
-        )  # fmt: skip
+        digest = release_digest(checked.digest, number, attempt, values.tobytes())
         return ReleaseEntry(number, label, digest, signatures), proof
+
+    def _assigned(self, number: int, attempt: int, label: str) -> tuple[Assignment, RoundPlan]:
+        study, names = self._study.study, self._study.roster.names
+        cohort, nothing = tuple((name, bytes(16)) for name in names), broadcast_digest(b"")
+        assignment = Assignment(number, attempt, label, cohort, nothing, study.expires)
+        return assignment, AgreedStudy(study).task(label).plan(len(names), len(names))
+
+    def _described(self, plan: RoundPlan, number: int) -> dict[str, Any]:
+        study = self._study.study
+        mechanism = Mechanism.of(plan.declaration, plan.noise)
+        about = {"mechanism": mechanism, "dataset": study.dataset, "unit": study.privacy.unit}
+        return {"number": number, "cohort_size": len(self._study.roster.names), **about}
+
+
+@dataclass
+class Signing:
+    """A round, and how it is shown.
+
+    Attributes:
+        played: the round.
+        assignment: of it.
+        label: of its task.
+        certificate: the coordinator's.
+    """
+
+    played: Played
+    assignment: Assignment
+    label: str
+    certificate: bytes
+
+    @property
+    def proof(self) -> ReleaseProof:
+        """What they signed."""
+        played, shown = self.played, self.played.evidence
+        members = played.members
+        word = countersigned(members.key(members.lead), members.lead, members.study, shown.receipts)
+        return ReleaseProof(
+            self.assignment.to_bytes(), shown.receipts, word, self.certificate, shown.fixed, shown.checks, shown.consents,
+            shown.agreed, shown.total,
+        )  # fmt: skip
+
+    @property
+    def release(self) -> tuple[ReleaseEntry, ReleaseProof]:
+        """The release of what was contributed."""
+        return self.entry(self.played.exact), self.proof
+
+    def entry(self, values: Integers) -> ReleaseEntry:
+        """What a manifest says of a release of these values."""
+        number, attempt = self.assignment.round, self.assignment.attempt
+        digest = release_digest(self.played.members.study, number, attempt, values.astype("<i8").tobytes())
+        return ReleaseEntry(number, self.label, digest)
+
+
+def countersigned(key: SigningKey, name: str, study: bytes, receipts: Sequence[SignedReceipt]) -> SignedReceipt:
+    """A coordinator's word on these receipts."""
+    first = parse_receipt(receipts[0].body)
+    about = study, name, first.round, first.attempt, first.context
+    return countersign(Countersignature(*about, receipts_digest(receipts), first.round, bytes(32)), key)

@@ -10,6 +10,9 @@ import threading
 PIECE = 4096
 POLL_SECONDS = 0.02
 
+BEFORE_CONSENT = 450
+"""Bytes of a member whose contribution is in: its answer passes, its consent does not."""
+
 
 class Proxy:
     """Forwards connections to a target; limits apply to what clients send, over all connections together.

@@ -176,7 +176,7 @@ def test_every_metric_exists() -> None:
 def test_thresholds_are_the_program_s_defaults() -> None:
     found = {rule["alert"]: rule["expr"] for rule in alerts()}
     waits = Waits()
-    assert found["VeilsumRoundStuck"].endswith(f"> {waits.contribute + waits.consent + waits.decrypt}")
+    assert found["VeilsumRoundStuck"].endswith(f"> {waits.contribute + waits.consent + waits.check}")
     assert ParticipantConfig.model_fields["verify_hours"].default == 24
     assert found["VeilsumLedgerVerificationStale"].endswith("> 2 * 86400")
 

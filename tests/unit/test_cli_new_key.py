@@ -67,7 +67,7 @@ def test_a_study_is_left_where_its_key_is_lost(enrolled: tuple[TestBed, bytes]) 
         row = find_study(connection, key)
     assert row is not None
     assert row.status == "left"
-    assert all(getattr(row, secret) is None for secret in ("box_key", "secret_key", "tag_key", "seeds"))
+    assert all(getattr(row, secret) is None for secret in ("box_key", "shares", "seeds"))
     opened = open_site(site.config, clock=bed.clock, same_key=True)
     opened.ledger.verify(authority=site.credentials.authority)
     assert len(opened.ledger.entries(kind=Kind.KEY)) == 1

@@ -7,7 +7,6 @@ import random
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 from fuzzing.driver import Target, fuzz, peak, resident, try_input
 from fuzzing.targets import TARGETS, make
-from fuzzing.targets.ciphertexts import SETS, Ciphertexts, nested_bomb, wrap
 from fuzzing.targets.data import SCHEMA
 
 from veilsum_node.config import read_toml
@@ -24,7 +22,6 @@ from veilsum_node.overrides import _parse
 from veilsum_node.transport.route import read_roots
 from veilsum_participant.data.encode import load_records
 from veilsum_privacy.backup.backup import MANIFEST, open_archive
-from veilsum_privacy.securesum.parameters import BFV_8192
 from veilsum_privacy.study.study import parse_study
 
 FOUND = Path(__file__).parents[1] / "data" / "fuzzing"
@@ -82,34 +79,6 @@ def test_the_driver_finds_what_is_wrong() -> None:
     assert "memory" in kinds
     assert "HostileInput" not in kinds
     assert 0 < report.refused < report.inputs
-
-
-@pytest.fixture(scope="module")
-def ciphertexts() -> Iterator[Ciphertexts]:
-    target = Ciphertexts()
-    yield target
-    target.close()
-
-
-@pytest.mark.parametrize("number", range(2))
-def test_no_byte_around_the_numbers_of_a_key_may_differ(ciphertexts: Ciphertexts, number: int) -> None:
-    honest, reader = ciphertexts.content[number], 3 * number + 2
-    head = honest.index(b"\x5e\xa1\x10") + 24
-    stored = SETS[number] is BFV_8192  # the smaller set's objects have the size that compression gives
-    ciphertexts.read(reader, wrap(honest, ciphertexts.version, stored=stored))
-    for at in range(head):
-        changed = bytearray(honest)
-        changed[at] ^= 0x41
-        with pytest.raises(HostileInput, match="does not have the layout"):
-            ciphertexts.read(reader, wrap(bytes(changed), ciphertexts.version, stored=stored))
-
-
-def test_a_key_within_a_key(ciphertexts: Ciphertexts) -> None:
-    """Its frame has the right size; inside, 2 GiB of zeros are promised in 64 KiB."""
-    content = ciphertexts.content[1]
-    raw = wrap(nested_bomb(content, content.index(b"\x5e\xa1\x10", 40), 16000), ciphertexts.version, stored=True)
-    end, fault = try_input(ciphertexts, b"\x05" + raw)
-    assert (end.split()[0], fault) == ("HostileInput", "")
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "[" * 5000])

@@ -23,16 +23,16 @@ CHILD = """
 import ctypes, os, resource, signal, sys
 import numpy as np
 from veilsum_node.process.hardening import harden
-from veilsum_privacy.securesum.bfv import Adder, SecretKey
-from veilsum_privacy.securesum.parameters import BFV_4096
-SecretKey.generate(BFV_4096)
+from veilsum_privacy.securesum.products import KeyProducts
+from veilsum_privacy.securesum.ring import RING_2048
+key, one = np.ones(2048, dtype=np.int64), np.ones((1, 2048), dtype=np.uint64)
+KeyProducts(key, RING_2048).times(one)
 resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
 os.setuid({user})
 harden()
 assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
 assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0
-key = SecretKey.generate(BFV_4096)  # its files in memory can still be opened by name
-Adder(BFV_4096, 4096, 2).add(key.encrypt(np.zeros(4096, dtype=np.uint64)))
+KeyProducts(key, RING_2048).times(one)  # its files in memory can still be opened by name
 open("/proc/self/statm").read()
 print("ready", flush=True)
 sys.stdin.read()

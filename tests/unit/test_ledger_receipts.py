@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,8 @@ from veilsum_privacy.ledger.receipts import (
     MAX_RECEIPT_BYTES,
     Countersignature,
     SignedReceipt,
+    consent_commitment,
+    consent_proof,
     countersign,
     countersign_again,
     parse_countersignature,
@@ -46,6 +49,27 @@ def test_a_receipt_survives_its_bytes() -> None:
     assert len(sign_receipt(longest, NORTH.signing_key).body) < MAX_RECEIPT_BYTES
     for each in (longest, any_receipt(participant="n", dataset="d", unit="u", round=1, attempt=1, number=1)):
         assert parse_receipt(each.to_bytes()) == each
+
+
+@pytest.mark.parametrize("version", [1, 6])
+def test_a_receipt_of_each_version_is_held_to_its_own_consent(version: int) -> None:
+    """The former form committed to the consent alone: whose it is, and of which context, the present one says."""
+    consent, other = bytes(range(32)), bytes(range(1, 33))
+    proof = consent_proof(consent)
+    commitment = hashlib.sha256(proof).digest() if version == 1 else consent_commitment(CONTEXT, "north", proof)
+    receipt = replace(RECEIPT, version=version, consent=commitment)
+    assert parse_receipt(receipt.to_bytes()) == receipt
+    signed = sign_receipt(receipt, NORTH.signing_key)
+    assert verify_receipt(signed, NORTH.identity, STUDY, CONTEXT, version) == receipt
+    with pytest.raises(HostileInput, match="another version"):
+        verify_receipt(signed, NORTH.identity, STUDY, CONTEXT, 7 - version)
+    receipt.hold(consent)
+    for wrong in (other, b"", consent[:-1], consent + b"\0", proof):
+        with pytest.raises(HostileInput, match="is not the one that its receipt commits it to"):
+            receipt.hold(wrong)
+    for copied in (replace(receipt, participant="south"), replace(receipt, context=OTHER)):
+        assert copied.commits_to(proof) is (version == 1)
+    assert not replace(receipt, version=7 - version).commits_to(proof), "one form does not pass for the other"
 
 
 def test_no_receipt_is_longer_than_what_is_parsed_at_all() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from support.ledgers import COORDINATOR, Trial, credentials_of, make_receipt, open_ledger
 from support.tampering import Change, Copy
+from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Role
 from veilsum_privacy.ledger import LedgerFault, SignedReceipt, verify_ledger
 from veilsum_privacy.ledger.receipts import countersign, parse_countersignature, receipts_digest
@@ -32,6 +33,27 @@ def trial() -> Trial:
 @pytest.fixture
 def ledger(trial: Trial) -> Copy:
     return Copy.of(trial.ledgers["north"])
+
+
+def test_charges_of_the_version_before_verify_beside_present_ones() -> None:
+    """In one ledger, after an upgrade; the receipts of one charge are all of one version."""
+    trial = Trial(SITES)
+    trial.version = 1
+    trial.play(1)
+    trial.version = 6
+    trial.play(2)
+    for name, reader in trial.readers.items():
+        verify_ledger(reader, against=trial.others(name))
+        if name != COORDINATOR:
+            assert {item.parsed.round: item.parsed.version for item in reader.receipts()} == {1: 1, 2: 6}
+    release = trial.release(3)
+    trial.reserve(release)
+    receipts = [trial.receipt("north", release)]
+    trial.version = 1
+    receipts += [trial.receipt(name, release) for name in SITES[1:]]
+    word = trial.mirror
+    with pytest.raises(HostileInput, match="describes a different release"), word.database.transaction() as connection:
+        word.show(connection, tuple(receipts), trial.certificates)
 
 
 def resign(ledger: Copy) -> Copy:

@@ -38,7 +38,8 @@ from veilsum_privacy.securesum.check_words import (
 from veilsum_privacy.securesum.key_shares import consent_of, open_keys, self_masks
 from veilsum_privacy.securesum.one_time_keys import draw_key
 from veilsum_privacy.securesum.opening import Contribution, open_words
-from veilsum_privacy.securesum.ring import RING_2048, KeyProducts, RingParameters, common_polynomials, known_ring
+from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
+from veilsum_privacy.securesum.ring import RING_2048, RingParameters, known_ring
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
 Words = NDArray[np.uint64]

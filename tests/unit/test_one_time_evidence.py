@@ -20,17 +20,17 @@ from support.one_time import STUDY, Members, Played, identity, make_members, pla
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Label, Role
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.results.proof_files import ReleaseProof
 from veilsum_privacy.results.sum_evidence import (
     Evidence,
     consent_statement,
-    evidence_from_bytes,
-    evidence_to_bytes,
     total_from_bytes,
     total_to_bytes,
     verify_evidence,
 )
 from veilsum_privacy.securesum.check_words import Signed, SumStatement, checks_digest, parse_check, products, sign_sum
-from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RINGS, RingParameters, common_polynomials
+from veilsum_privacy.securesum.products import common_polynomials
+from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RINGS, RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "one-time-keys.json").read_text(encoding="utf-8"))
@@ -173,19 +173,29 @@ def test_sums_of_other_sizes_are_refused(played: Played) -> None:
             total_from_bytes(bad, plan)
 
 
-def test_evidence_comes_back_from_its_files(played: Played) -> None:
+def test_a_proof_comes_back_from_its_files(played: Played) -> None:
     honest = played.evidence  # signed anew each time, and no two ECDSA signatures are alike
-    statements, total = evidence_to_bytes(honest)
-    assert evidence_from_bytes(statements, total) == honest
+    shown = ReleaseProof(
+        b'{"v":1}', honest.receipts, honest.receipts[0], b"certificate", honest.fixed, honest.checks, honest.consents,
+        honest.agreed, honest.total,
+    )  # fmt: skip
+    statements = shown.to_bytes()
+    assert ReleaseProof.parse(statements, shown.total) == shown
+    assert shown.evidence == honest
+    assert honest.total.hex() not in statements.decode()
     value = json.loads(statements)
     for name in value:
-        for bad in (None, 7, "zz", [["a"]], [1], {}):
+        for bad in (None, 7, *(("zz",) if name != "assignment" else ()), [["a"]], [1], {}):
             changed = value | {name: bad}
             with pytest.raises(HostileInput):
-                evidence_from_bytes(json.dumps(changed, sort_keys=True, separators=(",", ":")).encode(), total)
+                ReleaseProof.parse(json.dumps(changed, sort_keys=True, separators=(",", ":")).encode(), shown.total)
+        without = {key: item for key, item in value.items() if key != name}
+        for other in (without, value | {"more": 1}):
+            with pytest.raises(HostileInput):
+                ReleaseProof.parse(json.dumps(other, sort_keys=True, separators=(",", ":")).encode(), shown.total)
     for data in (b"", b"[]", b"{}", statements + b" ", b"\xff"):
         with pytest.raises(HostileInput):
-            evidence_from_bytes(data, total)
+            ReleaseProof.parse(data, shown.total)
 
 
 def test_malformed_answers_are_refused(played: Played) -> None:

@@ -15,7 +15,7 @@ from support.one_time import Members, make_members, play, seal_decrypts, some_ve
 from support.randomness import RARE, RARE_DEVIATIONS, SeededRandom
 from support.securesum import uniform_p_value
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.securesum.key_shares import open_keys, share_from_bytes, share_size, share_to_bytes
+from veilsum_privacy.securesum.key_shares import open_keys, share_from_bytes, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import (
     coefficients_from_bytes,
     coefficients_to_bytes,
@@ -24,17 +24,15 @@ from veilsum_privacy.securesum.one_time_keys import (
 )
 from veilsum_privacy.securesum.opening import Contribution, _rounded, open_words
 from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
+from veilsum_privacy.securesum.products import BATCH, KeyProducts, common_polynomials
 from veilsum_privacy.securesum.ring import (
-    BATCH,
     KEY_VARIANCE,
     RING_2048,
     RING_2048_LARGE,
     RING_4096,
     RING_4096_LARGE,
     RINGS,
-    KeyProducts,
     RingParameters,
-    common_polynomials,
     known_ring,
 )
 from veilsum_privacy.securesum.sum_plan import choose_ring, plan_sum
@@ -110,8 +108,8 @@ def test_other_parameters_are_refused(degree: int, prime: int, modulus: int) -> 
 
 def test_key_shares_have_the_stated_sizes() -> None:
     assert [RING_2048.share_bits(n) for n in (4, 16, 1024)] == [9, 10, 13]
-    assert [share_size(RING_2048, n) for n in (4, 16, 1024)] == [2306, 2562, 3330]
-    assert [share_size(RING_4096, n) for n in (4, 16, 1024)] == [4610, 5122, 6658]
+    assert [RING_2048.share_size(n) for n in (4, 16, 1024)] == [2306, 2562, 3330]
+    assert [RING_4096.share_size(n) for n in (4, 16, 1024)] == [4610, 5122, 6658]
     assert choose_ring([(62, 10**6, Fraction(10**6))], 4) is RING_2048
     assert choose_ring([(10**6, 10**5, Fraction(10**6))], 4) is RING_4096
     assert choose_ring([(62, 10**6, Fraction(10**6))], 1025) is RING_2048_LARGE

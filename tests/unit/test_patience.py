@@ -129,6 +129,7 @@ def test_only_what_costs_nobody_anything_is_refused_in_the_end() -> None:
         pb.DIRECTIVE_KIND_SEAL,
         pb.DIRECTIVE_KIND_UNSEAL,
         pb.DIRECTIVE_KIND_CONTRIBUTE,
+        pb.DIRECTIVE_KIND_CHECK,
     }
 
 
@@ -139,10 +140,10 @@ def bed(tmp_path: Path) -> TestBed:
 
 
 def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is drawn twice: the ciphertexts that are kept in the end are those of the first try."""
+    """Nothing is drawn twice: the payload that is kept in the end is that of the first try."""
     drawn: list[int] = []
     real, failures = Database.transaction, [0]
-    encrypt = contributions.encrypt_contribution
+    encrypt = contributions.encrypt_words
 
     def counting(*arguments: object) -> object:
         drawn.append(1)
@@ -156,7 +157,7 @@ def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: p
         return real(database)
 
     monkeypatch.setattr(Database, "transaction", failing)
-    monkeypatch.setattr(contributions, "encrypt_contribution", counting)
+    monkeypatch.setattr(contributions, "encrypt_words", counting)
     monkeypatch.setattr(patience, "FIRST_PAUSE", 0.001)
     for site in bed.sites.values():
         site.patience = 60.0
@@ -239,7 +240,7 @@ def test_damage_is_not_over_because_another_page_takes_a_write(tmp_path: Path) -
 
 
 def test_nothing_is_fetched_for_a_disk_that_takes_nothing(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum is megabytes, and computing is minutes: both would be done again every two seconds."""
+    """Broadcasts are megabytes, and computing is minutes: both would be done again every two seconds."""
     client, asked = Client(bed.sites["a"]), list[pb.Directive]()
     monkeypatch.setattr(client.core, "handle", lambda directive, _: asked.append(directive))
     faults = ["full", "full", ""]
@@ -251,5 +252,5 @@ def test_nothing_is_fetched_for_a_disk_that_takes_nothing(bed: TestBed, monkeypa
 
     monkeypatch.setattr(Database, "probe", probed)
     monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
-    client._answer(pb.Directive(kind=pb.DIRECTIVE_KIND_DECRYPT), None, threading.Event())  # type: ignore[arg-type]
+    client._answer(pb.Directive(kind=pb.DIRECTIVE_KIND_CONSENT), None, threading.Event())  # type: ignore[arg-type]
     assert len(asked) == 1

@@ -203,7 +203,7 @@ def test_compiled_sums_are_short_and_narrow() -> None:
     agreed = AgreedStudy(compiled(1.0)).task("statistics")
     assert agreed.size <= 2000
     assert agreed.plan(4, 4).encoding.width <= 24
-    assert agreed.plan(4, 4).encoding.ciphertexts == 1
+    assert agreed.plan(4, 4).encoding.pieces == 2, "a key share and one piece of coefficients"
 
 
 def test_a_regression_without_noise_is_statsmodels() -> None:

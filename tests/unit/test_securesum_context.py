@@ -20,6 +20,7 @@ from support.federation import DATASET, schema_of
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Identity, Role
+from veilsum_privacy.results.former.layout import BFV_8192, FormerPlan, former_context, plan_encoding
 from veilsum_privacy.securesum.context import (
     Assignment,
     broadcast_digest,
@@ -28,7 +29,8 @@ from veilsum_privacy.securesum.context import (
     encode_broadcast,
     parse_assignment,
 )
-from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
+from veilsum_privacy.securesum.lanes import LanePlan
+from veilsum_privacy.securesum.ring import RING_2048, RING_4096
 from veilsum_privacy.securesum.roster import Enrolment, Member, Roster
 from veilsum_privacy.study.study import PrivacyDemand, Study, TaskDeclaration
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask, RoundPlan
@@ -65,13 +67,12 @@ def _digest(
     study: Study = STUDY,
     study_digest: bytes = _hash("study"),
     roster: Roster = ROSTER,
-    keys: bytes = _hash("keys"),
     assignment: Assignment = ASSIGNMENT,
     plan: RoundPlan = PLAN,
 ) -> bytes:
     agreed = AgreedStudy(study)
     vars(agreed)["digest"] = study_digest
-    return context_digest(replace_task(plan, agreed, plan.declaration), roster, keys, assignment)
+    return context_digest(replace_task(plan, agreed, plan.declaration), roster, assignment)
 
 
 def replace_task(plan: RoundPlan, agreed: AgreedStudy, declaration: TaskDeclaration) -> RoundPlan:
@@ -97,8 +98,8 @@ def _encoding(**changes: Any) -> RoundPlan:
     return replace(PLAN, encoding=replace(PLAN.encoding, **changes))
 
 
-def _bfv(**changes: Any) -> RoundPlan:
-    return _encoding(parameters=replace(PLAN.encoding.parameters, **changes))
+def _ring(**changes: Any) -> RoundPlan:
+    return _encoding(ring=replace(PLAN.encoding.ring, **changes))
 
 
 def _noise(**changes: Any) -> RoundPlan:
@@ -118,7 +119,6 @@ CHANGES: dict[str, Callable[[], bytes]] = {
     "federation": lambda: _digest(_study(federation="cd" * 32)),
     "study digest": lambda: _digest(study_digest=_hash("other study")),
     "roster digest": lambda: _digest(roster=replace(ROSTER, digest=_hash("other roster"))),
-    "dealt keys": lambda: _digest(keys=_hash("other keys")),
     "round": lambda: _digest(assignment=replace(ASSIGNMENT, round=4)),
     "attempt": lambda: _digest(assignment=replace(ASSIGNMENT, attempt=6)),
     "deadline": lambda: _digest(assignment=replace(ASSIGNMENT, deadline=1001)),
@@ -147,9 +147,9 @@ CHANGES: dict[str, Callable[[], bytes]] = {
     "offset": lambda: _digest(plan=_encoding(offset=PLAN.encoding.offset + 1)),
     "width": lambda: _digest(plan=_encoding(width=PLAN.encoding.width + 1)),
     "lanes": lambda: _digest(plan=_encoding(lanes=PLAN.encoding.lanes + 1)),
-    "degree": lambda: _digest(plan=_bfv(degree=16384)),
-    "coefficient primes": lambda: _digest(plan=_bfv(prime_bits=(50, 50))),
-    "plain modulus": lambda: _digest(plan=_bfv(plain_modulus=65537)),
+    "degree": lambda: _digest(plan=_ring(degree=16384)),
+    "coefficient prime": lambda: _digest(plan=_ring(prime=12289)),
+    "plain modulus": lambda: _digest(plan=_ring(plain_modulus=65537)),
     "kind of noise": lambda: _digest(plan=_noise(kind="local", honest=1)),
     "noise's variance": lambda: _digest(plan=_noise(variance=PLAN.noise.variance + 1)),
     "honest shares": lambda: _digest(plan=_noise(honest=1)),
@@ -177,21 +177,37 @@ def test_the_same_input_has_the_same_digest() -> None:
 @pytest.mark.parametrize(("variance", "mechanism"), [(10**7, "discrete-gaussian"), (0, "none")])
 def test_the_digest_is_of_the_design_s_list(variance: int, mechanism: str) -> None:
     """The list written out: whoever changes what a contribution is bound to changes it here too."""
-    plan, encoding = _task(variance=variance), PLAN.encoding
+    plan = _task(variance=variance)
     declared = plan.declaration.model_dump(mode="json")
     said = {"task": declared, "weights": dict.fromkeys(NAMES, 1), "schema": STUDY.data.model_dump(mode="json")}
-    context = {
-        "v": 1, "federation": "ab" * 32, "study": _hash("study"), "roster": _hash("roster"), "keys": _hash("keys"),
+    common = {
+        "federation": "ab" * 32, "study": _hash("study"), "roster": _hash("roster"),
         "round": 3, "attempt": 5, "deadline": 1000,
         "cohort": [[name, _hash(name).hex(), _hash("public " + name), _hash(name)[:16]] for name in NAMES[:3]],
         "task": digest("veilsum/1/task", canonical(said)), "broadcast": _hash("broadcast"),
-        "encoding": {"size": encoding.size, "bound": str(encoding.bound), "reach": str(encoding.reach),
-                     "offset": str(encoding.offset), "width": encoding.width, "lanes": encoding.lanes},
-        "bfv": encoding.parameters.to_context(), "noise": PLAN.noise.to_context(),
+        "noise": PLAN.noise.to_context(),
         "event": {"mechanism": mechanism, "sensitivity": 1000, "variance": str(variance), "sampling_rate": 1.0, "steps": 1,
                   "delta": 1e-5, "unit": "record"},
     }  # fmt: skip
-    assert _digest(plan=plan) == digest("veilsum/1/context", canonical(context))
+
+    def lanes(encoding: LanePlan) -> dict[str, object]:
+        numbers = {"bound": str(encoding.bound), "reach": str(encoding.reach), "offset": str(encoding.offset)}
+        return {**numbers, "size": encoding.size, "width": encoding.width, "lanes": encoding.lanes}
+
+    ring = PLAN.encoding.ring
+    moduli = {"degree": ring.degree, "prime": str(ring.prime), "plain_modulus": str(ring.plain_modulus)}
+    now = {"v": 6, "encoding": lanes(PLAN.encoding), "ring": moduli}
+    assert _digest(plan=plan) == digest("veilsum/6/context", canonical(common | now))
+
+    encoding = plan_encoding(PLAN.encoding.size, PLAN.encoding.bound, PLAN.task.released_variance(3), 3, BFV_8192)
+    bfv = {"degree": 8192, "prime_bits": [60, 60], "plain_modulus": 281474976694273}
+    then = {"v": 1, "encoding": lanes(encoding), "bfv": bfv, "keys": _hash("keys")}
+    agreed = AgreedStudy(STUDY)
+    vars(agreed)["digest"] = _hash("study")
+    former = FormerPlan(replace_task(PLAN, agreed, plan.declaration).task, encoding, PLAN.noise)
+    found = former_context(former, ROSTER, _hash("keys"), ASSIGNMENT)
+    assert found == digest("veilsum/1/context", canonical(common | then))
+    assert found != former_context(former, ROSTER, _hash("other keys"), ASSIGNMENT)
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
@@ -305,8 +321,8 @@ def test_the_plan_follows_the_cohort() -> None:
         variance = Fraction(10**7 * members, plan.noise.honest)
         assert plan.encoding.bound == STUDY.data.max_records * 1000
         assert plan.encoding.reach >= members * plan.encoding.bound + 12 * float(variance) ** 0.5
-        assert plan.encoding.parameters == AgreedStudy(STUDY).parameters(4)  # the roster decides, not who is left
-    assert AgreedStudy(STUDY).parameters(4) in (BFV_8192, BFV_4096)
+        assert plan.encoding.ring == AgreedStudy(STUDY).ring(4)  # the roster decides, not who is left
+    assert AgreedStudy(STUDY).ring(4) in (RING_2048, RING_4096)
     with pytest.raises(HostileInput):
         AgreedStudy(STUDY).task("two").plan(4, 3)
     thin = _study(tasks=(STUDY.tasks[0].model_copy(update={"variance": 40}),))
@@ -440,7 +456,7 @@ def test_what_was_worked_out_is_no_part_of_what_was_agreed() -> None:
     """Neither of its words, nor of what makes two of them equal, nor to be passed in."""
     one, other = AgreedStudy(STUDY), AgreedStudy(STUDY)
     task = one.task("one")
-    assert task.plan(4, 3).encoding.parameters is one.parameters(4)
+    assert task.plan(4, 3).encoding.ring is one.ring(4)
     assert one == other
     assert task == other.task("one")
     assert repr(one) == f"AgreedStudy(study={STUDY!r})"

@@ -1,204 +1,146 @@
-"""The three locks, each with the other two given away: what is left is uniform, and the same test flags what is not.
-
-Masks and vectors are seeded, so a result never changes; only the ciphertexts of the second lock come from the library's own
-randomness, where a false alarm has a probability below 1e-6.
-"""
+"""The three locks of a sum under one-time keys, each with the other two given away: what is left is uniform, and the same test
+flags what is not."""
 
 from __future__ import annotations
-
-import hashlib
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.securesum import ALPHA, Cohort, add_words, exact_plan, make_cohort, uniform_p_value
+from support.one_time import Members, make_members
+from support.securesum import ALPHA, uniform_p_value
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.bfv import SecretKey, _Expander
-from veilsum_privacy.securesum.contribution import consent_key, open_sum
-from veilsum_privacy.securesum.frames import SEED_BYTES, numbers_from_bytes
-from veilsum_privacy.securesum.masks import MaskStream
-from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192, BfvParameters, EncodingPlan
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.key_shares import consent_of, self_masks
+from veilsum_privacy.securesum.opening import open_words
+from veilsum_privacy.securesum.products import KeyProducts, common_polynomials
+from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RingParameters
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 
-MEMBERS = 4
-ROUNDS = 40  # contexts of each test: 40 times 8190 words
-
-Slots = NDArray[np.uint64]
+Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
 
-
-def _context(number: int) -> bytes:
-    return hashlib.sha256(b"context %d" % number).digest()
-
-
-def _plan(parameters: BfvParameters = BFV_8192) -> EncodingPlan:
-    """A vector that fills one ciphertext."""
-    lanes = exact_plan(1, 100_000, MEMBERS, parameters).lanes
-    return exact_plan(parameters.data_slots * lanes, 100_000, MEMBERS, parameters)
+MEMBERS = 4
+ROUNDS = 12
+RINGS = pytest.mark.parametrize("ring", [RING_2048, RING_4096], ids=["2048", "4096"])
 
 
-def _vector(kind: str, plan: EncodingPlan) -> Integers:
-    random = np.random.default_rng(3)
-    values = {"zero": 0, "largest": plan.bound, "smallest": -plan.bound}
+def members_of(ring: RingParameters) -> Members:
+    """A vector that fills one polynomial, in one lane a word."""
+    return make_members(MEMBERS, size=ring.degree - 1, bound=ring.plain_modulus // 64, ring=ring, seed=11)
+
+
+def vector(kind: str, members: Members) -> Integers:
+    plan = members.plan
     if kind == "records":
+        random = np.random.default_rng(3)
         return np.rint(random.normal(0, plan.bound / 5, plan.size)).clip(-plan.bound, plan.bound).astype(np.int64)
-    return np.full(plan.size, values[kind])
+    return np.full(plan.size, {"zero": 0, "largest": plan.bound, "smallest": -plan.bound}[kind])
 
 
-@pytest.fixture(scope="module")
-def cohort() -> Cohort:
-    return make_cohort(MEMBERS, seed=11)
+def context(number: int) -> bytes:
+    return number.to_bytes(32, "big")
 
 
-@pytest.mark.parametrize("parameters", [BFV_8192, BFV_4096], ids=["8192", "4096"])
+def known_masks(members: Members, name: str, purpose: StreamPurpose, count: int, bound: int, but: str) -> Words:
+    """All masks of a contribution that are given away: its self-mask's, and those with everyone but one other member."""
+    own = {StreamPurpose.PAIR_KEY: StreamPurpose.SELF_KEY, StreamPurpose.PAIR_DATA: StreamPurpose.SELF_DATA}[purpose]
+    total = self_masks(own, members.context, [members.consent(name)], count, bound)
+    for other, seed in members.seeds(name).items():
+        if other != but:
+            mask = WordStream(seed, purpose, members.context, bound=bound).take(count)
+            total += mask if other > name else np.uint64(bound) - mask
+    return total % np.uint64(bound)
+
+
+@RINGS
+@pytest.mark.parametrize("kind", ["zero", "largest"])
+def test_one_time_keys_hold_with_data_masks_and_consents_given_away(ring: RingParameters, kind: str) -> None:
+    """Words are known to be these; of the key share all masks are known but those with one other honest member."""
+    members, victim = members_of(ring), "site-01"
+    bits, coefficients, shares, bare = ring.share_bits(MEMBERS), [], [], []
+    words = np.full(ring.degree, 5 if kind == "largest" else 0, dtype=np.uint64)
+    for number in range(ROUNDS):
+        members.context = context(number)
+        sent = members.contribute(victim, vector(kind, members))
+        coefficients.append(members.encrypt(words, sent.key))
+        masks = known_masks(members, victim, StreamPurpose.PAIR_KEY, ring.degree + 1, 1 << bits, but="site-02")
+        shares.append((sent.contribution.share + np.uint64(1 << bits) - masks) % np.uint64(1 << bits))
+        every = known_masks(members, victim, StreamPurpose.PAIR_KEY, ring.degree + 1, 1 << bits, but="")
+        bare.append((sent.contribution.share + np.uint64(1 << bits) - every) % np.uint64(1 << bits))
+    table = np.array(coefficients)
+    assert uniform_p_value(table, ring.prime) > ALPHA
+    assert uniform_p_value((table[1:] + np.uint64(ring.prime) - table[:-1]) % np.uint64(ring.prime), ring.prime) > ALPHA
+    assert uniform_p_value(np.array(shares), 1 << bits) > ALPHA
+    assert uniform_p_value(np.array(bare), 1 << bits) < ALPHA, "with all masks taken off the same test must flag the key"
+    assert {int(one[-1]) for one in bare} == {1}
+
+
+@RINGS
 @pytest.mark.parametrize("kind", ["zero", "largest", "smallest", "records"])
-def test_pairwise_masks_hold_with_key_and_consents_given_away(cohort: Cohort, kind: str, parameters: BfvParameters) -> None:
-    """The opener has decrypted one contribution and has all consents; two other members collude with their seeds."""
-    plan, victim = _plan(parameters), cohort.names[1]
-    t, values = plan.parameters.plain_modulus, _vector(kind, plan)
+def test_data_masks_hold_with_one_time_keys_and_consents_given_away(ring: RingParameters, kind: str) -> None:
+    """Who has the key opens the words; of their masks all are known but those with one other honest member."""
+    members, victim, t = members_of(ring), "site-01", ring.plain_modulus
     left, bare = [], []
     for number in range(ROUNDS):
-        context = _context(number)
-        words = cohort.words(victim, values, plan, context)
-        left += cohort.unmask(victim, words, context, t, without=[cohort.names[2]])
-        bare += cohort.unmask(victim, words, context, t, without=[])
+        members.context = context(number)
+        sent = members.contribute(victim, vector(kind, members))
+        pads = KeyProducts(sent.key, ring).times(common_polynomials(members.context, ring, 0, 1))[0]
+        phase = (sent.contribution.coefficients + np.uint64(ring.prime) - pads) % np.uint64(ring.prime)
+        opened = np.rint(phase.astype(np.float64) * (t / ring.prime)).astype(np.uint64) % np.uint64(t)
+        assert opened.tolist() == sent.words.tolist(), "the key opens the words"
+        for found, but in ((left, "site-02"), (bare, "")):
+            masks = known_masks(members, victim, StreamPurpose.PAIR_DATA, members.plan.words, t, but=but)
+            found.append((opened + np.uint64(t) - masks) % np.uint64(t))
     assert uniform_p_value(np.array(left), t) > ALPHA
-    assert uniform_p_value(np.array(bare), t) < ALPHA, "with every mask gone the same test must flag the vector"
+    assert uniform_p_value(np.array(bare), t) < ALPHA, "with all masks taken off the same test must flag the vector"
 
 
-def test_no_slot_depends_on_the_value(cohort: Cohort) -> None:
-    """The same masks' words for two vectors differ by the vectors, but over contexts each slot is uniform on its own."""
-    plan, victim = _plan(), cohort.names[0]
-    t = plan.parameters.plain_modulus
-    for kind in ("zero", "largest"):
-        values = _vector(kind, plan)
-        rows = []
-        for number in range(600):
-            context = _context(number)
-            words = cohort.words(victim, values, plan, context)
-            rows.append(cohort.unmask(victim, words, context, t, without=[cohort.names[3]])[0][:100])
-        table = np.array(rows)
-        p_values = [uniform_p_value(table[:, slot], t) for slot in range(table.shape[1])]
-        assert min(p_values) > ALPHA / len(p_values)
-
-
-def test_two_contexts_share_nothing(cohort: Cohort) -> None:
-    """The difference of one vector's contributions under two contexts is uniform: nothing cancels between attempts."""
-    plan, victim = _plan(), cohort.names[0]
-    t, values = plan.parameters.plain_modulus, _vector("records", plan)
-    words = [np.concatenate(cohort.words(victim, values, plan, _context(number))) for number in range(ROUNDS)]
-    differences = np.array([(a + np.uint64(t) - b) % np.uint64(t) for a, b in pairwise(words)])
-    assert uniform_p_value(differences, t) > ALPHA
-    other = np.concatenate(cohort.words(victim, _vector("largest", plan), plan, _context(0)))
-    reused = (words[0] + np.uint64(t) - other) % np.uint64(t)  # two payloads under one context: what must never happen
-    assert uniform_p_value(reused, t) < ALPHA
-
-
-def _coefficients(ciphertext: bytes, parameters: BfvParameters) -> Slots:
-    """The coefficients of both polynomials, below the coefficient prime.
-
-    The second polynomial travels as a seed; what is judged is what everyone expands it to.
-    """
-    first = numbers_from_bytes(ciphertext[:-SEED_BYTES], parameters.coefficient_bytes)
-    expander = _Expander(parameters)
-    return np.concatenate([first, expander.second(expander.seeded(first, ciphertext[-SEED_BYTES:]))])
-
-
-@pytest.mark.parametrize("parameters", [BFV_8192, BFV_4096], ids=["8192", "4096"])
-@pytest.mark.parametrize("kind", ["zero", "largest"])
-def test_encryption_holds_with_masks_given_away(kind: str, parameters: BfvParameters) -> None:
-    """The vector is not masked at all: its ciphertext is uniform below q, and two of them share nothing."""
-    plan = _plan(parameters)
-    key, bits = SecretKey.generate(parameters), parameters.prime_bits[0]
-    slots = np.full(parameters.degree, plan.bound if kind == "largest" else 0, dtype=np.uint64)
-    ciphertexts = [key.encrypt(slots) for _ in range(12)]
-    assert len(set(ciphertexts)) == len(ciphertexts)
-    table = np.array([_coefficients(ciphertext, parameters) for ciphertext in ciphertexts])
-    # q is the largest prime of its bits that is 1 mod 2N, so it is 2^bits to 1e-9 for these bins
-    assert (table < 1 << bits).all()
-    assert uniform_p_value(table, 1 << bits) > ALPHA
-    assert uniform_p_value((table[1:] - table[:-1]) % np.uint64(1 << bits), 1 << bits) > ALPHA
-    for polynomial in np.split(table, 2, axis=1):
-        assert uniform_p_value(polynomial, 1 << bits) > ALPHA
-    assert uniform_p_value(np.tile(slots, 12), 1 << bits) < ALPHA, "the plain slots must be flagged"
-    np.testing.assert_array_equal(key.decrypt(ciphertexts[0], parameters.degree, 1), slots)
-
-
-def test_the_self_mask_holds_with_key_and_pairwise_masks_given_away(cohort: Cohort) -> None:
-    """Every seed and the key are known and the cohort is complete; one consent is missing."""
-    plan = _plan()
-    t = plan.parameters.plain_modulus
-    vectors = [_vector(kind, plan) for kind in ("zero", "largest", "smallest", "records")]
-    for missing in range(MEMBERS):
-        left, opened = [], []
-        for number in range(12):
-            context = _context(number)
-            consents = cohort.consents(context)
-            words = cohort.sum_words(vectors, plan, context)
-            left += _take_off(words, [key for place, key in enumerate(consents) if place != missing], t)
-            opened += _take_off(words, consents, t)
-        assert uniform_p_value(np.array(left), t) > ALPHA
-        assert uniform_p_value(np.array(opened), t) < ALPHA, "with all consents the same test must flag the sum"
-
-
-def _take_off(words: list[Slots], consents: list[bytes], modulus: int) -> list[Slots]:
-    streams = [MaskStream(consent, modulus) for consent in consents]
-    left = []
-    for part in words:
-        total = part
-        for stream in streams:
-            total = (total + np.uint64(modulus) - stream.take(len(part))) % np.uint64(modulus)
-        left.append(total)
-    return left
-
-
-@pytest.mark.parametrize("deceived", [1, 2])
-def test_members_with_different_contexts_do_not_cancel(cohort: Cohort, deceived: int) -> None:
-    """A coordinator that shows some members another cohort, model or plan gets noise, all consents included."""
-    plan = _plan()
-    t, values = plan.parameters.plain_modulus, _vector("records", plan)
-    left = []
+@RINGS
+@pytest.mark.parametrize("missing", range(MEMBERS))
+def test_nothing_opens_without_one_consent_with_all_seeds_given_away(ring: RingParameters, missing: int) -> None:
+    """Every pair's seed is known, and the one-time keys, and the sum is complete: one consent is missing."""
+    members, t = members_of(ring), ring.plain_modulus
+    bits, keys, words, opened = ring.share_bits(MEMBERS), [], [], []
+    kinds = ("zero", "largest", "smallest", "records")
     for number in range(ROUNDS):
-        contexts = [_context(number if place >= deceived else 1000 + number) for place in range(MEMBERS)]
-        words = add_words(
-            (cohort.words(name, values, plan, context) for name, context in zip(cohort.names, contexts, strict=True)), t
-        )
-        consents = [consent_key(cohort.selves[name], context) for name, context in zip(cohort.names, contexts, strict=True)]
-        left += _take_off(words, consents, t)
-        with pytest.raises(HostileInput, match="count lane"):
-            open_sum(words, plan, consents)
+        members.context = context(number)
+        sent = [members.contribute(name, vector(kind, members)) for name, kind in zip(members.names, kinds, strict=True)]
+        total, given = members.add(sent), [one for place, one in enumerate(members.consents) if place != missing]
+        masks = self_masks(StreamPurpose.SELF_KEY, members.context, given, ring.degree + 1, 1 << bits)
+        keys.append((total.share + np.uint64(1 << bits) - masks) % np.uint64(1 << bits))
+        summed = np.sum([one.words for one in sent], axis=0, dtype=np.uint64) % np.uint64(t)
+        for found, consents in ((words, given), (opened, members.consents)):
+            masks = self_masks(StreamPurpose.SELF_DATA, members.context, consents, members.plan.words, t)
+            found.append((summed + np.uint64(t) - masks) % np.uint64(t))
+        with pytest.raises(HostileInput, match="every member"):
+            open_words(total, members.plan, members.context, given)
+        stale = list(members.consents)
+        stale[missing] = consent_of(members.selves[members.names[missing]], context(number + 1000))
+        with pytest.raises(HostileInput, match=r"do not count|larger than keys"):
+            open_words(total, members.plan, members.context, stale)
+        whole = open_words(total, members.plan, members.context, members.consents)
+        exact = np.sum([one.values for one in sent], axis=0)
+        np.testing.assert_array_equal(unmask_values(whole, members.plan, members.context, members.consents), exact)
+    assert uniform_p_value(np.array(keys), 1 << bits) > ALPHA
+    assert uniform_p_value(np.array(words), t) > ALPHA
+    assert uniform_p_value(np.array(opened), t) < ALPHA, "with all consents the same test must flag the sum"
+
+
+@RINGS
+@pytest.mark.parametrize("deceived", [1, 2])
+def test_members_with_different_contexts_do_not_cancel(ring: RingParameters, deceived: int) -> None:
+    """A coordinator that shows some members another cohort, model or plan gets noise, with all one-time keys and consents."""
+    members, t, left = members_of(ring), ring.plain_modulus, []
+    for number in range(ROUNDS):
+        total, masks = np.zeros(members.plan.words, dtype=np.uint64), np.zeros(members.plan.words, dtype=np.uint64)
+        for place, name in enumerate(members.names):
+            members.context = context(number if place >= deceived else 1000 + number)
+            total += members.mask(name, vector("records", members))
+            masks += self_masks(StreamPurpose.SELF_DATA, members.context, [members.consent(name)], members.plan.words, t)
+        left.append((total + np.uint64(MEMBERS * t) - masks) % np.uint64(t))
     assert uniform_p_value(np.array(left), t) > ALPHA
-
-
-def test_a_pair_with_one_context_cancels() -> None:
-    """Control of the test above: where everyone has one context, the same steps open the sum."""
-    pair = make_cohort(2, seed=12)
-    plan = exact_plan(100, 100, 2)
-    vectors = [np.arange(100), -2 * np.arange(100) % 50]
-    opened = open_sum(pair.sum_words(vectors, plan, _context(0)), plan, pair.consents(_context(0)))
-    np.testing.assert_array_equal(opened, vectors[0] + vectors[1])
-
-
-def test_consents_serve_one_context_only(cohort: Cohort) -> None:
-    """A consent is derived from the seed and the context: another attempt's consent opens nothing."""
-    plan = _plan()
-    vectors = [_vector("records", plan)] * MEMBERS
-    words = cohort.sum_words(vectors, plan, _context(0))
-    stale = cohort.consents(_context(0))[:-1] + cohort.consents(_context(1))[-1:]
-    with pytest.raises(HostileInput, match="count lane"):
-        open_sum(words, plan, stale)
-    np.testing.assert_array_equal(open_sum(words, plan, cohort.consents(_context(0))), np.sum(vectors, axis=0))
-
-
-def test_a_seed_shared_by_two_cohorts_yields_unrelated_masks() -> None:
-    """The same members in another order or cohort have another context, hence other masks, though the seeds are the same."""
-    plan, cohort = _plan(), make_cohort(3, seed=13)
-    t, values = plan.parameters.plain_modulus, np.zeros(_plan().size, dtype=np.int64)
-    smaller = Cohort(cohort.names[:2], cohort.pairs, cohort.selves)
-    first = cohort.unmask(cohort.names[0], cohort.words(cohort.names[0], values, plan, _context(0)), _context(0), t,
-                          without=[cohort.names[1]])  # fmt: skip
-    second = smaller.unmask(cohort.names[0], smaller.words(cohort.names[0], values, plan, _context(1)), _context(1), t,
-                            without=[cohort.names[1]])  # fmt: skip
-    difference = (np.array(first) + np.uint64(t) - np.array(second)) % np.uint64(t)
-    assert uniform_p_value(difference, t) > ALPHA
+    members.context = context(0)
+    same = members.masked_total([vector("records", members)] * MEMBERS)
+    masks = self_masks(StreamPurpose.SELF_DATA, members.context, members.consents, members.plan.words, t)
+    assert uniform_p_value((same + np.uint64(t) - masks) % np.uint64(t), t) < ALPHA, "where all have one context, it opens"

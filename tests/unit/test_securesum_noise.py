@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from itertools import combinations
 
 import numpy as np
@@ -10,15 +9,15 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from support.one_time import make_members
 from support.randomness import SeededRandom
-from support.securesum import ALPHA, make_cohort
+from support.securesum import ALPHA
 from veilsum_node.errors import Misuse
 from veilsum_privacy.mechanism.noise import NoisePlan, plan_noise
-from veilsum_privacy.securesum.contribution import open_sum
-from veilsum_privacy.securesum.parameters import BFV_8192, plan_encoding
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.ring import RING_4096
 from veilsum_privacy.study.study import NoiseKind
 
-CONTEXT = hashlib.sha256(b"noise").digest()
 SIZE = 60_000
 STD = 1000
 
@@ -35,12 +34,12 @@ def _p_value(noise: NDArray[np.int64], variance: float) -> float:
 
 def _opened_noise(plan: NoisePlan, members: int, seed: int) -> NDArray[np.int64]:
     """Noise of an opened sum of random vectors: packed, masked, added, unmasked, less the exact sum."""
-    encoding = plan_encoding(SIZE, 5000, plan.total_variance(members), members, BFV_8192)
-    cohort, random = make_cohort(members, seed), np.random.default_rng(seed)
+    cohort = make_members(members, SIZE, 5000, RING_4096, seed, plan.total_variance(members))
+    random = np.random.default_rng(seed)
     vectors = [random.integers(-5000, 5001, SIZE) for _ in range(members)]
     noised = [vector + share for vector, share in zip(vectors, _shares(plan, members, seed), strict=True)]
-    opened = open_sum(cohort.sum_words(noised, encoding, CONTEXT), encoding, cohort.consents(CONTEXT))
-    return opened - np.sum(vectors, axis=0)
+    words = cohort.masked_total(noised)
+    return unmask_values(words, cohort.plan, cohort.context, cohort.consents) - np.sum(vectors, axis=0)
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 8, 16, 32])

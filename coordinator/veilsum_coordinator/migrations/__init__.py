@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from veilsum_coordinator.storage import fence, journal, long_values, records
 from veilsum_node.database import make_tables
 
-HEAD = "0005"
+HEAD = "0006"
 """The last script."""
 
 KEEPERS = (fence, journal, long_values, records)

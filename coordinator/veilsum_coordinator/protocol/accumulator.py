@@ -1,22 +1,20 @@
-"""The running sum of one attempt: ciphertexts are added as they arrive, so memory is one payload, whatever the cohort."""
+"""The running sum of one attempt: pieces are added as they arrive, so memory is one contribution, whatever the cohort."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.securesum.bfv import Adder
-from veilsum_privacy.securesum.parameters import TAGS, EncodingPlan
+from veilsum_privacy.securesum.key_shares import payload_digest, share_digest, share_from_bytes
+from veilsum_privacy.securesum.one_time_keys import begin_coefficients_digest, coefficients_from_bytes
+from veilsum_privacy.securesum.opening import Contribution, Total
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 
 class OutOfOrder(HostileInput):
-    """A ciphertext came with another index than the next one; the sender asks for the upload's status and goes on there."""
+    """A piece came with another index than the next one; the sender asks for the upload's status and goes on there."""
 
 
 @dataclass
@@ -26,42 +24,52 @@ class Upload:
     next: int = 0
     received: int = 0
     receipt: SignedReceipt | None = None
-    digest: Any = field(default_factory=lambda: hashlib.sha256(b"veilsum/1/payload"), repr=False)
+    share: bytes = field(default=b"", repr=False)  # digest of the key share
+    digest: Any = field(default=None, repr=False)  # running, of the coefficients
 
     @property
     def complete(self) -> bool:
         """Whether the receipt is in."""
         return self.receipt is not None
 
+    @property
+    def payload(self) -> bytes:
+        """What the receipt has to sign of the pieces, once all of them are in."""
+        return payload_digest(self.share, self.digest.digest())
+
 
 class Accumulator:
-    """Adds the cohort's ciphertexts, index by index; an index of a member is never added twice."""
+    """Adds the cohort's contributions, piece by piece; a piece of a member is never added twice."""
 
-    def __init__(self, plan: EncodingPlan, cohort: tuple[str, ...]) -> None:
+    def __init__(self, plan: OneTimePlan, cohort: tuple[str, ...]) -> None:
         self.plan = plan
         self.uploads = {name: Upload() for name in cohort}
-        slots = [plan.words(index) + TAGS for index in range(plan.ciphertexts)]
-        sizes = [plan.parameters.sum_bytes(count, len(cohort)) for count in slots]
-        whole, ends = np.zeros(sum(sizes), dtype=np.uint8).data, accumulate(sizes)  # one piece, which is let go of whole
-        places = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        self._sums = [Adder(plan.parameters, count, len(cohort), place) for count, place in zip(slots, places, strict=True)]
+        self._total: Total | None = None  # nothing came yet
 
-    def add(self, name: str, index: int, ciphertext: bytes) -> None:
-        """Add one ciphertext of a member.
+    def add(self, name: str, index: int, data: bytes) -> None:
+        """Add one piece of a member's contribution.
 
         Raises:
             OutOfOrder: not the member's next index.
             HostileInput: malformed, beyond the plan, or after the receipt.
         """
-        upload = self.uploads[name]
-        if upload.complete or index >= self.plan.ciphertexts:
-            raise HostileInput("An upload holds more ciphertexts than its plan.")
+        upload, plan = self.uploads[name], self.plan
+        if upload.complete or index >= plan.pieces:
+            raise HostileInput("An upload holds more pieces than its plan.")
         if index != upload.next:
-            raise OutOfOrder(f"Ciphertext {index} came where {upload.next} was expected.")
-        self._sums[index].add(ciphertext)
-        upload.digest.update(len(ciphertext).to_bytes(4, "big"))
-        upload.digest.update(ciphertext)
-        upload.received += len(ciphertext)
+            raise OutOfOrder(f"Piece {index} came where {upload.next} was expected.")
+        total = self._total or Total(plan)
+        if index == 0:
+            share = share_from_bytes(data, plan.ring, plan.cohort)
+            total.add_share(share)
+            upload.share = share_digest(share, plan.ring, plan.cohort)
+            upload.digest = begin_coefficients_digest(plan.words)
+        else:
+            part = plan.piece_words(index)
+            total.add_part(part, coefficients_from_bytes(data, part.stop - part.start, plan.ring))
+            upload.digest.update(data)
+        self._total = total
+        upload.received += len(data)
         upload.next += 1
 
     @property
@@ -71,14 +79,14 @@ class Accumulator:
 
     @property
     def received(self) -> int:
-        """Bytes of ciphertexts received."""
+        """Bytes of contributions received."""
         return sum(upload.received for upload in self.uploads.values())
 
     def drop(self) -> None:
-        """Forget the ciphertexts; what was received stays counted."""
-        self._sums = []
+        """Forget the sum; what was received stays counted."""
+        self._total = None
 
-    def serialise(self) -> list[memoryview]:
-        """Hand over the sum's ciphertexts once every member's are in; they are not copied."""
-        sums, self._sums = self._sums, []
-        return [each.view() for each in sums]
+    def take(self) -> Contribution:
+        """Hand over the sum once every member's contribution is in."""
+        total, self._total = self._total or Total(self.plan), None
+        return total.contribution

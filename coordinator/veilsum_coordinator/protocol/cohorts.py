@@ -81,5 +81,5 @@ class Cohorts:
             label,
             tuple((name, seats[name].nonce) for name in names),
             broadcast_digest(broadcast),
-            self._clock() + self._waits.contribute + self._waits.consent,
+            self._clock() + self._waits.contribute + self._waits.check + self._waits.consent,
         )

@@ -32,7 +32,7 @@ def open_directives(study: bytes, phase: StudyPhase, members: Members, current: 
     elif phase is StudyPhase.SEALING:
         found = _sealing(seat, members)
     else:
-        found = [*_closing(seat), *_of_round(seat, members, current)]
+        found = [*_closing(seat), *_of_round(seat, current)]
     for directive in found:
         directive.study = study
     return found
@@ -48,7 +48,7 @@ def _ending(seat: MemberState, outcome: str) -> list[pb.Directive]:
 
 def _sealing(seat: MemberState, members: Members) -> list[pb.Directive]:
     if seat.boxes is None:
-        return [pb.Directive(kind=pb.DIRECTIVE_KIND_SEAL, dealer=seat.name == members.dealer)]
+        return [pb.Directive(kind=pb.DIRECTIVE_KIND_SEAL)]
     if not seat.ready and members.all_sealed():
         return [pb.Directive(kind=pb.DIRECTIVE_KIND_UNSEAL)]
     return []
@@ -63,8 +63,8 @@ def _closing(seat: MemberState) -> list[pb.Directive]:
 
 _ROUND_DIRECTIVES = {
     RoundPhase.CONTRIBUTING: pb.DIRECTIVE_KIND_CONTRIBUTE,
+    RoundPhase.CHECKING: pb.DIRECTIVE_KIND_CHECK,
     RoundPhase.CONSENTING: pb.DIRECTIVE_KIND_CONSENT,
-    RoundPhase.DECRYPTING: pb.DIRECTIVE_KIND_DECRYPT,
 }
 
 
@@ -73,18 +73,11 @@ def round_directive(phase: RoundPhase) -> pb.DirectiveKind.ValueType:
     return _ROUND_DIRECTIVES.get(phase, pb.DIRECTIVE_KIND_UNSPECIFIED)
 
 
-def _of_round(seat: MemberState, members: Members, current: Round | None) -> list[pb.Directive]:
-    if current is None or seat.name not in current.cohort:
+def _of_round(seat: MemberState, current: Round | None) -> list[pb.Directive]:
+    if current is None or seat.name not in current.cohort or not current.owes(seat.name):
         return []
-    directive: pb.Directive | None = None
-    match current.phase:
-        case RoundPhase.CONTRIBUTING if not current.accumulator.uploads[seat.name].complete:
-            directive = pb.Directive(assignment=current.assignment.to_bytes())
-        case RoundPhase.CONSENTING if seat.name not in current.consents:
-            directive = pb.Directive()
-        case RoundPhase.DECRYPTING:
-            directive = current.owed(seat.name, members.connected())
-    if directive is None:
-        return []
-    directive.kind, directive.round, directive.attempt = round_directive(current.phase), *current.present
+    number, attempt = current.present
+    directive = pb.Directive(kind=round_directive(current.phase), round=number, attempt=attempt)
+    if current.phase is RoundPhase.CONTRIBUTING:
+        directive.assignment = current.assignment.to_bytes()
     return [directive]

@@ -85,9 +85,11 @@ class StudyLog:
             LOG.info("study %s: round %d (%s) asks %s", name, number, current.label, asked, extra=about("round", **where))
         elif attempt != before[1]:
             LOG.warning("study %s: round %d is tried again with %s", name, number, asked, extra=about("attempt", **where))
-        if phase is RoundPhase.CONSENTING and before[2] != phase.value:
-            LOG.info("study %s: round %d is complete, consent is asked for", name, number, extra=about("contributed", **where))
-        elif phase is RoundPhase.DECRYPTING:
+        if phase is RoundPhase.CHECKING:
+            LOG.info("study %s: round %d is complete, its sum is checked", name, number, extra=about("contributed", **where))
+        elif phase is RoundPhase.CONSENTING:
+            LOG.info("study %s: round %d is checked, consent is asked for", name, number, extra=about("checked", **where))
+        elif phase is RoundPhase.OPENING:
             LOG.info("study %s: round %d has every consent", name, number, extra=about("consented", **where))
         elif phase is RoundPhase.FAILED:
             LOG.warning("study %s: round %d failed", name, number, extra=about("failed", **where))

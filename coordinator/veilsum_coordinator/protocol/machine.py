@@ -19,17 +19,16 @@ from veilsum_coordinator.protocol.directives import open_directives, round_direc
 from veilsum_coordinator.protocol.members import Members, MemberState, StudyPhase
 from veilsum_coordinator.protocol.observer import AttemptReason, StudyObserver
 from veilsum_coordinator.protocol.restoration import Replay, dump_seats, load_seats, released_rounds, summed_round
-from veilsum_coordinator.protocol.rounds import DecryptionsDiffer, Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import Answer, Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.journal import SqlJournal
-from veilsum_coordinator.storage.records import KeptRelease, KeptStudy, KeptSum, RoundStart
+from veilsum_coordinator.storage.records import PROTOCOL, KeptRelease, KeptStudy, KeptSum, RoundStart
 from veilsum_node.errors import HostileInput, RefusalCode, StateError, Unavailable, VeilsumError
 from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.results.sum_evidence import total_to_bytes
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest
-from veilsum_privacy.securesum.contribution import SECRET_BYTES, Slots
-from veilsum_privacy.securesum.decryption import SignedStatement
+from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest, context_digest
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
@@ -52,7 +51,6 @@ class Decided(NamedTuple):
     """
 
     phase: StudyPhase
-    dealer: str
     seats: tuple[tuple[str, bool], ...]
     rounds: int
     attempts: int
@@ -126,14 +124,11 @@ class StudyMachine:
     # -- connections and time ----------------------------------------------------------------------------------------------
 
     def connected(self, name: str, nonce: bytes) -> None:
-        """A participant opened its session; another nonce than before means that its process is another one."""
+        """A participant opened its session."""
         seat = self.seats.get(name)
         if seat is None:
             return
-        restarted = seat.nonce not in (b"", nonce)
         seat.connected, seat.nonce = True, nonce
-        if restarted and (current := self.round) is not None and current.phase is RoundPhase.DECRYPTING:
-            current.unable.discard(name)
 
     def disconnected(self, name: str) -> None:
         """The session ended; after the grace period a running attempt goes on without it."""
@@ -159,18 +154,13 @@ class StudyMachine:
 
     def outlook(self) -> tuple[object, ...]:
         """All that one participant's open directives depend on and another's message can change."""
-        current = self.round
-        sealed = self.phase is StudyPhase.SEALING and self.members.all_sealed()
-        asked: dict[str, bool] = {}
-        if current is not None and current.phase is RoundPhase.DECRYPTING:
-            asked = current.awaited(self.members.connected())
-        return *self.marks(), sealed, asked
+        return *self.marks(), self.phase is StudyPhase.SEALING and self.members.all_sealed()
 
     def marks(self) -> tuple[object, ...]:
         """What a tick can change, to see whether it did."""
         gone = sum(seat.gone for seat in self.seats.values())
-        of_round = [(last.phase, last.attempts, len(last.unable), last.deadline) for last in self.rounds[-1:]]
-        return (self.phase, self.members.dealer, gone, self._deadline, self._unsaved, len(self.rounds), of_round)
+        of_round = [(last.phase, last.attempts, last.deadline) for last in self.rounds[-1:]]
+        return (self.phase, gone, self._deadline, self._unsaved, len(self.rounds), of_round)
 
     def _absent(self, name: str, now: int) -> bool:
         return self.members.absent(name, now, self._waits.grace)
@@ -201,7 +191,7 @@ class StudyMachine:
         more: Sequence[RefusalCode] = (),
         answers: pb.DirectiveKind.ValueType = pb.DIRECTIVE_KIND_UNSPECIFIED,
     ) -> None:
-        """Take a refusal: of the study, of an attempt, of a consent or of a decryption.
+        """Take a refusal: of the study, of an attempt, of an answer or of a consent.
 
         Args:
             code: why; decides what becomes of the attempt.
@@ -229,21 +219,15 @@ class StudyMachine:
     def _refuse_attempt(self, current: Round, name: str, code: RefusalCode) -> None:
         """Take a member's refusal of what the present attempt asks of it."""
         seat = self.seats[name]
-        if current.phase is RoundPhase.CONTRIBUTING and not current.asked:  # else its sum is complete, on its way to consents
+        if current.phase in (RoundPhase.CONTRIBUTING, RoundPhase.CHECKING) and not current.asked:
             seat.excuses += 1
             if code not in TRANSIENT or seat.excuses > MAX_EXCUSES:
                 seat.refusal = code.value
             self._retry(current, AttemptReason.REFUSED)
             self._save()
-        elif current.phase is RoundPhase.CONSENTING and name not in current.consents:  # else an echo from before its consent
+        elif current.phase is RoundPhase.CONSENTING and current.owes(name):  # else an echo from before its consent
             seat.refusal = code.value
             self._lose(current, f"{name} refused its consent ({code.value})")
-        elif current.phase is RoundPhase.DECRYPTING:
-            current.unable.add(name)
-            if code not in TRANSIENT:
-                seat.refusal = code.value
-            self._check_decryptors(current)
-            self._save()
 
     def _close_enrolment(self) -> None:
         count, needed = self.members.close(), self.study.privacy.min_cohort
@@ -285,7 +269,6 @@ class StudyMachine:
         if len(left) < self.study.privacy.min_cohort:
             self.fail("too few members exchanged their keys")
             return
-        members.replace_dealer()
         if members.all_sealed() and members.all_ready():
             self.phase = StudyPhase.RUNNING
             members.forget_boxes()
@@ -313,9 +296,19 @@ class StudyMachine:
         if assignment is None:
             return None
         now, deadline = self._clock(), self._steady() + self._waits.contribute
-        plan = self._plan(label, assignment)
-        accumulator = Accumulator(plan.encoding, assignment.names)
-        current = Round(len(self.rounds) + 1, label, broadcast, assignment, plan, accumulator, now, deadline, allowed)
+        plan, context = self._plan(assignment)
+        current = Round(
+            assignment.round,
+            label,
+            broadcast,
+            assignment,
+            plan,
+            context,
+            Accumulator(plan.encoding, assignment.names),
+            now,
+            deadline,
+            allowed,
+        )
         if kept is not None:  # another attempt of a round that an earlier process began
             current.started, current.attempts = kept.start.started, kept.start.attempts + 1
             current.received = kept.start.received
@@ -329,8 +322,11 @@ class StudyMachine:
         current.phase = phase
         self._observer.moved(self.study, current)
 
-    def _plan(self, label: str, assignment: Assignment) -> RoundPlan:
-        return self.agreed.task(label).plan(len(self.members.fixed_roster().members), len(assignment.cohort))
+    def _plan(self, assignment: Assignment) -> tuple[RoundPlan, bytes]:
+        """The plan of an attempt's sum, and its context."""
+        roster = self.members.fixed_roster()
+        plan = self.agreed.task(assignment.label).plan(len(roster.members), len(assignment.cohort))
+        return plan, context_digest(plan, roster, assignment)
 
     def _assign(self, number: int, label: str, broadcast: Pieces, allowed: frozenset[str]) -> Assignment | None:
         try:
@@ -346,50 +342,38 @@ class StudyMachine:
         if assignment is None:  # the study has failed, and the round with it
             return
         self._observer.attempted(reason)
-        current.retry(assignment, self._plan(current.label, assignment), self._steady() + self._waits.contribute)
+        current.retry(assignment, *self._plan(assignment), self._steady() + self._waits.contribute)
+        if current.phase is not RoundPhase.CONTRIBUTING:
+            self._move(current, RoundPhase.CONTRIBUTING)
 
     def _tick_round(self, current: Round, now: int) -> None:
-        if current.phase is RoundPhase.CONTRIBUTING:
-            missing = [name for name in current.cohort if not current.accumulator.uploads[name].complete]
-            late = now >= current.deadline
-            absent = [name for name in current.cohort if self._absent(name, now)]
-            if not missing and (not late or current.asked):  # everything came while the database was away
+        late, owing = now >= current.deadline, current.owing
+        if current.phase in (RoundPhase.CONTRIBUTING, RoundPhase.CHECKING):
+            if not owing and (not late or current.asked):  # everything came while the database was away
                 self._store(current)
-            elif absent or late:
-                for name in missing if late else ():
+            elif late or any(self._absent(name, now) for name in current.cohort):
+                for name in owing if late else ():
                     self.seats[name].gone = True
                 self._retry(current, AttemptReason.LATE if late else AttemptReason.ABSENT)
-        elif current.phase is RoundPhase.CONSENTING and now >= current.deadline:
-            silent = [name for name in current.cohort if name not in current.consents]
-            self._lose(current, f"no consent from {', '.join(silent)} in time")
-        elif current.phase is RoundPhase.DECRYPTING:
-            if now >= current.deadline:
-                connected = self.members.connected()
-                current.unable |= {name for name in current.decryptors(connected) if current.owed(name, connected)}
-                current.deadline = now + self._waits.decrypt
-            self._check_decryptors(current)
+        elif current.phase is RoundPhase.CONSENTING and late:
+            self._lose(current, f"no consent from {', '.join(owing)} in time")
 
     def _lose(self, current: Round, reason: str) -> None:
         self._move(current, RoundPhase.FAILED)
         self.fail(f"round {current.number} was lost after consent was asked for: {reason}")
 
-    def _check_decryptors(self, current: Round) -> None:
-        able = [name for name in current.cohort if name not in current.unable]
-        if len(able) < 2:
-            self._lose(current, "fewer than two members could decrypt the sum")
-
-    def upload(self, name: str, attempt: int, index: int, ciphertext: bytes) -> None:
-        """Add one ciphertext to the running sum.
+    def upload(self, name: str, attempt: int, index: int, data: bytes) -> None:
+        """Add one piece of a contribution to the running sum.
 
         Raises:
             HostileInput: not of the present attempt, malformed, or out of order.
         """
         current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
-        current.accumulator.add(name, index, ciphertext)
-        self._observer.received(name, len(ciphertext))
+        current.accumulator.add(name, index, data)
+        self._observer.received(name, len(data))
 
     def receipt(self, name: str, attempt: int, signed: SignedReceipt) -> None:
-        """Take the receipt that ends an upload; with the last one the sum is made durable and consent is asked for."""
+        """Take the receipt that ends an upload; with the last one the sum is made durable and stands fixed."""
         current = self._round_of(name, attempt, RoundPhase.CONTRIBUTING)
         last, again = self._numbers.get(name, 0), current.accumulator.uploads[name].complete
         current.receipt(name, signed, self.members.fixed_roster(), last)
@@ -399,71 +383,79 @@ class StudyMachine:
             self._store(current)
 
     def _store(self, current: Round) -> None:
-        """Make a complete sum durable and ask for consent; while the database is away, with a later tick."""
-        if len(contexts := current.contexts()) > 1:
-            # nobody would consent; found here, it costs nobody a charge
-            names = "; ".join(", ".join(signers) for signers in contexts.values())
-            self.fail(f"the members signed different contexts ({names}): not all were asked for the same sum")
-            return
-        now = self._steady()
-        current.sum = current.sum or current.accumulator.serialise()
-        certificates = {member.name: member.enrolment.certificate for member in self.members.fixed_roster().members}
+        """Make a complete sum durable before anyone is shown its digest, and all answers before anyone is asked for consent;
+        while the database is away, with a later tick."""
         try:
-            current.countersigned = self._journal.keep_sum(
-                self.digest,
-                current.number,
-                current.assignment,
-                current.sum,
-                current.receipts(),
-                {name: certificates[name] for name in current.cohort},
-            )
+            if current.phase is RoundPhase.CONTRIBUTING:
+                self._store_sum(current)
+            if not current.owing:
+                self._store_answers(current)
         except VeilsumError as error:  # no consent was asked for, so it costs nobody a charge
-            if self._lost(error, now):
+            if self._lost(error, self._steady()):
                 self.fail(f"the sum of round {current.number} could not be stored: {error.message}")
-            return
-        self._away, current.broadcast = None, ()  # from here on there is no other attempt
+
+    def _store_sum(self, current: Round) -> None:
+        certificates = {member.name: member.enrolment.certificate for member in self.members.fixed_roster().members}
+        total = current.sum or current.fix(current.accumulator.take())
+        current.countersigned = self._journal.keep_sum(
+            self.digest,
+            current.assignment,
+            total_to_bytes(total.total, current.plan.encoding),
+            current.receipts(),
+            {name: certificates[name] for name in current.cohort},
+        )
+        current.sign(self._journal.mirror.credentials)
+        self._away = None
         shown = map(parse_receipt, (item.body for item in current.receipts()))
         self._numbers |= {receipt.participant: receipt.number for receipt in shown}
+        self._move(current, RoundPhase.CHECKING)
+        current.deadline = self._steady() + self._waits.check
+
+    def answer(self, name: str, attempt: int, answer: Answer) -> None:
+        """Take an answer to the challenge of the sum; with the last one all are made durable and consent is asked for.
+
+        Raises:
+            HostileInput: not of the present attempt, malformed, not signed, or another one than before.
+        """
+        current = self.round
+        if current is None or current.assignment.attempt != attempt or name not in current.answers:  # else the same again
+            current = self._round_of(name, attempt, RoundPhase.CHECKING)
+        current.answer(name, answer, self.members.fixed_roster())
+        if current.phase is RoundPhase.CHECKING and not current.owing:
+            self._store(current)
+
+    def _store_answers(self, current: Round) -> None:
+        if not current.asked:  # else they come from the journal
+            answers = [current.answers[name] for name in current.cohort]
+            self._journal.keep_answers(self.digest, current.assignment, answers)
+        current.agree()
+        self._away, current.broadcast = None, ()  # from here on there is no other attempt
         self._move(current, RoundPhase.CONSENTING)
-        current.deadline = now + self._waits.consent
+        current.deadline = self._steady() + self._waits.consent
         self._count_consents(current)  # those that an earlier process kept
 
-    def consent(self, name: str, attempt: int, consent: bytes) -> None:
-        """Take a consent; with the last one the sum can be decrypted."""
+    def consent(self, name: str, attempt: int, consent: bytes, signature: bytes) -> None:
+        """Take a consent, signed for the answers of all; with the last one the sum opens.
+
+        Raises:
+            HostileInput: not of the present attempt, not the one that its sender's receipt commits it to, or signed for other
+                answers.
+        """
         current = self.round
         if current is not None and current.assignment.attempt == attempt:
             known = current.consents.get(name)
             if known is not None and compare_digest(known, consent):
                 return
         current = self._round_of(name, attempt, RoundPhase.CONSENTING)
-        if len(consent) != SECRET_BYTES:
-            raise HostileInput("A consent must have 32 bytes.")
-        self._journal.keep_consent(current.context, name, consent)
-        current.consents[name] = consent
+        current.check_consent(name, consent, signature, self.members.fixed_roster())
+        self._journal.keep_consent(self.digest, current.number, current.context, name, consent, signature)
+        current.consents[name], current.agreed[name] = consent, signature
         self._count_consents(current)
 
     def _count_consents(self, current: Round) -> None:
-        if len(current.consents) == len(current.cohort):
+        if not current.owing:
             self._cohorts.consented(current.allowed, current.cohort)
-            self._move(current, RoundPhase.DECRYPTING)
-            current.deadline = self._steady() + self._waits.decrypt
-
-    def decrypted(self, name: str, attempt: int, words: list[Slots], signed: SignedStatement) -> None:
-        """Take one of two decryptions; unlike ones fail the round.
-
-        Raises:
-            HostileInput: not asked of the caller, of the wrong shape, not signed for as it is, or unlike the other.
-        """
-        current = self._round_of(name, attempt, RoundPhase.DECRYPTING)
-        if name not in current.decryptors(self.members.connected()):
-            raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
-        try:
-            if current.decrypted(name, words, signed, self.members.fixed_roster()):
-                self._move(current, RoundPhase.OPENING)
-        except DecryptionsDiffer as error:
-            self._observer.unopened()
-            self._lose(current, error.message)
-            raise
+            self._move(current, RoundPhase.OPENING)
 
     def released(self, current: Round) -> None:
         """The sum was opened and journalled: members may forget their payloads."""
@@ -480,7 +472,7 @@ class StudyMachine:
 
     def _decided(self) -> Decided:
         seats = tuple((seat.refusal, seat.gone) for seat in self.seats.values())
-        return Decided(self.phase, self.members.dealer, seats, len(self.rounds), self._cohorts.attempts)
+        return Decided(self.phase, seats, len(self.rounds), self._cohorts.attempts)
 
     def _save(self) -> None:
         """Make what was decided durable; while the database is away, with a later tick. An outcome is the hub's to store."""
@@ -508,8 +500,8 @@ class StudyMachine:
     def progress(self) -> dict[str, Any]:
         """What the journal keeps of the study's decisions, as JSON values; :meth:`restore` reads it."""
         return {
+            "protocol": PROTOCOL,
             "phase": self.phase.value,
-            "dealer": self.members.dealer,
             "closed": self.members.closed,
             "roster": list(self.members.names),
             "round": self.rounds[-1].number if self.rounds else 0,
@@ -528,8 +520,6 @@ class StudyMachine:
             VeilsumError: what was kept does not verify.
         """
         now, state = self._steady(), kept.state
-        if kept.numbers and not state:
-            raise StateError("an older version left the study in the middle of its rounds", "Submit it again.")
         self.refusals = [(name, code, number) for name, code, number in state.get("refusals", ())]
         self.restore_seats(state)
         self.members.restore(kept)
@@ -546,6 +536,10 @@ class StudyMachine:
         self._cohorts.attempts = max((item.start.assignment.attempt for item in kept.rounds), default=0)
         if self.roster is not None:
             self.rounds = released_rounds(self.agreed, kept.rounds, len(self.roster.members))
+        if kept.former:
+            raise StateError(
+                "it began under an earlier version of the protocol, which this software does not speak", "Submit it again."
+            )
         self._replay = Replay(kept.rounds)
         for item in kept.rounds:
             if item.release is not None:
@@ -596,9 +590,12 @@ class StudyMachine:
         self._replay.check_over()
 
     def _go_on(self, start: RoundStart, total: KeptSum, broadcast: Pieces) -> Round:
-        """Go on consenting to a sum that an earlier process made durable, with the consents that came."""
+        """Go on with a sum that an earlier process made durable, with the answers and consents that were kept."""
         deadline = self._steady() + self._waits.contribute
-        current = summed_round(self.agreed, start, total, len(self.members.fixed_roster().members), broadcast, deadline)
+        plan, context = self._plan(start.assignment)
+        if parse_receipt(total.receipts[0].body).context != context:
+            raise StateError(f"the sum of round {start.assignment.round} is of another context than its members' now")
+        current = summed_round(plan, context, start, total, broadcast, deadline)
         self.rounds.append(current)
         self._observer.moved(self.study, current)
         # The round stands in the journal; the rest may not yet.

@@ -1,4 +1,4 @@
-"""Who takes part in a study and how far each has come: seats, enrolments, roster, dealer, sealed boxes.
+"""Who takes part in a study and how far each has come: seats, enrolments, roster, sealed boxes.
 
 Pure state; deadlines and phases are :mod:`.machine`'s.
 """
@@ -16,7 +16,7 @@ from cryptography import x509
 from veilsum_coordinator.storage.records import KeptStudy
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_node.telemetry.logs import about
-from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
 from veilsum_privacy.securesum.roster import Enrolment, Roster, verify_enrolment, verify_roster
 from veilsum_privacy.study.study import Study
@@ -61,7 +61,7 @@ class MemberState:
     enrolled: bool = False
     enrolment: Enrolment | None = None
     refusal: str = ""
-    boxes: dict[tuple[str, Purpose], Box] | None = None
+    boxes: dict[str, Box] | None = None
     ready: bool = False
     gone: bool = False
     nonce: bytes = b""
@@ -90,14 +90,13 @@ class Members:
         seats: one for each invited participant, by name.
         roster: the verified roster, once enrolment has closed.
         names: of the roster; they stay when the study is over.
-        dealer: who deals the study's keys.
         closed: when enrolment closed, unix seconds.
     """
 
     def __init__(self, study: Study, digest: bytes, authority: x509.Certificate, clock: Callable[[], int]) -> None:
         self.seats = {name: MemberState(name) for name in study.participants}
         self.roster: Roster | None = None
-        self.dealer, self.closed = "", 0
+        self.closed = 0
         self.names: tuple[str, ...] = ()
         self._study, self._digest, self._authority, self._clock = study, digest, authority, clock
         self._keys: set[bytes | str] = set()
@@ -154,7 +153,7 @@ class Members:
         return {member.public, member.identity.fingerprint}
 
     def close(self) -> int:
-        """Close enrolment: fix roster and first dealer if there are enough members; returns how many enrolled."""
+        """Close enrolment: fix the roster if there are enough members; returns how many enrolled."""
         for seat in self.seats.values():
             if seat.enrolment is not None:
                 try:
@@ -168,7 +167,6 @@ class Members:
             self.closed = self._clock()
             self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self.closed)
             self.names = self.roster.names
-            self.dealer = self.names[0]
         return len(enrolments)
 
     def fixed_roster(self) -> Roster:
@@ -220,9 +218,8 @@ class Members:
             raise HostileInput("Sealed boxes came from a participant outside the roster.")
         if seat.boxes is not None:
             return
-        owed = self.owed(name)
-        given = {(box.recipient, box.purpose): box for box in boxes}
-        if set(given) != owed or len(given) != len(boxes) or any(box.sender != name for box in boxes):
+        given = {box.recipient: box for box in boxes}
+        if set(given) != self.owed(name) or len(given) != len(boxes) or any(box.sender != name for box in boxes):
             raise HostileInput("A member must send exactly the boxes that it owes, each once.")
         keep()
         seat.boxes = given
@@ -232,11 +229,9 @@ class Members:
         """Who shares masks with whom."""
         return mask_graph(self.fixed_roster(), self._study.privacy)
 
-    def owed(self, name: str) -> set[tuple[str, Purpose]]:
-        """The boxes that a member owes: recipients and purposes."""
-        shares = {(other, Purpose.PAIR_SHARE) for other in self.graph.neighbours(name)}
-        dealt = {(other, Purpose.DEALT_KEYS) for other in self.fixed_roster().names if other != name}
-        return shares | dealt if name == self.dealer else shares
+    def owed(self, name: str) -> frozenset[str]:
+        """For whom a member owes a box."""
+        return self.graph.neighbours(name)
 
     def restore(self, kept: KeptStudy) -> None:
         """Take what the journal kept of enrolments, roster and boxes.
@@ -251,24 +246,17 @@ class Members:
         if not names:
             self._keys = set().union(*map(self._keys_of, kept.enrolments.values()))
             return
-        self.closed, self.dealer = kept.state["closed"], kept.state["dealer"]
+        self.closed = kept.state["closed"]
         enrolments = [kept.enrolments[name] for name in names]
         self.roster = verify_roster(enrolments, self._study, self._digest, self._authority, self.closed)
         self.names = self.roster.names
         for name, boxes in kept.boxes.items():
-            given = {(box.recipient, box.purpose): box for box in boxes}
-            if set(given) >= self.owed(name):  # else it sealed before it became the dealer, and is asked again
-                self.seats[name].boxes = given
+            self.seats[name].boxes = {box.recipient: box for box in boxes}
 
     def boxes_for(self, name: str) -> list[Box]:
         """All boxes for one member, in their senders' order."""
-        senders = self.graph.neighbours(name) | {self.dealer}
-        return [
-            seat.boxes[name, purpose]
-            for seat in map(self.seats.__getitem__, sorted(senders, key=str.encode))
-            for purpose in (Purpose if seat.name == self.dealer else (Purpose.PAIR_SHARE,))
-            if seat.boxes and (name, purpose) in seat.boxes
-        ]
+        senders = map(self.seats.__getitem__, sorted(self.graph.neighbours(name), key=str.encode))
+        return [seat.boxes[name] for seat in senders if seat.boxes and name in seat.boxes]
 
     def forget_boxes(self) -> None:
         """Let go of what nobody will ask for any more: with many members it is megabytes a study."""
@@ -297,13 +285,6 @@ class Members:
         for name in names:
             seat = self.seats[name]
             seat.gone = seat.gone or not (seat.ready if sealed else seat.boxes is not None)
-
-    def replace_dealer(self) -> None:
-        """The next live member deals if the dealer left before it had dealt."""
-        live = self.live()
-        if self.dealer not in live and self.seats[self.dealer].boxes is None:
-            self.dealer = live[0]
-            self.seats[self.dealer].boxes = None
 
 
 def _told(seats: Sequence[MemberState], present: str) -> str:

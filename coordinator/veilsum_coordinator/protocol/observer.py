@@ -35,10 +35,10 @@ class StudyObserver:
         """A participant refused, for these reasons."""
 
     def received(self, name: str, size: int) -> None:
-        """A ciphertext of a participant was added; ``size`` in bytes."""
+        """A piece of a participant's contribution was added; ``size`` in bytes."""
 
     def contributed(self, name: str) -> None:
         """A participant's contribution is complete."""
 
     def unopened(self) -> None:
-        """A complete sum could not be opened, or was decrypted to different words."""
+        """A complete sum could not be opened."""

@@ -11,9 +11,10 @@ from typing import Any
 
 from veilsum_coordinator.protocol.accumulator import Accumulator
 from veilsum_coordinator.protocol.members import MemberState
-from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import Answer, Round, RoundPhase
 from veilsum_coordinator.storage.records import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_node.errors import StateError
+from veilsum_privacy.results.sum_evidence import total_from_bytes
 from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 
@@ -108,9 +109,7 @@ def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int)
         start, label, cohort = item.start, item.start.assignment.label, item.release.cohort
         if (label, len(cohort)) not in accumulators:
             plan = agreed.task(label).plan(roster, len(cohort))
-            empty = Accumulator(plan.encoding, ())
-            empty.drop()
-            accumulators[label, len(cohort)] = plan, empty
+            accumulators[label, len(cohort)] = plan, Accumulator(plan.encoding, ())
         plan, accumulator = accumulators[label, len(cohort)]
         found.append(
             Round(
@@ -119,6 +118,7 @@ def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int)
                 (),
                 start.assignment,
                 plan,
+                b"",
                 accumulator,
                 start.started,
                 start.started,
@@ -133,30 +133,33 @@ def released_rounds(agreed: AgreedStudy, kept: Sequence[KeptRound], roster: int)
 
 
 def summed_round(
-    agreed: AgreedStudy, start: RoundStart, total: KeptSum, roster: int, broadcast: Pieces, deadline: int
+    plan: RoundPlan, context: bytes, start: RoundStart, total: KeptSum, broadcast: Pieces, deadline: int
 ) -> Round:
-    """The round whose complete sum was kept: to be stored again, which changes nothing, and consented to further."""
-    plan = agreed.task(start.assignment.label).plan(roster, len(start.assignment.cohort))
+    """The round whose complete sum was kept: to be stored again, which changes nothing, and to go on from there."""
     accumulator = Accumulator(plan.encoding, start.assignment.names)
     for name, receipt in zip(start.assignment.names, total.receipts, strict=True):
         upload = accumulator.uploads[name]
-        upload.next, upload.receipt = plan.encoding.ciphertexts, receipt
-    return Round(
+        upload.next, upload.receipt = plan.encoding.pieces, receipt
+    current = Round(
         start.assignment.round,
         start.assignment.label,
         broadcast,
         start.assignment,
         plan,
+        context,
         accumulator,
         start.started,
         deadline,
         start.allowed,
         attempts=start.attempts,
         received=start.received,
-        sum=list(total.ciphertexts),
+        answers={name: Answer(*kept) for name, kept in zip(start.assignment.names, total.answers, strict=False)},
         consents=dict(total.consents),
-        asked=True,
+        agreed=dict(total.agreed),
+        asked=bool(total.answers),
     )
+    current.fix(total_from_bytes(total.total, plan.encoding))
+    return current
 
 
 def dump_seats(seats: Mapping[str, MemberState]) -> dict[str, Any]:

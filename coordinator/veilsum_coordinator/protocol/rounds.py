@@ -1,41 +1,110 @@
-"""One round at the coordinator, as a state machine without I/O: attempts, uploads, consents, decryptions.
+"""One round at the coordinator, as a state machine without I/O: attempts, uploads, answers, consents.
 
-Allowed order: contributing (any number of attempts) -> consenting -> decrypting -> opening -> released; from contributing a
-round can fail for want of a cohort, from consenting on it can only be released or lost. The coordinator sees masked,
-encrypted payloads and, at the end, the words of a sum that all members consented to.
+Allowed order: contributing -> checking (any number of attempts, each from the start) -> consenting -> opening -> released.
+Until consent is asked for a round can fail for want of a cohort, from then on it can only be released or lost. The coordinator
+sees masked, encrypted contributions and, at the end, a sum that all members consented to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain, islice
+from functools import partial
+from typing import NamedTuple
 
+from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.protocol.accumulator import Accumulator
 from veilsum_coordinator.storage.records import KeptProof
 from veilsum_node.errors import HostileInput, StateError
+from veilsum_node.identity import Credentials, Label, verify
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
-from veilsum_privacy.securesum.context import Assignment, Pieces, context_digest
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement, Statement, parse_statement, verify_statement, words_digest
+from veilsum_privacy.results.sum_evidence import consent_statement
+from veilsum_privacy.securesum.check_words import (
+    CHECKS,
+    CheckStatement,
+    Signed,
+    SumStatement,
+    challenge,
+    checks_digest,
+    sign_sum,
+    verify_check_words,
+)
+from veilsum_privacy.securesum.context import Assignment, Pieces
+from veilsum_privacy.securesum.data_masks import unmask_values
+from veilsum_privacy.securesum.opening import Contribution, open_words
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.tasks.agreed import RoundPlan
-from veilsum_proto import federation_pb2 as pb
-
-DECRYPTORS = 2
 
 
 class RoundPhase(StrEnum):
     """Where a round is."""
 
     CONTRIBUTING = "contributing"
+    CHECKING = "checking"
     CONSENTING = "consenting"
-    DECRYPTING = "decrypting"
     OPENING = "opening"
     RELEASED = "released"
     FAILED = "failed"
+
+
+class Answer(NamedTuple):
+    """A member's answer to the challenge of a sum: its words, and its signature under the statement that holds them."""
+
+    words: tuple[int, ...]
+    signature: bytes
+
+
+class FixedSum:
+    """A complete sum that stands fixed: what every member's answer and consent is about.
+
+    Args:
+        total: the sum of all contributions.
+        plan: of it.
+        study: the study's digest.
+        assignment: of the attempt.
+        receipts: of the cohort, in its order.
+    """
+
+    def __init__(
+        self,
+        total: Contribution,
+        plan: OneTimePlan,
+        study: bytes,
+        assignment: Assignment,
+        context: bytes,
+        receipts: Sequence[SignedReceipt],
+    ) -> None:
+        self.total, self.context = total, context
+        self._plan, self._study, self._assignment = plan, study, assignment
+        self.digest = total.digest(plan, context)
+        self.challenge = challenge(context, [signed.body for signed in receipts], self.digest)
+
+    def word(self, coordinator: str) -> SumStatement:
+        """What the coordinator signs of it."""
+        number, attempt = self._assignment.round, self._assignment.attempt
+        return SumStatement(self._study, coordinator, number, attempt, self.context, self.digest)
+
+    def statement(self, name: str, words: tuple[int, ...]) -> CheckStatement:
+        """What a member signs that answers with these words."""
+        number, attempt = self._assignment.round, self._assignment.attempt
+        return CheckStatement(self._study, name, number, attempt, self.context, self.challenge, self.digest, words)
+
+    def open(self, answers: Sequence[Answer], consents: Sequence[bytes]) -> Integers:
+        """The released values in grid units, (size,).
+
+        Args:
+            answers, consents: of the cohort, in its order.
+
+        Raises:
+            HostileInput: it is not the sum of what the members vouched for, or not one of exactly this cohort.
+        """
+        words = open_words(self.total, self._plan, self.context, consents)
+        said = [answer.words for answer in answers]
+        verify_check_words(words, self._plan.ring.plain_modulus, self.context, self.challenge, said, consents)
+        return unmask_values(words, self._plan, self.context, consents)
 
 
 @dataclass
@@ -48,14 +117,15 @@ class Round:
         broadcast: encoded, as sent, in pieces.
         allowed: who may be in a cohort of it.
         assignment: of the present attempt.
+        context: digest c of the present attempt.
         accumulator: of the present attempt.
-        sum: the complete sum's ciphertexts.
+        sum: the complete sum.
         countersigned: the coordinator's word on the receipts of the complete sum.
+        fixed: its word on the complete sum.
+        answers: by member.
         consents: by member.
-        answers: digest of the decrypted words by decryptor.
-        statements: its signed word on them, by decryptor.
-        words: the decrypted words, once a decryptor returned them.
-        unable: members that cannot decrypt any more.
+        agreed: every member's signature under the answers that it consented to, by its name.
+        checks: digest of all answers, once consent is asked for.
         asked: whether an earlier process may have asked for consent to this sum, so that there is no other attempt.
     """
 
@@ -64,6 +134,7 @@ class Round:
     broadcast: Pieces
     assignment: Assignment
     plan: RoundPlan
+    context: bytes
     accumulator: Accumulator
     started: int
     deadline: int
@@ -72,13 +143,13 @@ class Round:
     attempts: int = 1
     received: int = 0
     finished: int | None = None
-    sum: Pieces = field(default_factory=list, repr=False)
+    sum: FixedSum | None = field(default=None, repr=False)
     countersigned: SignedReceipt | None = None
+    fixed: Signed | None = None
+    answers: dict[str, Answer] = field(default_factory=dict, repr=False)
     consents: dict[str, bytes] = field(default_factory=dict, repr=False)
-    answers: dict[str, bytes] = field(default_factory=dict, repr=False)
-    statements: dict[str, SignedStatement] = field(default_factory=dict, repr=False)
-    words: list[Slots] | None = field(default=None, repr=False)
-    unable: set[str] = field(default_factory=set)
+    agreed: dict[str, bytes] = field(default_factory=dict, repr=False)
+    checks: bytes = b""
     asked: bool = False
 
     @property
@@ -93,7 +164,7 @@ class Round:
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of ciphertexts over all attempts."""
+        """Bytes of contributions over all attempts."""
         return self.received + self.accumulator.received
 
     def expect(self, name: str, attempt: int, phase: RoundPhase) -> None:
@@ -107,24 +178,41 @@ class Round:
         if self.phase is not phase:
             raise HostileInput(f"The round is {self.phase.value}; that message belongs to {phase.value}.")
 
-    def retry(self, assignment: Assignment, plan: RoundPlan, deadline: int) -> None:
+    def owes(self, name: str) -> bool:
+        """Whether a member of the cohort has not done yet what the present phase asks of it."""
+        match self.phase:
+            case RoundPhase.CONTRIBUTING:
+                return not self.accumulator.uploads[name].complete
+            case RoundPhase.CHECKING:
+                return name not in self.answers
+            case RoundPhase.CONSENTING:
+                return name not in self.consents
+            case _:
+                return False
+
+    @property
+    def owing(self) -> list[str]:
+        """Who has not done yet what the present phase asks of all, in the cohort's order."""
+        return [name for name in self.cohort if self.owes(name)]
+
+    def retry(self, assignment: Assignment, plan: RoundPlan, context: bytes, deadline: int) -> None:
         """Begin another attempt; everything of the former one is dropped."""
         self.received += self.accumulator.received
-        self.assignment, self.plan, self.deadline = assignment, plan, deadline
+        self.assignment, self.plan, self.context, self.deadline = assignment, plan, context, deadline
         self.accumulator = Accumulator(plan.encoding, assignment.names)
         self.attempts += 1
-        self.sum = []
+        self.sum, self.countersigned, self.fixed, self.answers = None, None, None, {}
 
     def drop(self) -> None:
         """Forget what was sent and received of an ended round: a coordinator of many rounds must not keep it for each."""
-        self.sum, self.broadcast = [], ()
+        self.sum, self.broadcast = None, ()
         self.accumulator.drop()
 
     def forget(self) -> None:
         """Forget who sent what of a round that is over as well: with many members it is as much as the rest."""
         self.drop()
-        self.answers, self.consents, self.statements, self.words = {}, {}, {}, None
-        self.received, self.countersigned = self.bytes_received, None
+        self.answers, self.consents, self.agreed = {}, {}, {}
+        self.received, self.countersigned, self.fixed = self.bytes_received, None, None
         self.accumulator.uploads = {}
 
     def receipt(self, name: str, signed: SignedReceipt, roster: Roster, last: int) -> None:
@@ -137,19 +225,19 @@ class Round:
             last: number of the sender's last receipt that was shown to a cohort, 0 for none.
 
         Raises:
-            HostileInput: ciphertexts are missing, or the receipt is not the sender's next one for exactly what it sent.
+            HostileInput: pieces are missing, or the receipt is not the sender's next one for exactly what it sent.
         """
         upload = self.accumulator.uploads[name]
         if upload.complete:
             if upload.receipt != signed:
                 raise HostileInput("A second, different receipt came for one upload.")
             return
-        if upload.next != self.plan.encoding.ciphertexts:
-            raise HostileInput("The receipt came before the last ciphertext.")
+        if upload.next != self.plan.encoding.pieces:
+            raise HostileInput("The receipt came before the last piece.")
         study, key = self.plan.task.study, self.plan.task.agreed.digest
-        receipt = verify_receipt(signed, roster.member(name).identity, key, parse_receipt(signed.body).context)
-        if receipt.payload != upload.digest.digest():
-            raise HostileInput("The receipt is for different ciphertexts than those received.")
+        receipt = verify_receipt(signed, roster.member(name).identity, key, self.context, 6)
+        if receipt.payload != upload.payload:
+            raise HostileInput("The receipt is for another contribution than the one received.")
         mechanism = Mechanism.of(self.plan.declaration, self.plan.noise)
         described = (receipt.dataset, receipt.mechanism, receipt.unit, receipt.cohort_size)
         if (receipt.round, receipt.attempt) != self.present or described != (
@@ -165,72 +253,70 @@ class Round:
         uploads = self.accumulator.uploads
         return [receipt for name in self.cohort if (receipt := uploads[name].receipt) is not None]
 
-    def contexts(self) -> dict[bytes, list[str]]:
-        """Who signed which context; one entry if all were asked for the same sum."""
-        signers: dict[bytes, list[str]] = {}
-        for signed in self.receipts():
-            receipt = parse_receipt(signed.body)
-            signers.setdefault(receipt.context, []).append(receipt.participant)
-        return signers
+    def fix(self, total: Contribution) -> FixedSum:
+        """Let the sum of all contributions stand fixed."""
+        study, plan = self.plan.task.agreed.digest, self.plan.encoding
+        self.sum = FixedSum(total, plan, study, self.assignment, self.context, self.receipts())
+        return self.sum
+
+    @property
+    def total(self) -> FixedSum:
+        """The complete sum.
+
+        Raises:
+            StateError: there is none yet.
+        """
+        if self.sum is None:
+            raise StateError("The round has no complete sum.")
+        return self.sum
+
+    def answer(self, name: str, answer: Answer, roster: Roster) -> None:
+        """Take a member's answer to the challenge.
+
+        Raises:
+            HostileInput: not as many words below the plain modulus as there are vectors, a wrong signature under the statement
+                that they make, or another answer than before.
+        """
+        if name in self.answers:
+            if self.answers[name].words != answer.words:
+                raise HostileInput("A second, different answer came to one challenge.")
+            return
+        modulus = self.plan.encoding.ring.plain_modulus
+        if len(answer.words) != CHECKS or any(not 0 <= word < modulus for word in answer.words):
+            raise HostileInput(f"An answer has {CHECKS} words below the study's modulus.")
+        body = self.total.statement(name, answer.words).to_bytes()
+        verify(roster.member(name).identity.public_key, Label.CHECK, body, answer.signature)
+        self.answers[name] = answer
+
+    def agree(self) -> None:
+        """Note what all members answered, as every consent is given to exactly that."""
+        statements = (self.total.statement(name, self.answers[name].words) for name in self.cohort)
+        self.checks = checks_digest([statement.to_bytes() for statement in statements])
+
+    def check_consent(self, name: str, consent: bytes, signature: bytes, roster: Roster) -> None:
+        """Hold a consent to its sender's receipt, and its signature to the answers of all.
+
+        Raises:
+            HostileInput: it is another consent, or given to other answers.
+        """
+        receipt = self.accumulator.uploads[name].receipt
+        if receipt is None:
+            raise StateError("A consent is checked once all receipts are in.")
+        parse_receipt(receipt.body).hold(consent)
+        body = consent_statement(self.total.statement(name, ()), self.checks).to_bytes()
+        verify(roster.member(name).identity.public_key, Label.CONSENT, body, signature)
+
+    def sign(self, credentials: Credentials) -> None:
+        """Sign for the complete sum with the coordinator's present credentials."""
+        self.fixed = sign_sum(self.total.word(credentials.identity.name), credentials.signing_key)
 
     def proof(self, coordinator: bytes) -> KeptProof:
         """What is kept with the release, so that it can be proven later; ``coordinator``: DER of its certificate."""
-        if self.countersigned is None:
-            raise StateError("A round was decrypted whose receipts were never shown.")
-        keys = next(parse_statement(signed.body).keys for signed in self.statements.values())  # those of the context, all
-        signatures = {name: self.statements[name].signature for name in sorted(self.answers, key=str.encode)}
-        return KeptProof(keys, signatures, self.countersigned, coordinator)
+        if self.countersigned is None or self.fixed is None:
+            raise StateError("A round was opened whose sum was never shown.")
+        return KeptProof(self.countersigned, coordinator, self.fixed)
 
-    @property
-    def context(self) -> bytes:
-        """The context that all members of a complete sum signed; that it is one was found before the sum was stored."""
-        first = self.accumulator.uploads[self.cohort[0]].receipt
-        if first is None:
-            raise StateError("A sum that is not complete has no context yet.")
-        return parse_receipt(first.body).context
-
-    def decryptors(self, connected: Sequence[str]) -> tuple[str, ...]:
-        """Who is asked to decrypt: members that answered, then connected ones, two in all; fewer if none are left."""
-        answered = [name for name in self.cohort if name in self.answers and name not in self.unable]
-        waiting = (name for name in self.cohort if name in connected and name not in self.unable and name not in self.answers)
-        return tuple(islice(chain(answered, waiting), DECRYPTORS))
-
-    def awaited(self, connected: Sequence[str]) -> dict[str, bool]:
-        """Who owes its signed digest while the sum is decrypted, and whether the words as well: one decryptor does."""
-        asked = self.decryptors(connected)
-        sender = None if self.words is not None else next((each for each in asked if each in connected), None)
-        return {name: name == sender for name in asked if name not in self.answers or name == sender}
-
-    def owed(self, name: str, connected: Sequence[str]) -> pb.Directive | None:
-        """What a member is asked for while the sum is decrypted."""
-        asked = self.awaited(connected)
-        return pb.Directive(kind=pb.DIRECTIVE_KIND_DECRYPT, words=asked[name]) if name in asked else None
-
-    def decrypted(self, name: str, words: list[Slots], signed: SignedStatement, roster: Roster) -> bool:
-        """Take one decryption: its sender's signed digest of the words, with the words or without.
-
-        Returns:
-            whether two members signed for the same words, and the words are here.
-
-        Raises:
-            HostileInput: wrong shape, or the word is not the sender's for this context, under its keys, and these words.
-            DecryptionsDiffer: unlike the other decryption; the round must then fail.
-        """
-        encoding = self.plan.encoding
-        if words and [part.shape for part in words] != [(encoding.words(index),) for index in range(encoding.ciphertexts)]:
-            raise HostileInput("A decryption has the wrong shape.")
-        stated = parse_statement(signed.body)
-        keys, opened = stated.keys, words_digest(words) if words else stated.words
-        if context_digest(self.plan, roster, keys, self.assignment) != self.context:
-            raise HostileInput("The decryption statement names different keys than the round's context.")
-        said = Statement(self.plan.task.agreed.digest, name, *self.present, self.context, keys, opened)
-        verify_statement(signed, roster.member(name).identity, said)
-        if any(other != opened for other in self.answers.values()):
-            raise DecryptionsDiffer("Two members decrypted the same sum to different words.")
-        self.answers[name], self.statements[name] = opened, signed
-        self.words = self.words or words or None
-        return len(self.answers) >= DECRYPTORS and self.words is not None
-
-
-class DecryptionsDiffer(HostileInput):
-    """Two decryptions of one sum are unlike: one decryptor is broken or lies, and no value may be used."""
+    def opening(self) -> Callable[[], Integers]:
+        """What opens the sum, to be called without a lock; see :meth:`FixedSum.open`."""
+        answers = [self.answers[name] for name in self.cohort]
+        return partial(self.total.open, answers, [self.consents[name] for name in self.cohort])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from veilsum_node.addresses import address_to_listen_on
 from veilsum_node.config import located
@@ -25,8 +25,8 @@ class Waits(Frozen):
         enrol: for participants to enrol or refuse.
         seal: for boxes, and again for everyone to open them.
         contribute: for an attempt's uploads.
-        consent: for the consents of a complete attempt.
-        decrypt: for two decryptions.
+        check: for the answers about a complete sum, before anybody is charged.
+        consent: for the consents once all have answered.
         grace: for a participant whose connection broke, before a running attempt goes on without it.
         database: for a database server that is away, before what needs it fails.
     """
@@ -34,10 +34,16 @@ class Waits(Frozen):
     enrol: int = Field(default=3600, ge=1)
     seal: int = Field(default=600, ge=1)
     contribute: int = Field(default=3600, ge=1)
+    check: int = Field(default=600, ge=1)
     consent: int = Field(default=600, ge=1)
-    decrypt: int = Field(default=600, ge=1)
     grace: int = Field(default=30, ge=0)
     database: int = Field(default=600, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former(cls, value: Any) -> Any:
+        """Files that version 0.2 wrote hold ``decrypt``: nothing waits for that any more."""
+        return {key: item for key, item in value.items() if key != "decrypt"} if isinstance(value, dict) else value
 
 
 class TlsConfig(Frozen):

@@ -6,18 +6,33 @@ asked for.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from sqlalchemy import Connection, select
 
 from veilsum_coordinator.storage.journal import STUDIES
 from veilsum_coordinator.storage.messages import parse_roster
-from veilsum_coordinator.storage.records import RELEASES, SUMS, KeptProof, read_consents, read_receipts
+from veilsum_coordinator.storage.records import (
+    RELEASES,
+    SUMS,
+    FormerProof,
+    read_agreed,
+    read_answers,
+    read_consents,
+    read_proof,
+    read_receipts,
+    read_total,
+)
 from veilsum_coordinator.storage.releases import read_release
 from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.ledger.receipts import parse_receipt
-from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_of
-from veilsum_privacy.securesum.context import parse_assignment
+from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
+from veilsum_privacy.results.former.proof import FormerReleaseProof
+from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, round_file, round_of
+from veilsum_privacy.securesum.check_words import CheckStatement, Signed, challenge
+from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_proto import federation_pb2 as pb
 
 
@@ -27,11 +42,13 @@ def release_entries(database: Database, study: bytes) -> list[ReleaseEntry]:
     query = select(*columns).where(RELEASES.c.study == study).order_by(RELEASES.c.round)
     with database.reading() as connection:
         rows = connection.execute(query).all()
-    kept = [None if row.proof is None else KeptProof.parse(row.proof) for row in rows]
-    return [
-        ReleaseEntry(row.round, row.label, bytes(row.digest), {} if proof is None else proof.signatures)
-        for row, proof in zip(rows, kept, strict=True)
-    ]
+    return [ReleaseEntry(row.round, row.label, bytes(row.digest), _signatures(row.proof)) for row in rows]
+
+
+def _signatures(proof: str | None) -> dict[str, bytes]:
+    """Who signed for a release of an earlier version of the protocol."""
+    kept = None if proof is None else read_proof(proof)
+    return kept.signatures if isinstance(kept, FormerProof) else {}
 
 
 def proof_file(database: Database, study: bytes, name: str) -> bytes:
@@ -45,7 +62,11 @@ def proof_file(database: Database, study: bytes, name: str) -> bytes:
         if name == STUDY_FILE:
             return _study(connection, study).to_bytes()
         if number is not None:
-            return _release(connection, study, number).to_bytes()
+            release, total = _release(connection, study, number)
+            if name == round_file(number):
+                return release.to_bytes()
+            if total is not None:
+                return total
     raise HostileInput("The proof of a result has no file of that name.")
 
 
@@ -57,21 +78,43 @@ def _study(connection: Connection, study: bytes) -> StudyProof:
     return StudyProof(signed.study, signed.signature, signed.certificate, tuple(parse_roster(row.roster)))
 
 
-def _release(connection: Connection, study: bytes, number: int) -> ReleaseProof:
+def _release(connection: Connection, study: bytes, number: int) -> tuple[ReleaseProof | FormerReleaseProof, bytes | None]:
+    """The proof of a release, and its sum, of which earlier versions of the protocol kept none."""
     release = connection.execute(select(RELEASES).where(RELEASES.c.study == study, RELEASES.c.round == number)).first()
     if release is None or release.proof is None:
         raise HostileInput("The study has no such release, or it was opened by software that kept no proof.")
-    total = connection.execute(
-        select(SUMS.c.assignment, SUMS.c.receipts).where(SUMS.c.study == study, SUMS.c.round == number)
-    ).one()
-    kept, receipts = KeptProof.parse(release.proof), read_receipts(total.receipts)
-    consents = read_consents(connection, parse_receipt(receipts[0].body).context)
-    return ReleaseProof(
-        assignment=bytes(total.assignment),
-        keys=kept.keys,
+    found = connection.execute(select(SUMS).where(SUMS.c.study == study, SUMS.c.round == number)).one()
+    kept, receipts, assignment = read_proof(release.proof), read_receipts(found.receipts), parse_assignment(found.assignment)
+    given = read_consents(connection, parse_receipt(receipts[0].body).context)
+    consents = tuple(given[name] for name in assignment.names)
+    if isinstance(kept, FormerProof):
+        values = np.frombuffer(read_release(connection, study, number, release.values), dtype="<i8").astype(np.int64)
+        shown = kept.countersigned, kept.coordinator
+        return FormerReleaseProof(assignment.to_bytes(), kept.keys, tuple(receipts), *shown, consents, values), None
+    total, agreed = read_total(connection, study, number, found.total), read_agreed(connection, study, number)
+    proof = ReleaseProof(
+        assignment=assignment.to_bytes(),
         receipts=tuple(receipts),
         countersigned=kept.countersigned,
         coordinator=kept.coordinator,
-        consents=tuple(consents[name] for name in parse_assignment(total.assignment).names),
-        values=np.frombuffer(read_release(connection, study, number, release.values), dtype="<i8").astype(np.int64),
+        fixed=kept.fixed,
+        checks=tuple(_checks(study, assignment, receipts, kept.fixed, read_answers(found.answers))),
+        consents=consents,
+        agreed=tuple(agreed[name] for name in assignment.names),
+        total=total,
     )
+    return proof, total
+
+
+def _checks(
+    study: bytes,
+    assignment: Assignment,
+    receipts: Sequence[SignedReceipt],
+    fixed: Signed,
+    answers: Sequence[tuple[tuple[int, ...], bytes]],
+) -> Iterator[bytes]:
+    """What every member signed when it answered: the words are kept, the rest is that of the sum."""
+    context, total = parse_receipt(receipts[0].body).context, bytes.fromhex(json.loads(fixed.body)["sum"])
+    rho = challenge(context, [signed.body for signed in receipts], total)
+    for name, (words, _) in zip(assignment.names, answers, strict=True):
+        yield CheckStatement(study, name, assignment.round, assignment.attempt, context, rho, total, words).to_bytes()

@@ -20,12 +20,12 @@ from veilsum_coordinator.protocol.settings import CoordinatorConfig
 from veilsum_coordinator.results.proof import proof_file
 from veilsum_coordinator.storage.journal import STUDIES
 from veilsum_coordinator.storage.long_values import RELEASE_PIECES, SUM_PIECES
-from veilsum_coordinator.storage.records import MEMBERS, PROGRESS, RELEASES, ROUNDS, SUMS
+from veilsum_coordinator.storage.records import CONSENTS, MEMBERS, PROGRESS, RELEASES, ROUNDS, SUMS
 from veilsum_node.database import Database, open_database
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity.certificate import moment
 from veilsum_node.identity.files import write_new
-from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, round_file
+from veilsum_privacy.results.proof_files import FOLDER, STUDY_FILE, round_file, sum_file
 from veilsum_privacy.study.study import parse_study
 from veilsum_proto import federation_pb2 as pb
 
@@ -35,7 +35,7 @@ OUTCOME = "outcome.json"
 PROOFS = "proofs"
 """Folder beside the results in which proofs of deleted studies are kept."""
 
-_OF_A_STUDY = (SUM_PIECES, RELEASE_PIECES, SUMS, RELEASES, MEMBERS, ROUNDS, PROGRESS)
+_OF_A_STUDY = (SUM_PIECES, RELEASE_PIECES, CONSENTS, SUMS, RELEASES, MEMBERS, ROUNDS, PROGRESS)
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,12 @@ def held_studies(database: Database, results: Path) -> list[EndedStudy]:
     with database.reading() as connection:
         rows = connection.execute(select(*columns).order_by(STUDIES.c.submitted, STUDIES.c.digest)).all()
         sizes: dict[bytes, int] = {}
-        for table, column in ((RELEASES, RELEASES.c["values"]), (RELEASE_PIECES, RELEASE_PIECES.c.data)):
-            for study, size in connection.execute(select(table.c.study, func.length(column))):
+        for table, length in (
+            (RELEASES, func.length(RELEASES.c["values"])),
+            (RELEASE_PIECES, func.length(RELEASE_PIECES.c.data)),
+            (SUMS, func.coalesce(SUMS.c.size, 0)),
+        ):
+            for study, size in connection.execute(select(table.c.study, length)):
                 sizes[bytes(study)] = sizes.get(bytes(study), 0) + int(size)
     found = []
     for row in rows:
@@ -142,10 +146,11 @@ def archive_study(database: Database, results: Path, study: EndedStudy, target: 
         for path in sorted(source.iterdir()) if source.is_dir() else ():
             if path.is_file() and not path.name.startswith("."):
                 shutil.copyfile(path, partial / path.name)
-        for name in (STUDY_FILE, *map(round_file, _rounds(database, study.digest))):
+        rounds = _rounds(database, study.digest)
+        for name in (STUDY_FILE, *(file(number) for number in rounds for file in (round_file, sum_file))):
             try:
                 data = proof_file(database, study.digest, name)
-            except HostileInput:  # software before 0.2 kept none
+            except HostileInput:  # software before 0.2 kept none, and before version 6 of the protocol no sum
                 continue
             write_new(partial / name, data, mode=0o600)
         write_new(partial / OUTCOME, _outcome(database, study.digest), mode=0o600)

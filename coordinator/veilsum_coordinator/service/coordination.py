@@ -1,4 +1,4 @@
-"""What participants call: sessions, objects, enrolment, boxes, uploads, consents, decryptions."""
+"""What participants call: sessions, objects, enrolment, boxes, uploads, answers, consents."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, Role, hello_digest
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import MAX_STATEMENT_BYTES, WORD_BYTES, SignedStatement, words_from_bytes
+from veilsum_privacy.securesum.check_words import CHECKS
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import PROTOCOL_VERSIONS, SOFTWARE
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import CoordinationServicer
 
 PING_SECONDS = 10.0
-MAX_WORDS_BYTES = WORD_BYTES * 8192  # a word for every slot of the largest ciphertext
-MAX_SHARE_BOX_BYTES = 4096
-MAX_KEYS_BOX_BYTES = 1 << 18
-"""Largest sealed boxes: of a share, and of the study's keys, which are the largest BFV key and little more. What a stream of
-them brings is held until it ends."""
+MAX_BOX_BYTES = 4096
+"""Largest sealed box. What a stream of them brings is held until it ends."""
+
+MAX_SIGNATURE_BYTES = 256
 
 MOST_SEEN = 64
 """Most releases that an upload tells of."""
@@ -50,7 +48,7 @@ def _bounded(value: bytes, limit: int, what: str) -> bytes:
     return value
 
 
-_Key = tuple[bytes, int, int, int, bool, str]
+_Key = tuple[bytes, int, int, int, str]
 
 
 class _Session:
@@ -64,7 +62,7 @@ class _Session:
     def _key(directive: pb.Directive) -> _Key:
         """All that tells directives apart: an attempt has one assignment."""
         numbers = (directive.kind, directive.round, directive.attempt)
-        return bytes(directive.study), *numbers, directive.dealer, directive.outcome
+        return bytes(directive.study), *numbers, directive.outcome
 
     def has_news(self, open_now: list[pb.Directive]) -> bool:
         """Whether anything is open that was not sent."""
@@ -253,43 +251,27 @@ class Coordination(CoordinationServicer):
                 signed = SignedReceipt(_bounded(chunk.receipt.body, 2048, "receipt"), chunk.receipt.signature)
                 self._hub.receipt(name, key, attempt, signed)
             else:
-                self._hub.upload(name, key, attempt, chunk.index, chunk.ciphertext)
+                self._hub.upload(name, key, attempt, chunk.index, chunk.data)
         if not key:
             raise HostileInput("An upload came without a chunk.")
         following, complete = self._hub.upload_status(name, key, attempt)
         return pb.UploadStatusReply(next=following, complete=complete)
 
     @guarded
-    async def Consent(self, request: pb.ConsentRequest, context: Context) -> pb.Ack:
+    async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
-        self._hub.consent(name, _check_key(request.study), request.attempt, request.consent)
+        answer = request.answer
+        signature = _bounded(answer.signature, MAX_SIGNATURE_BYTES, "signature")
+        if len(answer.words) != CHECKS:
+            raise HostileInput(f"An answer has {CHECKS} words.")
+        self._hub.answer(name, _check_key(request.study), request.attempt, tuple(answer.words), signature)
         return pb.Ack()
 
     @guarded
-    async def Decrypted(self, request_iterator: AsyncIterator[pb.DecryptedChunk], context: Context) -> pb.Ack:
+    async def Consent(self, request: pb.ConsentRequest, context: Context) -> pb.Ack:
         name = self._guard.caller(context, ROLES).name
-        key, attempt, most = b"", 0, 0
-        words: list[Slots] = []
-        signed: SignedStatement | None = None
-        async for chunk in request_iterator:
-            if not key:
-                key, attempt = _check_key(chunk.study), chunk.attempt
-                most = self._hub.words_owed(name, key, attempt)
-            if signed is not None:
-                raise HostileInput("Data followed the decryption statement, which must come last.")
-            if chunk.HasField("signed"):
-                body = _bounded(chunk.signed.body, MAX_STATEMENT_BYTES, "decryption statement")
-                signed = SignedStatement(body, chunk.signed.signature)
-                if chunk.words:
-                    raise HostileInput("The chunk with the decryption statement must not hold decrypted words.")
-                continue
-            size = len(_bounded(chunk.words, MAX_WORDS_BYTES, "piece of decrypted words"))
-            if chunk.index != len(words) or len(words) >= most or size % WORD_BYTES:
-                raise HostileInput("Decrypted words came out of order or in pieces of the wrong size.")
-            words.append(words_from_bytes(chunk.words))
-        if signed is None:
-            raise HostileInput("A decryption came without its sender's signed statement.")
-        self._hub.decrypted(name, _check_key(key), attempt, words, signed)
+        signature = _bounded(request.signature, MAX_SIGNATURE_BYTES, "signature")
+        self._hub.consent(name, _check_key(request.study), request.attempt, request.consent, signature)
         return pb.Ack()
 
     @guarded
@@ -310,8 +292,7 @@ def _box(message: pb.SealedBox) -> Box:
         purpose = Purpose(message.purpose)
     except ValueError as error:
         raise HostileInput("A box has an unknown purpose.") from error
-    largest = MAX_SHARE_BOX_BYTES if purpose is Purpose.PAIR_SHARE else MAX_KEYS_BOX_BYTES
-    ciphertext = _bounded(message.ciphertext, largest, "sealed box")
-    if len(message.sender) > 64 or len(message.recipient) > 64 or len(message.signature) > 256:
+    ciphertext = _bounded(message.ciphertext, MAX_BOX_BYTES, "sealed box")
+    if len(message.sender) > 64 or len(message.recipient) > 64 or len(message.signature) > MAX_SIGNATURE_BYTES:
         raise HostileInput("A box's names or signature are larger than allowed.")
     return Box(message.sender, message.recipient, purpose, ciphertext, message.signature)

@@ -16,7 +16,7 @@ from veilsum_coordinator.protocol.events import StudyLog
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.observer import StudyObserver
-from veilsum_coordinator.protocol.rounds import Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import Answer, Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.objects import ENCLOSED, Objects, chunk_messages, mirrored_object
 from veilsum_coordinator.service.status import StudyEntry, shown_status, study_status
@@ -29,8 +29,6 @@ from veilsum_node.telemetry.logs import about
 from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.context import Pieces
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study, parse_study, study_digest
 from veilsum_proto import CHUNK_BYTES
@@ -53,7 +51,7 @@ class Session:
         nonce: of the process that has the session, or had it last; 16 bytes.
         connected: whether the session is open.
         last_seen: when it opened or ended last, Unix seconds.
-        received: bytes of ciphertexts.
+        received: bytes of contributions.
         serial: how many sessions there were.
         address: where it comes from.
         rival: where another process with this identity asked for a session last while this one was open; empty if none did.
@@ -146,8 +144,8 @@ class Hub:
     def renew(self, credentials: Credentials) -> None:
         """Prove and sign with renewed credentials from here on.
 
-        What was signed before stays signed; an open attempt's countersignature is made again under a new key, because its
-        members may not have asked for it yet and are shown the new certificate when they greet.
+        What was signed before stays signed; the words on an open attempt's receipts and sum are given again under a new key,
+        because its members may not have asked for them yet and are shown the new certificate when they greet.
 
         Raises:
             StateError: a new key could not be named in the mirror; the former credentials stay in use.
@@ -161,6 +159,7 @@ class Hub:
                     current = entry.machine.round
                     if current is not None and current.countersigned is not None:
                         current.countersigned = countersign_again(current.countersigned, credentials.signing_key)
+                        current.sign(credentials)
 
     def directives(self, name: str) -> list[pb.Directive]:
         """All directives open for a participant."""
@@ -237,9 +236,6 @@ class Hub:
             return directive
         with self.changed:
             try:
-                current = self._attempt(name, directive.study, directive.attempt)
-                if kind == pb.OBJECT_KIND_SUM and current.plan.encoding.sum_bytes > CHUNK_BYTES:
-                    return directive
                 found = self.pieces(name, kind, directive.study, directive.round, directive.attempt)
             except HostileInput:  # it is not open any more
                 return directive
@@ -289,7 +285,7 @@ class Hub:
             self._entry(key).machine.ready(name)
 
     def upload_status(self, name: str, key: bytes, attempt: int) -> tuple[int, bool]:
-        """Index of the next ciphertext that is wanted, and whether the upload is complete.
+        """Index of the next piece that is wanted, and whether the upload is complete.
 
         Raises:
             HostileInput: the caller has no upload in the present attempt.
@@ -299,26 +295,26 @@ class Hub:
             upload = current.accumulator.uploads[name]
             return upload.next, upload.complete
 
-    def upload(self, name: str, key: bytes, attempt: int, index: int, ciphertext: bytes) -> None:
+    def upload(self, name: str, key: bytes, attempt: int, index: int, data: bytes) -> None:
         """See :meth:`StudyMachine.upload`. Wakes nobody: nothing that others wait for has changed."""
         with self.changed:
-            self._entry(key).machine.upload(name, attempt, index, ciphertext)
-            self.sessions[name].received += len(ciphertext)
+            self._entry(key).machine.upload(name, attempt, index, data)
+            self.sessions[name].received += len(data)
 
     def receipt(self, name: str, key: bytes, attempt: int, signed: SignedReceipt) -> None:
         """See :meth:`StudyMachine.receipt`."""
         with self._change(key, name):
             self._entry(key).machine.receipt(name, attempt, signed)
 
-    def consent(self, name: str, key: bytes, attempt: int, consent: bytes) -> None:
+    def answer(self, name: str, key: bytes, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
+        """See :meth:`StudyMachine.answer`."""
+        with self._change(key, name):
+            self._entry(key).machine.answer(name, attempt, Answer(words, signature))
+
+    def consent(self, name: str, key: bytes, attempt: int, consent: bytes, signature: bytes) -> None:
         """See :meth:`StudyMachine.consent`."""
         with self._change(key, name):
-            self._entry(key).machine.consent(name, attempt, consent)
-
-    def decrypted(self, name: str, key: bytes, attempt: int, words: list[Slots], signed: SignedStatement) -> None:
-        """See :meth:`StudyMachine.decrypted`."""
-        with self._change(key, name):
-            self._entry(key).machine.decrypted(name, attempt, words, signed)
+            self._entry(key).machine.consent(name, attempt, consent, signature)
 
     def boxes_owed(self, name: str, key: bytes) -> int:
         """How many sealed boxes the caller may send at most.
@@ -333,19 +329,6 @@ class Hub:
             if machine.phase is not StudyPhase.SEALING:
                 raise HostileInput("Sealed boxes came outside the sealing phase.")
             return len(machine.members.owed(name))
-
-    def words_owed(self, name: str, key: bytes, attempt: int) -> int:
-        """How many pieces a decryption by the caller has.
-
-        Raises:
-            HostileInput: it is not in the present attempt, or was not asked to decrypt.
-        """
-        with self.changed:
-            current = self._attempt(name, key, attempt)
-            asked = current.decryptors(self._entry(key).machine.members.connected())
-            if current.phase is not RoundPhase.DECRYPTING or name not in asked:
-                raise HostileInput("The caller was not asked to decrypt.", "Wait for the next directive.")
-            return current.plan.encoding.ciphertexts
 
     def confirm(self, name: str, key: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """See :meth:`StudyMachine.confirm`."""

@@ -42,7 +42,7 @@ REASONS = (
     "internal",
 )
 
-PHASES = (RoundPhase.CONTRIBUTING, RoundPhase.CONSENTING, RoundPhase.DECRYPTING, RoundPhase.OPENING)
+PHASES = (RoundPhase.CONTRIBUTING, RoundPhase.CHECKING, RoundPhase.CONSENTING, RoundPhase.OPENING)
 """Phases of a round that takes time."""
 
 MOST_DATASETS = 16
@@ -75,7 +75,7 @@ class Metrics(StudyObserver):
         )
         self.attempts = counter("veilsum_round_attempts_total", "Attempts at rounds, by the reason they began.", ["reason"])
         self.contributions = counter("veilsum_contributions_total", "Complete contributions received.", ["participant"])
-        self.bytes = counter("veilsum_contribution_bytes_total", "Bytes of ciphertexts received.", ["participant"])
+        self.bytes = counter("veilsum_contribution_bytes_total", "Bytes of contributions received.", ["participant"])
         self.twins = counter(
             "veilsum_sessions_held_total",
             "Sessions refused because another process with the same identity had one.",
@@ -163,7 +163,7 @@ class Metrics(StudyObserver):
             self.contributions.labels(name).inc()
 
     def unopened(self) -> None:
-        self.decode_failures.labels("sum").inc()
+        self.decode_failures.labels("check").inc()
 
 
 class _HubCollector(Collector):

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.service.status import StudyEntry
-from veilsum_coordinator.storage.messages import box_message, receipt_message, roster_object, sum_pieces
-from veilsum_node.errors import HostileInput
+from veilsum_coordinator.storage.messages import answers_object, box_message, fixed_object, receipt_message, roster_object
+from veilsum_node.errors import HostileInput, StateError
 from veilsum_privacy.ledger.mirror import Mirror
-from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.context import Pieces
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
 
 ENCLOSED = {
     pb.DIRECTIVE_KIND_CONTRIBUTE: pb.OBJECT_KIND_BROADCAST,
-    pb.DIRECTIVE_KIND_CONSENT: pb.OBJECT_KIND_RECEIPTS,
-    pb.DIRECTIVE_KIND_DECRYPT: pb.OBJECT_KIND_SUM,
+    pb.DIRECTIVE_KIND_CHECK: pb.OBJECT_KIND_FIXED,
+    pb.DIRECTIVE_KIND_CONSENT: pb.OBJECT_KIND_ANSWERS,
 }
 """The object that comes along with a directive, if it is small enough."""
 
@@ -54,11 +53,10 @@ class Objects:
         if current is not None and name in current.cohort and (number, attempt) == current.present:
             if kind == pb.OBJECT_KIND_BROADCAST and current.phase is RoundPhase.CONTRIBUTING:
                 return current.broadcast
-            if kind == pb.OBJECT_KIND_RECEIPTS and current.countersigned is not None:
-                word = current.countersigned
-                return [self.once(key, kind, word, lambda: _receipts_object(current, word), keep=entry.outcome is None)]
-            if kind == pb.OBJECT_KIND_SUM and current.phase is RoundPhase.DECRYPTING:
-                return sum_pieces(current.sum)
+            if kind == pb.OBJECT_KIND_FIXED and current.phase is RoundPhase.CHECKING:
+                return [self.once(key, kind, current.fixed, lambda: _fixed_object(current), keep=entry.outcome is None)]
+            if kind == pb.OBJECT_KIND_ANSWERS and current.phase is RoundPhase.CONSENTING:
+                return [self.once(key, kind, current.checks, lambda: _answers_object(current), keep=entry.outcome is None)]
         raise HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
 
     def messages(
@@ -88,7 +86,7 @@ class Objects:
 
     def forget(self, key: bytes) -> None:
         """Let go of a study's objects."""
-        for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
+        for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
             self._shown.pop((key, kind), None)
             self._cut.pop((key, kind), None)
 
@@ -128,6 +126,11 @@ def mirrored_object(mirror: Mirror, name: str, after: int) -> bytes:
     return pb.MirroredObject(receipts=receipts, last=last).SerializeToString()
 
 
-def _receipts_object(current: Round, countersigned: SignedReceipt) -> bytes:
-    receipts = [receipt_message(item) for item in current.receipts()]
-    return pb.ReceiptsObject(receipts=receipts, countersigned=receipt_message(countersigned)).SerializeToString()
+def _fixed_object(current: Round) -> bytes:
+    if current.countersigned is None or current.fixed is None:
+        raise StateError("A sum is shown once the coordinator signed for it.")
+    return fixed_object(current.receipts(), current.countersigned, current.fixed)
+
+
+def _answers_object(current: Round) -> bytes:
+    return answers_object(current.answers[name] for name in current.cohort)

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,8 @@ from veilsum_node.errors import Damage, HostileInput, Unavailable, VeilsumError
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
-from veilsum_privacy.securesum.contribution import open_pieces
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.agreed import RoundPlan
+from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -66,9 +64,8 @@ class RoundLostError(VeilsumError):
     """A round ended without a release; the study cannot go on. What it cost stands in the participants' ledgers."""
 
 
-def read_release(plan: RoundPlan, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
+def read_release(task: AgreedTask, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
     """Turn an opened sum in grid units into the task's blocks in their own units."""
-    task = plan.task
     if task.per_site:
         places = map(task.study.participants.index, cohort)
         own = [task.blocks(task.kept_part(values, place)) for place in places]
@@ -158,34 +155,31 @@ class HubFederation(Federation):
 
     def _open(self, current: Round) -> Release:
         with self._hub.changed:
-            if current.phase is not RoundPhase.OPENING:  # stopped since; what was decrypted is let go of
+            if current.phase is not RoundPhase.OPENING:  # stopped since
                 raise RoundLostError(f"Round {current.number} failed: the study was stopped.")
-            words, current.words = current.words or [], None
-            current.sum = []
-            consents = [current.consents[name] for name in current.cohort]
+            opened = current.opening()
             proof = current.proof(self._hub.credentials.identity.certificate)
-        attempt, cohort, encoding = current.assignment.attempt, current.cohort, current.plan.encoding
-        opened = partial(open_pieces, words, encoding, consents)
+        attempt, cohort, size = current.assignment.attempt, current.cohort, current.plan.encoding.size
         try:
-            digest = self._hub.journal.release(
-                self._key,
-                current.number,
-                attempt,
-                current.label,
-                cohort,
-                current.context,
-                encoding.size,
-                opened,
-                self._clock(),
-                current.bytes_received,
-                proof=proof,
-            )
+            values = opened()
         except HostileInput as error:
             with self._hub.change(self._key) as machine:
                 machine.unusable(current, error.message)
             raise RoundLostError(f"Round {current.number} cannot be used: {error.message}") from error
-        del words, opened  # they are as long as the release
-        if 8 * encoding.size >= LONG:
+        digest = self._hub.journal.release(
+            self._key,
+            current.number,
+            attempt,
+            current.label,
+            cohort,
+            current.context,
+            values,
+            self._clock(),
+            current.bytes_received,
+            proof=proof,
+        )
+        del values, opened  # they are as long as the release
+        if 8 * size >= LONG:
             give_back_freed()
         with self._hub.change(self._key) as machine:
             machine.released(current)
@@ -219,7 +213,7 @@ class HubFederation(Federation):
             return self._hub.journal.release_values(self._key, number, start, stop)
 
         if plan.task.per_site or plan.encoding.size <= PIECE:
-            return read_release(plan, read(0, plan.encoding.size), number, cohort, digest)
+            return read_release(plan.task, read(0, plan.encoding.size), number, cohort, digest)
         std = math.sqrt(plan.task.released_variance(len(cohort)))
         values = StoredBlocks(plan.task.task.layout(), lambda start, stop: plan.task.in_units(read(start, stop)))
         return Release(plan.task.label, number, values, plan.task.block_std(std), cohort, digest)

@@ -32,7 +32,7 @@ MOST_LABELS = 16
 KEPT_SECONDS = 300
 """How long a report is shown after it came: a site reports every minute."""
 
-STEPS = ("compute", "encrypt", "upload", "consent", "decrypt")
+STEPS = ("compute", "encrypt", "upload", "answer", "consent")
 
 _SOFTWARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,63}")
 

@@ -19,8 +19,8 @@ MOST_ROUNDS = 1000
 
 _ROUND_SHARE = {
     RoundPhase.CONTRIBUTING: 0.2,
-    RoundPhase.CONSENTING: 0.7,
-    RoundPhase.DECRYPTING: 0.85,
+    RoundPhase.CHECKING: 0.7,
+    RoundPhase.CONSENTING: 0.85,
     RoundPhase.OPENING: 0.95,
     RoundPhase.RELEASED: 1.0,
     RoundPhase.FAILED: 0.0,

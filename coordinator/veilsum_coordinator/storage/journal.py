@@ -1,9 +1,9 @@
-"""What the coordinator remembers: studies, complete sums before consent is asked for, consents, releases, outcomes.
+"""What the coordinator remembers: studies, complete sums, answers, consents, releases, outcomes.
 
-A sum is durable before the first consent request leaves; a release before a member is told that it may forget its payload.
-What each sum cost whom goes into the mirror of the participants' ledgers, in the same transactions. What a running study needs
-beside that to go on after a restart is :mod:`.records`'s. Every write first reads what is there, or puts the same in its
-place, so that one whose commit got no answer can be done again.
+A sum is durable before anyone is shown its digest, all answers before anyone is asked for consent, a release before a member
+is told that it may forget its payload. What each sum cost whom goes into the mirror of the participants' ledgers, in the same
+transactions. What a running study needs beside that to go on after a restart is :mod:`.records`'s. Every write first reads
+what is there, or puts the same in its place, so that one whose commit got no answer can be done again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,26 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import sqlalchemy as sa
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    LargeBinary,
+    RowMapping,
+    String,
+    Table,
+    Text,
+    bindparam,
+    delete,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.storage.long_values import (
@@ -28,12 +43,14 @@ from veilsum_coordinator.storage.long_values import (
 )
 from veilsum_coordinator.storage.outage import CALL_SECONDS, Outage
 from veilsum_coordinator.storage.records import (
+    CONSENTS,
     RELEASES,
     ROUNDS,
     SUMS,
     KeptProof,
     KeptStudy,
     RoundStart,
+    answers_text,
     boxes_data,
     read_kept,
     read_state,
@@ -54,17 +71,24 @@ from veilsum_privacy.securesum.roster import Enrolment
 
 Result = TypeVar("Result")
 
-STUDIES = sa.Table(
+STUDIES = Table(
     "coordinator_study",
     METADATA,
-    sa.Column("digest", sa.LargeBinary(32), primary_key=True),
-    sa.Column("object", sa.LargeBinary, nullable=False),
-    sa.Column("analyst", sa.String(64), nullable=False),
-    sa.Column("submitted", sa.BigInteger, nullable=False),
-    sa.Column("phase", sa.String(16), nullable=False),
-    sa.Column("reason", sa.Text, nullable=False, default=""),
-    sa.Column("status", sa.LargeBinary),
-    sa.Column("roster", sa.LargeBinary),  # of a study that is over and released something, for its proof
+    Column("digest", LargeBinary(32), primary_key=True),
+    Column("object", LargeBinary, nullable=False),
+    Column("analyst", String(64), nullable=False),
+    Column("submitted", BigInteger, nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("reason", Text, nullable=False, default=""),
+    Column("status", LargeBinary),
+    Column("roster", LargeBinary),  # of a study that is over and released something, for its proof
+)
+
+
+# Made once: to put a statement together takes longer than the database takes to carry it out.
+_CONSENT = insert(CONSENTS)
+_CONSENTED = select(CONSENTS.c.participant).where(
+    *(CONSENTS.c[name] == bindparam(name) for name in ("study", "round", "participant"))
 )
 
 
@@ -112,13 +136,13 @@ class SqlJournal:
         """
         tries = 0
 
-        def work(connection: sa.Connection) -> None:
+        def work(connection: Connection) -> None:
             nonlocal tries
             tries += 1
-            found = connection.execute(sa.select(STUDIES).where(STUDIES.c.digest == key)).mappings().first()
+            found = connection.execute(select(STUDIES).where(STUDIES.c.digest == key)).mappings().first()
             if found is None:
                 values = {"digest": key, "object": data, "analyst": analyst, "submitted": submitted}
-                connection.execute(sa.insert(STUDIES).values(phase="enrolling", reason="", **values))
+                connection.execute(insert(STUDIES).values(phase="enrolling", reason="", **values))
             elif tries == 1 or (bytes(found["object"]), found["submitted"]) != (data, submitted):
                 raise HostileInput(
                     "That study was submitted before.",
@@ -135,21 +159,22 @@ class SqlJournal:
         """
         self.mirror.renew(credentials, self._write)
 
-    def studies(self) -> Sequence[sa.RowMapping]:
+    def studies(self) -> Sequence[RowMapping]:
         """All studies, oldest first."""
         with self.database.reading() as connection:
-            return connection.execute(sa.select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
+            return connection.execute(select(STUDIES).order_by(STUDIES.c.submitted)).mappings().all()
 
     def keep_sum(
         self,
         study: bytes,
-        number: int,
         assignment: Assignment,
-        ciphertexts: Sequence[bytes | memoryview],
+        total: bytes,
         receipts: Sequence[SignedReceipt],
         certificates: Mapping[str, bytes],
     ) -> SignedReceipt:
         """Make a complete sum durable and its receipts a part of the mirror; returns the coordinator's countersignature.
+
+        The coordinator's word on the sum follows from these bytes: it can be given again, and no other.
 
         Args:
             certificates: of the cohort, DER by name.
@@ -158,44 +183,66 @@ class SqlJournal:
             DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
         """
         signed = json.dumps([[receipt.body.hex(), receipt.signature.hex()] for receipt in receipts])
+        number = assignment.round
         here = (SUMS.c.study == study, SUMS.c.round == number)
 
-        def work(connection: sa.Connection) -> SignedReceipt:
-            kept = connection.execute(sa.select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
+        def work(connection: Connection) -> SignedReceipt:
+            kept = connection.execute(select(SUMS.c.attempt, SUMS.c.receipts).where(*here)).first()
             if kept is not None and tuple(kept) != (assignment.attempt, signed):
                 if kept.attempt >= assignment.attempt:
                     raise StateError("A different sum of this attempt is already stored.", "Run veilsum ledger verify.")
                 drop_pieces(connection, SUM_PIECES, study, number)
-                connection.execute(sa.delete(SUMS).where(*here))  # its commit got no answer, and nobody was asked for consent
+                connection.execute(delete(SUMS).where(*here))  # of an attempt that was given up: nobody was asked for consent
                 kept = None
             if kept is None:
-                long = sum(map(len, ciphertexts)) >= LONG
+                long = len(total) >= LONG
                 connection.execute(
-                    sa.insert(SUMS).values(
+                    insert(SUMS).values(
                         study=study,
                         round=number,
                         attempt=assignment.attempt,
                         assignment=assignment.to_bytes(),
-                        ciphertexts=b"" if long else b"".join(ciphertexts),
+                        total=b"" if long else total,
                         receipts=signed,
-                        sizes=json.dumps([len(ciphertext) for ciphertext in ciphertexts]),
+                        size=len(total),
                     )
                 )
                 if long:
-                    write_pieces(connection, SUM_PIECES, study, number, ciphertexts)
+                    pieces = [memoryview(total)[start : start + LONG] for start in range(0, len(total), LONG)]
+                    write_pieces(connection, SUM_PIECES, study, number, pieces)
             return self.mirror.show(connection, receipts, certificates)
 
         return self._write(work)
 
-    def keep_consent(self, context: bytes, name: str, consent: bytes) -> None:
-        """Make a member's consent durable.
+    def keep_answers(self, study: bytes, assignment: Assignment, answers: Sequence[tuple[tuple[int, ...], bytes]]) -> None:
+        """Make the answers of the whole cohort durable, in its order, words and signature.
+
+        Raises:
+            DatabaseAwayError: the server is away for the moment; nothing is known to be stored.
+        """
+        text, here = answers_text(answers), (SUMS.c.study == study, SUMS.c.round == assignment.round)
+
+        def work(connection: Connection) -> None:
+            kept = connection.execute(select(SUMS.c.attempt, SUMS.c.answers).where(*here)).one()
+            if kept.attempt != assignment.attempt or kept.answers not in (None, text):
+                raise StateError("Other answers about this sum are already stored.", "Run veilsum ledger verify.")
+            if kept.answers is None:
+                connection.execute(update(SUMS).where(*here).values(answers=text))
+
+        self._write(work)
+
+    def keep_consent(self, study: bytes, number: int, context: bytes, name: str, consent: bytes, signature: bytes) -> None:
+        """Make a member's consent durable, with its signature under the answers that it is given to.
 
         Raises:
             NotStoredError: the database is locked, full or out of reach; the member has paid, so it is to send it again.
         """
+        row = {"study": study, "round": number, "participant": name}
 
-        def work(connection: sa.Connection) -> None:
+        def work(connection: Connection) -> None:
             self.mirror.consented(connection, context, name, consent)
+            if connection.execute(_CONSENTED, row).first() is None:  # else by a try whose commit got no answer
+                connection.execute(_CONSENT, {**row, "signature": signature})
 
         self._take("consent", lambda: self._transact(work))
 
@@ -215,7 +262,7 @@ class SqlJournal:
         """
         data = boxes_data(boxes)
         digest = hashlib.sha256(data).digest()
-        if self._sealed.get((study, name)) == digest:  # a dealer's are megabytes: a try whose caller had gone stored them
+        if self._sealed.get((study, name)) == digest:  # a try whose caller had gone stored them
             return
 
         def store() -> None:
@@ -235,9 +282,9 @@ class SqlJournal:
     def end_study(self, key: bytes, state: dict[str, Any], **values: Any) -> None:
         """Store a study's outcome (phase, reason, status) and drop what it needs no longer."""
 
-        def work(connection: sa.Connection) -> None:
-            new = sa.or_(STUDIES.c.status.is_(None), STUDIES.c.status != values["status"])
-            connection.execute(sa.update(STUDIES).where(STUDIES.c.digest == key, new).values(**values))
+        def work(connection: Connection) -> None:
+            new = or_(STUDIES.c.status.is_(None), STUDIES.c.status != values["status"])
+            connection.execute(update(STUDIES).where(STUDIES.c.digest == key, new).values(**values))
             write_end(connection, key, state)
 
         self._write(work)
@@ -245,18 +292,18 @@ class SqlJournal:
 
     def complete_study(self, key: bytes, **values: Any) -> None:
         """Store that a study which had failed has a result (phase, reason, status)."""
-        self._write(lambda connection: connection.execute(sa.update(STUDIES).where(STUDIES.c.digest == key).values(**values)))
+        self._write(lambda connection: connection.execute(update(STUDIES).where(STUDIES.c.digest == key).values(**values)))
 
     def digests(self) -> set[bytes]:
         """Digests of all studies that are held."""
         with self.database.reading() as connection:
-            return {bytes(digest) for digest in connection.scalars(sa.select(STUDIES.c.digest))}
+            return {bytes(digest) for digest in connection.scalars(select(STUDIES.c.digest))}
 
     def released(self, study: bytes) -> list[dict[str, Any]]:
         """Round, cohort, digest and assignment of a study's releases, in order; not their values."""
         columns = (RELEASES.c.round, RELEASES.c.cohort, RELEASES.c.digest, SUMS.c.assignment)
         same = (SUMS.c.study == RELEASES.c.study) & (SUMS.c.round == RELEASES.c.round)
-        query = sa.select(*columns).join_from(RELEASES, SUMS, same & (SUMS.c.attempt == RELEASES.c.attempt))
+        query = select(*columns).join_from(RELEASES, SUMS, same & (SUMS.c.attempt == RELEASES.c.attempt))
         with self.database.reading() as connection:
             found = connection.execute(query.where(RELEASES.c.study == study).order_by(RELEASES.c.round))
             return [dict(row) for row in found.mappings()]
@@ -302,27 +349,25 @@ class SqlJournal:
         label: str,
         cohort: Sequence[str],
         context: bytes,
-        size: int,
-        opened: Callable[[], Iterable[Integers]],
+        values: Integers,
         time: int,
         received: int = 0,
         *,
         proof: KeptProof,
     ) -> bytes:
-        """Make a release durable and drop its ciphertexts; returns the release's digest.
+        """Make a release durable; returns its digest. The sum stays, for its proof.
 
         Args:
-            size: how many integers it has.
-            opened: gives them in parts, and may be asked again. What it raises leaves nothing stored.
-            received: bytes of ciphertexts, over all attempts of the round.
+            values: (size,) the opened sum, in grid units.
+            received: bytes of contributions, over all attempts of the round.
             proof: what it can be proven with later.
 
         The cohort has paid for it, so it waits for a server that is away: never call it with a lock held.
         """
 
-        def work(connection: sa.Connection) -> bytes:
+        def work(connection: Connection) -> bytes:
             stored = read_digest(connection, study, number)
-            if stored is None and connection.scalar(sa.select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
+            if stored is None and connection.scalar(select(STUDIES.c.status).where(STUDIES.c.digest == study)) is not None:
                 raise StateError("The study is over; its last sum is not released.")
             row = {
                 "attempt": attempt,
@@ -331,11 +376,9 @@ class SqlJournal:
                 "time": time,
                 "proof": proof.to_text(),
             }
-            key = write_release(connection, study, number, row, size, opened(), stored)
-            drop_pieces(connection, SUM_PIECES, study, number)
-            connection.execute(sa.update(SUMS).where(SUMS.c.study == study, SUMS.c.round == number).values(ciphertexts=None))
+            key = write_release(connection, study, number, row, values, stored)
             connection.execute(
-                sa.update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)
+                update(ROUNDS).where(ROUNDS.c.study == study, ROUNDS.c.round == number).values(received=received)
             )
             self.mirror.released(connection, context, key)
             return key
@@ -353,11 +396,11 @@ class SqlJournal:
         except (StateError, Unavailable, Damage) as error:
             raise NotStoredError(f"The {what} could not be stored. {error.message}", error.advice) from error
 
-    def _write(self, work: Callable[[sa.Connection], Result]) -> Result:
+    def _write(self, work: Callable[[Connection], Result]) -> Result:
         """One transaction of a caller that cannot wait."""
         return self._try(lambda: self._transact(work))
 
-    def _transact(self, work: Callable[[sa.Connection], Result]) -> Result:
+    def _transact(self, work: Callable[[Connection], Result]) -> Result:
         with self._admitted(), self.database.transaction() as connection:
             return work(connection)
 

@@ -6,7 +6,7 @@ A short value stands in its row; of a long one the row holds no byte, and the pi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ def _pieces(name: str) -> Table:
 
 
 SUM_PIECES = _pieces("coordinator_sum_piece")
-"""A ciphertext each."""
+"""A part of at most :data:`LONG` bytes each."""
 
 RELEASE_PIECES = _pieces("coordinator_release_piece")
 """:data:`PIECE_VALUES` integers each, little-endian int64."""
@@ -55,23 +55,19 @@ def read_pieces(connection: Connection, table: Table, study: bytes, number: int,
         yield bytes(connection.execute(select(table.c.data).where(*here)).scalar_one())
 
 
+def read_whole(connection: Connection, table: Table, study: bytes, number: int) -> bytes:
+    """All pieces of a value, one behind the other."""
+    query = select(table.c.data).where(table.c.study == study, table.c.round == number).order_by(table.c.place)
+    return b"".join(connection.execute(query).scalars())
+
+
 def drop_pieces(connection: Connection, table: Table, study: bytes, number: int | None = None) -> None:
     """Drop the pieces of a round, or of all of a study's."""
     here = table.c.study == study
     connection.execute(delete(table).where(here if number is None else here & (table.c.round == number)))
 
 
-def cut(parts: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
-    """The same integers in arrays of :data:`PIECE_VALUES` each, the last one shorter. Each is good until the next comes."""
-    piece, filled = np.empty(PIECE_VALUES, dtype="<i8"), 0
-    for part in parts:
-        left = part
-        while len(left):
-            taken = min(len(left), PIECE_VALUES - filled)
-            piece[filled : filled + taken] = left[:taken]
-            left, filled = left[taken:], filled + taken
-            if filled == PIECE_VALUES:
-                yield piece
-                filled = 0
-    if filled:
-        yield piece[:filled]
+def cut(values: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The same integers in arrays of :data:`PIECE_VALUES` each, the last one shorter; little-endian."""
+    for start in range(0, len(values), PIECE_VALUES):
+        yield values[start : start + PIECE_VALUES].astype("<i8", copy=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
-from veilsum_privacy.securesum.context import Pieces
+from veilsum_privacy.securesum.check_words import Signed
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_proto import federation_pb2 as pb
 
@@ -20,17 +22,19 @@ def roster_object(roster: Roster) -> bytes:
     return pb.RosterObject(enrolments=enrolments).SerializeToString()
 
 
-def sum_pieces(ciphertexts: Pieces) -> Pieces:
-    """The pieces of a ``SumObject``'s bytes, around the ciphertexts themselves: a large sum is not copied to be sent."""
-    pieces: list[bytes | memoryview] = []
-    for ciphertext in ciphertexts:
-        length, header = len(ciphertext), bytearray(b"\x0a")  # field 1 of bytes, then their number in base 128
-        while length >= 0x80:
-            header.append(length & 0x7F | 0x80)
-            length >>= 7
-        header.append(length)
-        pieces += [bytes(header), ciphertext]
-    return pieces
+def fixed_object(receipts: Sequence[SignedReceipt], countersigned: SignedReceipt, fixed: Signed) -> bytes:
+    """What the cohort checks a sum by."""
+    return pb.FixedObject(
+        receipts=map(receipt_message, receipts),
+        countersigned=receipt_message(countersigned),
+        fixed=pb.SignedStatement(body=fixed.body, signature=fixed.signature),
+    ).SerializeToString()
+
+
+def answers_object(answers: Iterable[tuple[tuple[int, ...], bytes]]) -> bytes:
+    """All members' answers, words and signature, in the cohort's order."""
+    found = [pb.MemberAnswer(words=words, signature=signature) for words, signature in answers]
+    return pb.AnswersObject(answers=found).SerializeToString()
 
 
 def parse_roster(data: bytes) -> list[Enrolment]:

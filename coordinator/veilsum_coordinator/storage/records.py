@@ -7,76 +7,105 @@ decisions is dropped when the study ends.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import sqlalchemy as sa
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Integer,
+    LargeBinary,
+    RowMapping,
+    String,
+    Table,
+    Text,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
-from veilsum_coordinator.storage.long_values import METADATA, SUM_PIECES, drop_pieces, read_pieces
+from veilsum_coordinator.storage.long_values import METADATA, SUM_PIECES, drop_pieces, read_whole
 from veilsum_coordinator.storage.messages import box_message, enrolment_message, parse_boxes, parse_enrolment
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.ledger.tables import receipt_table
 from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.check_words import Signed
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 
-SUMS = sa.Table(
+PROTOCOL = 6
+"""Version of the protocol whose decisions are kept."""
+
+SUMS = Table(
     "coordinator_sum",
     METADATA,
-    sa.Column("study", sa.LargeBinary(32), primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("assignment", sa.LargeBinary, nullable=False),
-    sa.Column("ciphertexts", sa.LargeBinary),
-    sa.Column("receipts", sa.Text, nullable=False),
-    sa.Column("sizes", sa.Text),  # JSON: sizes of the ciphertexts in order
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("assignment", LargeBinary, nullable=False),
+    Column("total", LargeBinary),  # of a long one its size stands in "size" alone, and it lies in pieces
+    Column("receipts", Text, nullable=False),
+    Column("size", BigInteger),  # of the total in bytes; none where it is not kept
+    Column("answers", Text),  # JSON: words and signature of every member in the cohort's order, once all are in
 )
 
-RELEASES = sa.Table(
+CONSENTS = Table(
+    "coordinator_consent",
+    METADATA,
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("participant", String(64), primary_key=True),
+    Column("signature", LargeBinary, nullable=False),  # under the answers that it consented to; the consent is in the mirror
+)
+
+RELEASES = Table(
     "coordinator_release",
     METADATA,
-    sa.Column("study", sa.LargeBinary(32), primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("label", sa.String(64), nullable=False),
-    sa.Column("cohort", sa.Text, nullable=False),
-    sa.Column("values", sa.LargeBinary, nullable=False),
-    sa.Column("digest", sa.LargeBinary(32), nullable=False),
-    sa.Column("time", sa.BigInteger, nullable=False),
-    sa.Column("proof", sa.Text),  # JSON: a KeptProof; none of releases by software that had none
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("label", String(64), nullable=False),
+    Column("cohort", Text, nullable=False),
+    Column("values", LargeBinary, nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("time", BigInteger, nullable=False),
+    Column("proof", Text),  # JSON: a KeptProof, or a FormerProof; none of releases by software that had none
 )
 
-MEMBERS = sa.Table(
+MEMBERS = Table(
     "coordinator_member",
     METADATA,
-    sa.Column("study", sa.LargeBinary(32), primary_key=True),
-    sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("enrolment", sa.LargeBinary, nullable=False),
-    sa.Column("boxes", sa.LargeBinary),  # what the member sealed for others; dropped once everyone has opened its own
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("enrolment", LargeBinary, nullable=False),
+    Column("boxes", LargeBinary),  # what the member sealed for others; dropped once everyone has opened its own
 )
 
-PROGRESS = sa.Table(
+PROGRESS = Table(
     "coordinator_progress",
     METADATA,
-    sa.Column("study", sa.LargeBinary(32), primary_key=True),
-    sa.Column("state", sa.Text, nullable=False),  # JSON
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("state", Text, nullable=False),  # JSON
 )
 
-ROUNDS = sa.Table(
+ROUNDS = Table(
     "coordinator_round",
     METADATA,
-    sa.Column("study", sa.LargeBinary(32), primary_key=True),
-    sa.Column("round", sa.Integer, primary_key=True),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("broadcast", sa.LargeBinary(32), nullable=False),  # its digest
-    sa.Column("allowed", sa.Text, nullable=False),  # JSON: who may be in a cohort, sorted
-    sa.Column("assignment", sa.LargeBinary, nullable=False),  # of the last attempt
-    sa.Column("started", sa.BigInteger, nullable=False),
-    sa.Column("received", sa.BigInteger, nullable=False),  # bytes of ciphertexts, of earlier attempts while the last one runs
+    Column("study", LargeBinary(32), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("attempts", Integer, nullable=False),
+    Column("broadcast", LargeBinary(32), nullable=False),  # its digest
+    Column("allowed", Text, nullable=False),  # JSON: who may be in a cohort, sorted
+    Column("assignment", LargeBinary, nullable=False),  # of the last attempt
+    Column("started", BigInteger, nullable=False),
+    Column("received", BigInteger, nullable=False),  # bytes of contributions, of earlier attempts while the last one runs
 )
 
 
@@ -89,7 +118,7 @@ class RoundStart:
         allowed: who may be in a cohort.
         attempts: how many there were.
         started: unix seconds.
-        received: bytes of ciphertexts of earlier attempts.
+        received: bytes of contributions of earlier attempts.
     """
 
     assignment: Assignment
@@ -111,7 +140,7 @@ class RoundStart:
         }
 
     @classmethod
-    def parse(cls, row: sa.RowMapping) -> RoundStart:
+    def parse(cls, row: RowMapping) -> RoundStart:
         """Read such a row."""
         allowed = frozenset(json.loads(row["allowed"]))
         return cls(parse_assignment(row["assignment"]), allowed, row["attempts"], row["started"], row["received"])
@@ -119,17 +148,21 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class KeptSum:
-    """A complete sum that consent may have been asked for.
+    """A complete sum whose digest members may have been shown.
 
     Attributes:
-        ciphertexts: in order.
+        total: its bytes.
         receipts: of the cohort, in its order.
+        answers: of the cohort, in its order, words and signature; empty unless consent may have been asked for.
         consents: that came, by member.
+        agreed: signatures under the answers that these were given to, by member.
     """
 
-    ciphertexts: list[bytes] = field(repr=False)
+    total: bytes = field(repr=False)
     receipts: list[SignedReceipt]
+    answers: list[tuple[tuple[int, ...], bytes]] = field(repr=False)
     consents: dict[str, bytes] = field(repr=False)
+    agreed: dict[str, bytes] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -143,13 +176,32 @@ class KeptRelease:
 
 @dataclass(frozen=True)
 class KeptProof:
-    """What a release is proven with, beside its receipts and consents, which the mirror keeps.
+    """What a release is proven with, beside its sum, receipts, answers and consents, which are kept where they were.
 
     Attributes:
-        keys: digest of the dealt keys.
-        signatures: over each decryptor's word on what it decrypted, by its name.
         countersigned: the coordinator's word on the receipts that it showed to the cohort.
         coordinator: certificate of who gave that word; DER.
+        fixed: its word on the sum.
+    """
+
+    countersigned: SignedReceipt
+    coordinator: bytes
+    fixed: Signed
+
+    def to_text(self) -> str:
+        """JSON."""
+        words = [[item.body.hex(), item.signature.hex()] for item in (self.countersigned, self.fixed)]
+        return json.dumps({"v": 6, "coordinator": self.coordinator.hex(), "countersigned": words[0], "fixed": words[1]})
+
+
+@dataclass(frozen=True)
+class FormerProof:
+    """What a release of protocol 5 or before is proven with, beside receipts and consents.
+
+    Attributes:
+        keys: digest of the keys that the cohort shared.
+        signatures: over each word on what was opened, by the name of who gave it.
+        countersigned, coordinator: as of :class:`KeptProof`.
     """
 
     keys: bytes = field(repr=False)
@@ -157,22 +209,20 @@ class KeptProof:
     countersigned: SignedReceipt
     coordinator: bytes
 
-    def to_text(self) -> str:
-        """JSON."""
-        countersigned = [self.countersigned.body.hex(), self.countersigned.signature.hex()]
-        signatures = {name: signature.hex() for name, signature in self.signatures.items()}
-        return json.dumps([self.keys.hex(), signatures, countersigned, self.coordinator.hex()])
 
-    @classmethod
-    def parse(cls, text: str) -> KeptProof:
-        """Read what :meth:`to_text` wrote."""
-        keys, signatures, countersigned, coordinator = json.loads(text)
-        return cls(
-            bytes.fromhex(keys),
-            {name: bytes.fromhex(signature) for name, signature in signatures.items()},
-            SignedReceipt(*map(bytes.fromhex, countersigned)),
-            bytes.fromhex(coordinator),
-        )
+def read_proof(text: str) -> KeptProof | FormerProof:
+    """Read what :meth:`KeptProof.to_text` wrote, or software that spoke an earlier version."""
+    value = json.loads(text)
+    if isinstance(value, dict):
+        countersigned, fixed = (tuple(map(bytes.fromhex, value[name])) for name in ("countersigned", "fixed"))
+        return KeptProof(SignedReceipt(*countersigned), bytes.fromhex(value["coordinator"]), Signed(*fixed))
+    keys, signatures, countersigned, coordinator = value
+    return FormerProof(
+        bytes.fromhex(keys),
+        {name: bytes.fromhex(signature) for name, signature in signatures.items()},
+        SignedReceipt(*map(bytes.fromhex, countersigned)),
+        bytes.fromhex(coordinator),
+    )
 
 
 @dataclass(frozen=True)
@@ -203,16 +253,21 @@ class KeptStudy:
     rounds: list[KeptRound]
     numbers: dict[str, int]
 
+    @property
+    def former(self) -> bool:
+        """Whether somebody joined it under an earlier version of the protocol, so that nobody can go on with it."""
+        return bool(self.state or self.numbers) and self.state.get("protocol") != PROTOCOL
+
 
 # Statements of every member are made once: to put one together takes longer than the database takes to carry it out.
-_OF_MEMBER = (MEMBERS.c.study == sa.bindparam("of_study"), MEMBERS.c.name == sa.bindparam("of_name"))
-_ENROLMENT = sa.select(MEMBERS.c.enrolment).where(*_OF_MEMBER)
-_DROP_MEMBER = sa.delete(MEMBERS).where(*_OF_MEMBER)
-_ADD_MEMBER = sa.insert(MEMBERS)
-_KEEP_BOXES = sa.update(MEMBERS).where(*_OF_MEMBER)
+_OF_MEMBER = (MEMBERS.c.study == bindparam("of_study"), MEMBERS.c.name == bindparam("of_name"))
+_ENROLMENT = select(MEMBERS.c.enrolment).where(*_OF_MEMBER)
+_DROP_MEMBER = delete(MEMBERS).where(*_OF_MEMBER)
+_ADD_MEMBER = insert(MEMBERS)
+_KEEP_BOXES = update(MEMBERS).where(*_OF_MEMBER)
 
 
-def write_enrolment(connection: sa.Connection, study: bytes, name: str, enrolment: Enrolment) -> None:
+def write_enrolment(connection: Connection, study: bytes, name: str, enrolment: Enrolment) -> None:
     """Keep a member's enrolment; one that came before, without an answer, gives way."""
     here, data = {"of_study": study, "of_name": name}, enrolment_message(enrolment).SerializeToString()
     known = connection.scalar(_ENROLMENT, here)
@@ -228,13 +283,13 @@ def boxes_data(boxes: Sequence[Box]) -> bytes:
     return pb.BoxesObject(boxes=[box_message(box) for box in boxes]).SerializeToString()
 
 
-def write_boxes(connection: sa.Connection, study: bytes, name: str, data: bytes) -> None:
+def write_boxes(connection: Connection, study: bytes, name: str, data: bytes) -> None:
     """Keep what a member sealed, in place of what it sealed before."""
     connection.execute(_KEEP_BOXES, {"of_study": study, "of_name": name, "boxes": data})
 
 
 def write_progress(
-    connection: sa.Connection, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool
+    connection: Connection, study: bytes, state: dict[str, Any], begun: RoundStart | None, *, sealed: bool
 ) -> None:
     """Keep a study's decisions and the attempt that they begin.
 
@@ -245,57 +300,62 @@ def write_progress(
     if begun is not None:
         number = begun.assignment.round
         here = (ROUNDS.c.study == study, ROUNDS.c.round == number)
-        if connection.scalar(sa.select(ROUNDS.c.assignment).where(*here)) == begun.assignment.to_bytes():
+        if connection.scalar(select(ROUNDS.c.assignment).where(*here)) == begun.assignment.to_bytes():
             return
-        connection.execute(sa.delete(ROUNDS).where(*here))
-        connection.execute(sa.insert(ROUNDS).values(study=study, **begun.columns()))
+        connection.execute(delete(ROUNDS).where(*here))
+        connection.execute(insert(ROUNDS).values(study=study, **begun.columns()))
     elif sealed:
         held = (MEMBERS.c.study == study, MEMBERS.c.boxes.is_not(None))
-        connection.execute(sa.update(MEMBERS).where(*held).values(boxes=None))
+        connection.execute(update(MEMBERS).where(*held).values(boxes=None))
 
 
-def write_end(connection: sa.Connection, study: bytes, state: dict[str, Any]) -> None:
-    """Drop what an ended study needs no longer: members, rounds, ciphertexts of a sum that will not be opened."""
+def write_end(connection: Connection, study: bytes, state: dict[str, Any]) -> None:
+    """Drop what an ended study needs no longer: members, rounds, and of a sum that will not be opened all but its receipts."""
     _write_state(connection, study, state)
-    held = (SUMS.c.study == study, SUMS.c.ciphertexts.is_not(None))
-    connection.execute(sa.update(SUMS).where(*held).values(ciphertexts=None, sizes=None))
-    drop_pieces(connection, SUM_PIECES, study)
+    released = select(RELEASES.c.round).where(RELEASES.c.study == study)
+    here = (SUMS.c.study == study, SUMS.c.round.not_in(released))
+    for number in connection.scalars(select(SUMS.c.round).where(*here, SUMS.c.size.is_not(None))).all():
+        drop_pieces(connection, SUM_PIECES, study, number)
+    connection.execute(update(SUMS).where(*here, SUMS.c.size.is_not(None)).values(total=None, size=None, answers=None))
+    connection.execute(delete(CONSENTS).where(CONSENTS.c.study == study, CONSENTS.c.round.not_in(released)))
     for table in (MEMBERS, ROUNDS):
-        connection.execute(sa.delete(table).where(table.c.study == study))
+        connection.execute(delete(table).where(table.c.study == study))
 
 
-def _write_state(connection: sa.Connection, study: bytes, state: dict[str, Any]) -> None:
+def _write_state(connection: Connection, study: bytes, state: dict[str, Any]) -> None:
     text, here = json.dumps(state), PROGRESS.c.study == study
-    known = connection.scalar(sa.select(PROGRESS.c.state).where(here))
+    known = connection.scalar(select(PROGRESS.c.state).where(here))
     if known is None:
-        connection.execute(sa.insert(PROGRESS).values(study=study, state=text))
+        connection.execute(insert(PROGRESS).values(study=study, state=text))
     elif known != text:  # a transaction that writes nothing has no disk to wait for
-        connection.execute(sa.update(PROGRESS).where(here).values(state=text))
+        connection.execute(update(PROGRESS).where(here).values(state=text))
 
 
-def read_state(connection: sa.Connection, study: bytes) -> dict[str, Any]:
+def read_state(connection: Connection, study: bytes) -> dict[str, Any]:
     """A study's decisions; empty if none were kept."""
-    found = connection.scalar(sa.select(PROGRESS.c.state).where(PROGRESS.c.study == study))
+    found = connection.scalar(select(PROGRESS.c.state).where(PROGRESS.c.study == study))
     return {} if found is None else dict(json.loads(found))
 
 
-def read_kept(connection: sa.Connection, study: bytes) -> KeptStudy:
+def read_kept(connection: Connection, study: bytes) -> KeptStudy:
     """All that is kept of a study that runs."""
-    members = connection.execute(sa.select(MEMBERS).where(MEMBERS.c.study == study)).mappings().all()
+    members = connection.execute(select(MEMBERS).where(MEMBERS.c.study == study)).mappings().all()
     columns = [column for column in RELEASES.c if column.name not in ("values", "proof")]
-    found = connection.execute(sa.select(*columns).where(RELEASES.c.study == study)).mappings()
+    found = connection.execute(select(*columns).where(RELEASES.c.study == study)).mappings()
     releases = {row["round"]: row for row in found}
-    rounds = connection.execute(sa.select(ROUNDS).where(ROUNDS.c.study == study).order_by(ROUNDS.c.round)).mappings()
+    rounds = connection.execute(select(ROUNDS).where(ROUNDS.c.study == study).order_by(ROUNDS.c.round)).mappings()
+    state = read_state(connection, study)
+    sealed = [row for row in members if row["boxes"] is not None and state.get("protocol") == PROTOCOL]
     return KeptStudy(
-        state=read_state(connection, study),
+        state=state,
         enrolments={row["name"]: parse_enrolment(row["enrolment"]) for row in members},
-        boxes={row["name"]: parse_boxes(row["boxes"]) for row in members if row["boxes"] is not None},
+        boxes={row["name"]: parse_boxes(row["boxes"]) for row in sealed},
         rounds=[_round(connection, row, releases.get(row["round"])) for row in rounds],
         numbers=_numbers(connection, study),
     )
 
 
-def _round(connection: sa.Connection, row: sa.RowMapping, release: sa.RowMapping | None) -> KeptRound:
+def _round(connection: Connection, row: RowMapping, release: RowMapping | None) -> KeptRound:
     start = RoundStart.parse(row)
     if release is not None:
         cohort = tuple(json.loads(release["cohort"]))
@@ -303,25 +363,43 @@ def _round(connection: sa.Connection, row: sa.RowMapping, release: sa.RowMapping
     return KeptRound(start, sum=_sum(connection, row["study"], start.assignment))
 
 
-def _sum(connection: sa.Connection, study: bytes, assignment: Assignment) -> KeptSum | None:
+def _sum(connection: Connection, study: bytes, assignment: Assignment) -> KeptSum | None:
     here = (SUMS.c.study == study, SUMS.c.round == assignment.round, SUMS.c.attempt == assignment.attempt)
-    row = connection.execute(sa.select(SUMS).where(*here)).mappings().first()
-    if row is None or row["ciphertexts"] is None or row["sizes"] is None:
+    row = connection.execute(select(SUMS).where(*here)).mappings().first()
+    if row is None or row["size"] is None:
         return None  # none, or of an attempt that was given up before anyone was asked for consent
     receipts = read_receipts(row["receipts"])
-    context = parse_receipt(receipts[0].body).context
-    consents = read_consents(connection, context)
-    sizes, data = json.loads(row["sizes"]), io.BytesIO(row["ciphertexts"])
-    if row["ciphertexts"]:
-        return KeptSum([data.read(size) for size in sizes], receipts, consents)
-    pieces = read_pieces(connection, SUM_PIECES, study, assignment.round, range(len(sizes)))
-    return KeptSum(list(pieces), receipts, consents)
+    consents = read_consents(connection, parse_receipt(receipts[0].body).context)
+    total = read_total(connection, study, assignment.round, row["total"])
+    return KeptSum(total, receipts, read_answers(row["answers"]), consents, read_agreed(connection, study, assignment.round))
 
 
-def read_consents(connection: sa.Connection, context: bytes) -> dict[str, bytes]:
+def read_total(connection: Connection, study: bytes, number: int, short: bytes) -> bytes:
+    """A sum's bytes; ``short``: of its row, which holds those of a short one."""
+    return bytes(short) or read_whole(connection, SUM_PIECES, study, number)
+
+
+def answers_text(answers: Sequence[tuple[tuple[int, ...], bytes]]) -> str:
+    """All members' answers, words and signature, as they are kept."""
+    return json.dumps([[words, signature.hex()] for words, signature in answers])
+
+
+def read_answers(text: str | None) -> list[tuple[tuple[int, ...], bytes]]:
+    """The answers of :func:`answers_text`; none while not all of them are in."""
+    return [(tuple(words), bytes.fromhex(signature)) for words, signature in json.loads(text or "[]")]
+
+
+def read_agreed(connection: Connection, study: bytes, number: int) -> dict[str, bytes]:
+    """Signatures under the answers to a round's challenge, which came with consents; by member."""
+    query = select(CONSENTS.c.participant, CONSENTS.c.signature)
+    found = connection.execute(query.where(CONSENTS.c.study == study, CONSENTS.c.round == number))
+    return {str(name): bytes(signature) for name, signature in found}
+
+
+def read_consents(connection: Connection, context: bytes) -> dict[str, bytes]:
     """The consents that came for a context, by member."""
     given = connection.execute(
-        sa.select(receipt_table.c.participant, receipt_table.c.consent).where(
+        select(receipt_table.c.participant, receipt_table.c.consent).where(
             receipt_table.c.context == context.hex(), receipt_table.c.consent.is_not(None)
         )
     )
@@ -333,12 +411,8 @@ def read_receipts(text: str) -> list[SignedReceipt]:
     return [SignedReceipt(bytes.fromhex(body), bytes.fromhex(signature)) for body, signature in json.loads(text)]
 
 
-def _numbers(connection: sa.Connection, study: bytes) -> dict[str, int]:
-    """Numbers of the members' last receipts; they rise from round to round, whoever takes part."""
-    numbers: dict[str, int] = {}
-    rows = connection.execute(sa.select(SUMS.c.receipts).where(SUMS.c.study == study))
-    for (text,) in rows:
-        for signed in read_receipts(text):
-            receipt = parse_receipt(signed.body)
-            numbers[receipt.participant] = max(receipt.number, numbers.get(receipt.participant, 0))
-    return numbers
+def _numbers(connection: Connection, study: bytes) -> dict[str, int]:
+    """Numbers of the members' last receipts that were shown; they rise from attempt to attempt, whoever takes part."""
+    columns = receipt_table.c
+    query = select(columns.participant, func.max(columns.number)).where(columns.study == study.hex())
+    return {str(name): int(number) for name, number in connection.execute(query.group_by(columns.participant))}

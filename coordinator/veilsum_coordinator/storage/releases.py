@@ -5,14 +5,22 @@ Functions of an open connection take part in their caller's transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, func, insert, select
 
 from veilsum_aggregation.arrays import Integers
-from veilsum_coordinator.storage.long_values import LONG, PIECE_VALUES, RELEASE_PIECES, cut, read_pieces, write_pieces
+from veilsum_coordinator.storage.long_values import (
+    LONG,
+    PIECE_VALUES,
+    RELEASE_PIECES,
+    cut,
+    read_pieces,
+    read_whole,
+    write_pieces,
+)
 from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.database import Database
 from veilsum_node.errors import StateError
@@ -24,22 +32,21 @@ def write_release(
     study: bytes,
     number: int,
     row: Mapping[str, Any],
-    size: int,
-    values: Iterable[Integers],
+    values: Integers,
     stored: bytes | None,
 ) -> bytes:
     """Store a release, or see that it is the one that is stored; returns its digest.
 
     Args:
         row: its columns but for the values and their digest.
-        size: how many integers it has.
-        values: these, in parts.
+        values: (size,) int64, in grid units.
         stored: digest of the round's release that is stored already; None for none.
 
     Raises:
         StateError: another one is stored.
     """
-    digest, long, whole = begin_release_digest(study, number, row["attempt"], 8 * size), 8 * size >= LONG, b""
+    size = 8 * len(values)
+    digest, long, whole = begin_release_digest(study, number, row["attempt"], size), size >= LONG, b""
     for place, piece in enumerate(cut(values)):
         data = piece.tobytes()
         digest.update(data)
@@ -72,9 +79,7 @@ def read_release(connection: Connection, study: bytes, number: int, values: byte
     """All values of a release, little-endian int64; ``values``: of its row, which holds those of a short one."""
     if values:
         return bytes(values)
-    table = RELEASE_PIECES
-    query = select(table.c.data).where(table.c.study == study, table.c.round == number).order_by(table.c.place)
-    return b"".join(connection.execute(query).scalars())
+    return read_whole(connection, RELEASE_PIECES, study, number)
 
 
 def read_values(connection: Connection, study: bytes, number: int, start: int, stop: int) -> Integers:

@@ -229,7 +229,7 @@ class StudyResult:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """What a paper should state, which is study, digest, method, cost, each sum's cohort and who decrypted it."""
+        """What a paper should state: study, digest, method, cost, and the sums that it was made of."""
         from veilsum_node.process.software import installed_version
 
         manifest = read_manifest(self.directory)

@@ -19,8 +19,6 @@ from veilsum_node.identity import Credentials, Label
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study
 from veilsum_proto import federation_pb2 as pb
@@ -65,15 +63,15 @@ class LocalChannel:
             start, complete = self._hub.upload_status(self._name, study, payload.attempt)
             if complete:
                 return
-        for index in range(start, len(payload.ciphertexts)):
-            self._hub.upload(self._name, study, payload.attempt, index, payload.ciphertexts[index])
+        for index in range(start, len(payload.pieces)):
+            self._hub.upload(self._name, study, payload.attempt, index, bytes(payload.pieces[index]))
         self._hub.receipt(self._name, study, payload.attempt, payload.receipt)
 
-    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
-        self._hub.consent(self._name, study, attempt, consent)
+    def answer(self, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
+        self._hub.answer(self._name, study, attempt, words, signature)
 
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
-        self._hub.decrypted(self._name, study, attempt, list(words), signed)
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None:
+        self._hub.consent(self._name, study, attempt, consent, signature)
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         self._hub.confirm(self._name, study, kind, number, attempt)

@@ -40,11 +40,8 @@ def print_plan(plan: StudyPlan, *, everything: bool = False) -> None:
 
 def _asks(plan: StudyPlan) -> dict[str, object]:
     cost, facts = plan.cost, asked_facts(plan.study)
-    sends = f"{size_text(cost.upload)}; two of them also fetch the sum, {size_text(cost.fetch)}"
-    if cost.rounds > 1:
-        sends = (
-            f"{size_text(cost.upload)} in all; two in each round also fetch its sum, {size_text(cost.fetch)} in all at most"
-        )
+    in_all = " in all" if cost.rounds > 1 else ""
+    sends = f"{size_text(cost.upload)}{in_all}; and fetches {size_text(cost.fetch)} of receipts and answers"
     guarantee = (
         f"epsilon {cost.epsilon:.4g} at delta {cost.delta:g} for one {cost.unit}, over the whole study" if cost.epsilon else ""
     )

@@ -79,7 +79,7 @@ def furnish(directory: Path, hospitals: Hospitals, clock: Callable[[], int]) -> 
     kit = make_kit(directory, list(hospitals.sites), clock=clock, federation="demo")
     (kit.coordinator.directory / "coordinator.toml").write_text(
         'listen = "localhost:0"\nidentity = "identity"\nstate = "state"\nready_file = "address"\n\n'
-        "[waits]\nenrol = 60\nseal = 30\ncontribute = 60\nconsent = 20\ndecrypt = 20\ngrace = 1\n"
+        "[waits]\nenrol = 60\nseal = 30\ncontribute = 60\nconsent = 20\ncheck = 20\ngrace = 1\n"
     )
     for party in kit.participants:
         hospitals.sites[party.name].write(party.directory / "data", "records")

@@ -97,7 +97,7 @@ def released(kit: Kit, finished: Sequence[Finished]) -> list[dict[str, Any]]:
                 cohort = tuple(json.loads(row["cohort"]))
                 plan = AgreedStudy(done.study).task(row["label"]).plan(len(done.info.enrolled), len(cohort))
                 values = np.frombuffer(row["values"], dtype="<i8").astype(np.int64)
-                release = read_release(plan, values, row["round"], cohort, row["digest"])
+                release = read_release(plan.task, values, row["round"], cohort, row["digest"])
                 rows.append(
                     {
                         "study": done.study.name,

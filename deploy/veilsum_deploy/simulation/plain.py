@@ -126,7 +126,7 @@ class PlainFederation(Federation):
         self.sums.append(total)
         number = len(self.sums)
         digest = release_digest(self._sites.agreed.digest, number, number, total.astype("<i8").tobytes())
-        return read_release(plan, total, number, cohort, digest)
+        return read_release(plan.task, total, number, cohort, digest)
 
     def _computed(self, label: str, arrays: Mapping[str, Floats], places: tuple[int, ...]) -> Integers:
         """Every member's noised vector, added up; what members keep is noted."""

@@ -45,8 +45,8 @@ LONGEST_FIELD = 128
 
 EVENTS = (
     "started", "stopping", "stopped", "session", "submitted", "enrolled", "waiting", "refused", "ready", "round", "attempt",
-    "contributed", "consented", "released", "given-up", "finished", "failed", "aborted", "verified", "certificate", "database",
-    "recovered", "restored", "rejected", "completed", "approved", "expired", "hook", "deleted",
+    "contributed", "checked", "consented", "released", "given-up", "finished", "failed", "aborted", "verified", "certificate",
+    "database", "recovered", "restored", "rejected", "completed", "approved", "expired", "hook", "deleted",
 )  # fmt: skip
 """Names of events in the field ``event``; a line without one is told in words only."""
 

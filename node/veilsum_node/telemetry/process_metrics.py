@@ -15,7 +15,7 @@ from veilsum_node.identity import Credentials
 from veilsum_node.process.software import installed_version
 from veilsum_node.storage import Storage
 
-DECODE_STAGES = ("message", "sum")
+DECODE_STAGES = ("message", "check")
 
 
 class ProcessMetrics:

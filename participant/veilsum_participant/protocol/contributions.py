@@ -3,22 +3,24 @@
 Whatever is checked is checked without records, and the budget is reserved before any is read. After that only a payload
 leaves, whatever the records are: a computation that fails contributes what a site without records would, and pays for it.
 
-One payload for each context, ever: its ciphertexts and the self-mask's seed are durable in one row before the first byte
-leaves; after a crash the same bytes go out, or none.
+One payload for each context, ever: it is durable as it is sent, with its masked words and the secret of its consent, in one
+row before the first byte leaves; after a crash the same bytes go out, or none. Its one-time key and errors are never stored:
+under the same polynomials, another key or other errors for the same words would tell of both.
 """
 
 from __future__ import annotations
 
-import json
+import io
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from sqlalchemy import Connection
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.database import after_commit
-from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.observer import AttemptOutcome, SiteStep
@@ -37,6 +39,7 @@ from veilsum_participant.store.attempts import (
     attempts_in,
     change_attempt,
     find_attempt,
+    finish_attempt,
     is_late,
 )
 from veilsum_participant.store.kept import KeptVector, find_kept, keep_state, keep_vector, paid_state
@@ -54,16 +57,19 @@ from veilsum_privacy.securesum.context import (
     encode_broadcast,
     parse_assignment,
 )
-from veilsum_privacy.securesum.contribution import (
-    SECRET_BYTES,
-    consent_key,
-    encrypt_contribution,
-    keys_digest,
-    masked_words,
-    payload_digest,
-)
+from veilsum_privacy.securesum.data_masks import Words, mask_values
 from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
+from veilsum_privacy.securesum.key_shares import consent_of, mask_key, payload_digest, share_digest, share_to_bytes
+from veilsum_privacy.securesum.one_time_keys import (
+    begin_coefficients_digest,
+    coefficients_to_bytes,
+    draw_key,
+    encrypt_words,
+)
+from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.securesum.streams import SECRET_BYTES
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
 from veilsum_privacy.tasks.base import RowTask
 
@@ -74,33 +80,24 @@ class Payload:
 
     Attributes:
         round, attempt: what it answers.
-        ciphertexts: in order.
+        pieces: of it as it travels, in order: its key share, then coefficients (:attr:`OneTimePlan.pieces`).
         receipt: signed; goes last.
         resumed: whether some of it may have been uploaded before.
     """
 
     round: int
     attempt: int
-    ciphertexts: list[bytes] = field(repr=False)
+    pieces: Sequence[memoryview] = field(repr=False)
     receipt: SignedReceipt
     resumed: bool = field(default=False, compare=False)
 
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
-    """Tombstone attempts that never got consent, erase their seeds and payloads, free their reservations; one transaction."""
+    """Tombstone attempts that never got consent, erase all that they held, free their reservations; one transaction."""
     rows = [row for row in attempts_in(connection, OPEN, study) if attempt in (None, row.attempt)]
     for row in rows:
-        change_attempt(
-            connection,
-            study,
-            row.attempt,
-            state=AttemptState.TOMBSTONE,
-            self_seed=None,
-            consent=None,
-            payload=None,
-            sizes=None,
-            snapshot=None,
-        )
+        finish_attempt(connection, study, row.attempt, AttemptState.TOMBSTONE)
+        change_attempt(connection, study, row.attempt, consent=None, answer=None, answer_signature=None)
         site.ledger.free(connection, row.context)
     method = find_method(connection, study) if rows else None
     if method is not None:
@@ -155,13 +152,16 @@ class _Drawn:
 
     Attributes:
         values: the vector with its noise, in grid units.
-        ciphertexts: in order.
-        self_seed, consent: of the self-mask, and the key that opens it.
+        words: the masked words, packed.
+        payload: as it travels.
+        digest: of the payload, as its receipt has it.
+        consent: the secret of the self streams.
     """
 
     values: Integers = field(repr=False)
-    ciphertexts: list[bytes] = field(repr=False)
-    self_seed: bytes = field(repr=False)
+    words: bytes = field(repr=False)
+    payload: bytes = field(repr=False)
+    digest: bytes
     consent: bytes = field(repr=False)
 
 
@@ -264,8 +264,7 @@ class Contributions:
             raise Refusal(RefusalCode.NOISE, error.message) from error
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
-        keys = keys_digest(promised(row.secret_key), promised(row.tag_key))
-        context = context_digest(plan, roster, keys, assignment)
+        context = context_digest(plan, roster, assignment)
         return _Checked(assignment, roster, graph, plan, context)
 
     def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
@@ -412,20 +411,31 @@ class Contributions:
             record_refused_release(connection, site, self._reservation(opened, checked), refusal)
 
     def _seal(self, opened: OpenStudy, checked: _Checked, computed: _Computed) -> Payload:
-        site, assignment, plan, context = self._site, checked.assignment, checked.plan, checked.context
-        values = computed.values
-        secret, tag = opened.keys(len(checked.roster.members))
-        self_seed = site.random.bytes(SECRET_BYTES)
+        site, assignment, plan, values = self._site, checked.assignment, checked.plan, computed.values
         if not computed.noised:
             values = plan.noised(values, opened.study.participants.index(site.name), site.noise_random)
-        others = checked.graph.neighbours(site.name)
-        sharing = [name for name in assignment.names if name == site.name or name in others]
-        words = masked_words(values, plan.encoding, context, site.name, sharing, opened.seeds, self_seed)
-        ciphertexts = list(encrypt_contribution(words, plan.encoding, context, site.name, secret, tag))
-        drawn = _Drawn(values, ciphertexts, self_seed, consent_key(self_seed, context))
+        drawn = self._draw(opened, checked, values)
         # what was drawn for this context is drawn once: a disk that takes nothing for the moment is waited for with it in hand
         signed = patiently(lambda: self._keep(opened, checked, computed, drawn), site.patience, threading.Event())
-        return Payload(assignment.round, assignment.attempt, ciphertexts, signed)
+        return Payload(assignment.round, assignment.attempt, cut(drawn.payload, plan.encoding), signed)
+
+    def _draw(self, opened: OpenStudy, checked: _Checked, values: Integers) -> _Drawn:
+        """Mask and encrypt a noised vector, under a consent and a one-time key that are drawn here."""
+        site, encoding, context = self._site, checked.plan.encoding, checked.context
+        ring, cohort, seeds = encoding.ring, encoding.cohort, opened.seeds
+        sharing = sharing_masks(checked.graph, checked.assignment, site.name)
+        consent = consent_of(site.random.bytes(SECRET_BYTES), context)
+        words = mask_values(values, encoding, context, site.name, sharing, seeds, consent)
+        key = draw_key(ring, site.random)
+        share = mask_key(key, ring, context, site.name, cohort, sharing, seeds, consent)
+        payload, coefficients = io.BytesIO(), begin_coefficients_digest(len(words))
+        payload.write(share_to_bytes(share, ring, cohort))
+        for batch in encrypt_words(words, key, context, ring, site.random):
+            part = coefficients_to_bytes(batch, ring)
+            coefficients.update(part)
+            payload.write(part)
+        digest = payload_digest(share_digest(share, ring, cohort), coefficients.digest())
+        return _Drawn(values, pack_words(words, encoding), payload.getvalue(), digest, consent)
 
     def _keep(self, opened: OpenStudy, checked: _Checked, computed: _Computed, drawn: _Drawn) -> SignedReceipt:
         """Make the payload durable with its receipt and all that later rounds need, in one transaction.
@@ -454,11 +464,9 @@ class Contributions:
                 opened.digest,
                 assignment.attempt,
                 state=AttemptState.PAYLOAD,
-                self_seed=drawn.self_seed,
                 consent=drawn.consent,
-                consent_digest=consent_proof(drawn.consent),
-                sizes=json.dumps([len(ciphertext) for ciphertext in drawn.ciphertexts]),
-                payload=b"".join(drawn.ciphertexts),
+                payload=drawn.payload,
+                words=drawn.words,
                 receipt=signed.body,
                 receipt_signature=signed.signature,
                 snapshot=read,
@@ -485,14 +493,14 @@ class Contributions:
             round=assignment.round,
             attempt=assignment.attempt,
             context=checked.context,
-            payload=payload_digest(drawn.ciphertexts),
+            payload=drawn.digest,
             number=number,
             head=head,
             dataset=opened.study.dataset,
             mechanism=Mechanism.of(plan.declaration, plan.noise),
             unit=opened.study.privacy.unit,
             cohort_size=len(assignment.cohort),
-            consent=consent_commitment(consent_proof(drawn.consent)),
+            consent=consent_commitment(checked.context, self._site.name, consent_proof(drawn.consent)),
         )
 
 
@@ -501,4 +509,33 @@ def _resume(row: AttemptRow, checked: _Checked) -> Payload:
         raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
     if row.state != AttemptState.PAYLOAD:
         raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row.state}.")
-    return Payload(row.round, row.attempt, row.ciphertexts, row.signed_receipt, resumed=True)
+    pieces = cut(promised(row.payload), checked.plan.encoding)
+    return Payload(row.round, row.attempt, pieces, row.signed_receipt, resumed=True)
+
+
+def cut(payload: bytes, plan: OneTimePlan) -> list[memoryview]:
+    """A payload in the pieces in which it travels; none is copied.
+
+    Raises:
+        Damage: it is not as long as its plan says.
+    """
+    if len(payload) != plan.payload_bytes:
+        raise Damage("A stored payload is not as long as its round's plan says.", "Restore a backup.")
+    ends = list(accumulate(map(plan.piece_bytes, range(plan.pieces))))
+    return [memoryview(payload)[start:end] for start, end in pairwise([0, *ends])]
+
+
+def pack_words(words: Words, plan: OneTimePlan) -> bytes:
+    """Masked words as the store keeps them."""
+    return pack_numbers(words, plan.ring.plain_modulus.bit_length())
+
+
+def unpack_words(data: bytes, plan: OneTimePlan) -> Words:
+    """The words of :func:`pack_words`, (plan.words,)."""
+    return unpack_numbers(data, plan.words, plan.ring.plain_modulus.bit_length(), "stored payload")
+
+
+def sharing_masks(graph: MaskGraph, assignment: Assignment, own: str) -> list[str]:
+    """This member and all members of the cohort that it shares masks with, in roster order."""
+    others = graph.neighbours(own)
+    return [name for name in assignment.names if name == own or name in others]

@@ -17,15 +17,14 @@ from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions, Payload
 from veilsum_participant.protocol.membership import Membership
-from veilsum_participant.protocol.openings import Openings, Shown
+from veilsum_participant.protocol.openings import Answer, Openings, Shown
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.studies import StudyState, find_method
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
+from veilsum_privacy.securesum.check_words import Signed
 from veilsum_privacy.securesum.context import parse_assignment
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
 
@@ -51,8 +50,8 @@ class Channel(Protocol):
     def seal(self, study: bytes, boxes: Sequence[Box]) -> None: ...
     def ready(self, study: bytes) -> None: ...
     def upload(self, study: bytes, payload: Payload) -> None: ...
-    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None: ...
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None: ...
+    def answer(self, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes) -> None: ...
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None: ...
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None: ...
 
 
@@ -183,17 +182,20 @@ class ParticipantCore:
             case pb.DIRECTIVE_KIND_SEAL:
                 roster = pb.RosterObject.FromString(channel.fetch(pb.OBJECT_KIND_ROSTER, key))
                 enrolments = [Enrolment(item.certificate, item.body, item.signature) for item in roster.enrolments]
-                channel.seal(key, self.membership.on_roster(key, enrolments, dealer=directive.dealer))
+                channel.seal(key, self.membership.on_roster(key, enrolments))
             case pb.DIRECTIVE_KIND_UNSEAL:
                 boxes = pb.BoxesObject.FromString(channel.fetch(pb.OBJECT_KIND_BOXES, key))
                 self.membership.on_boxes(key, [_box(message) for message in boxes.boxes])
                 channel.ready(key)
             case pb.DIRECTIVE_KIND_CONTRIBUTE:
                 self._contribute(directive, key, channel)
+            case pb.DIRECTIVE_KIND_CHECK:
+                answer = self._check(directive, key, channel)
+                channel.answer(key, number, attempt, answer.words, answer.signature)
             case pb.DIRECTIVE_KIND_CONSENT:
-                channel.consent(key, number, attempt, self._consent(directive, key, channel))
-            case pb.DIRECTIVE_KIND_DECRYPT:
-                self._decrypt(directive, key, channel)
+                shown = pb.AnswersObject.FromString(_needed(directive, pb.OBJECT_KIND_ANSWERS, channel))
+                consent = self.openings.on_answers(key, number, attempt, _answers(shown))
+                channel.consent(key, number, attempt, consent.secret, consent.signature)
             case pb.DIRECTIVE_KIND_GIVE_UP:
                 self.contributions.give_up(key, attempt)
                 channel.confirm(key, directive.kind, number, attempt)
@@ -206,20 +208,22 @@ class ParticipantCore:
             case _:
                 raise HostileInput("A directive has an unknown kind.")
 
-    def _consent(self, directive: pb.Directive, key: bytes, channel: Channel) -> bytes:
+    def _check(self, directive: pb.Directive, key: bytes, channel: Channel) -> Answer:
         number, attempt = directive.round, directive.attempt
+        if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown that it would use again
+            self.catch_up(channel)
         try:
-            shown = _shown(_needed(directive, pb.OBJECT_KIND_RECEIPTS, channel), channel)
-            return self.openings.on_receipts(key, number, attempt, shown)
+            shown = _shown(_needed(directive, pb.OBJECT_KIND_FIXED, channel), channel)
+            return self.openings.on_fixed(key, number, attempt, shown)
         except Refusal as refusal:
             # its certificate or key may have been renewed since it proved its name, or since it sent the receipts along
             if refusal.code is not RefusalCode.RECEIPT or not (_greeted_again(channel) or directive.HasField("object")):
                 raise
             try:
-                again = channel.fetch(pb.OBJECT_KIND_RECEIPTS, key, number, attempt)
+                again = channel.fetch(pb.OBJECT_KIND_FIXED, key, number, attempt)
             except HostileInput:
                 raise refusal from None
-        return self.openings.on_receipts(key, number, attempt, _shown(again, channel))
+        return self.openings.on_fixed(key, number, attempt, _shown(again, channel))
 
     def _contribute(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
         # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
@@ -234,18 +238,7 @@ class ParticipantCore:
         payload = self.contributions.on_assignment(key, directive.assignment, broadcast)
         with self.site.observer.timed(SiteStep.UPLOAD):
             channel.upload(key, payload)
-        self.site.observer.contributed(sum(map(len, payload.ciphertexts)))
-
-    def _decrypt(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
-        number, attempt = directive.round, directive.attempt
-        total = pb.SumObject.FromString(_needed(directive, pb.OBJECT_KIND_SUM, channel))
-        try:
-            opened = self.openings.on_sum(key, number, attempt, list(total.ciphertexts))
-        except Refusal as refusal:
-            if refusal.code is RefusalCode.TAG:
-                self.membership.leave(key, StudyState.LEFT)
-            raise
-        channel.decrypted(key, number, attempt, opened.words if directive.words else [], opened.signed)
+        self.site.observer.contributed(sum(map(len, payload.pieces)))
 
 
 def _needed(directive: pb.Directive, kind: pb.ObjectKind.ValueType, channel: Channel) -> bytes:
@@ -256,12 +249,17 @@ def _needed(directive: pb.Directive, kind: pb.ObjectKind.ValueType, channel: Cha
 
 
 def _shown(data: bytes, channel: Channel) -> Shown:
-    sent = pb.ReceiptsObject.FromString(data)
+    sent = pb.FixedObject.FromString(data)
     return Shown(
         [SignedReceipt(item.body, item.signature) for item in sent.receipts],
         SignedReceipt(sent.countersigned.body, sent.countersigned.signature),
+        Signed(sent.fixed.body, sent.fixed.signature),
         channel.coordinator_certificate,
     )
+
+
+def _answers(sent: pb.AnswersObject) -> list[Answer]:
+    return [Answer(tuple(item.words), item.signature) for item in sent.answers]
 
 
 def _greeted_again(channel: Channel) -> bool:

@@ -1,4 +1,4 @@
-"""Joining and leaving a study: enrolment, roster, sealed boxes, dealt keys, erasure."""
+"""Joining and leaving a study: enrolment, roster, sealed boxes, erasure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from veilsum_participant.open_studies import check_directory, load_open_study, v
 from veilsum_participant.policy import mask_faults, member_faults, refuse
 from veilsum_participant.protocol.approval import UNDECIDED, SignedStudy, decide, end_waiting, verify_study
 from veilsum_participant.site import LOG, Site
-from veilsum_participant.store.attempts import AttemptState, attempts_in, change_attempt, took_part
+from veilsum_participant.store.attempts import took_part
 from veilsum_participant.store.kept import drop_states
 from veilsum_participant.store.pending import find_pending, pending_studies
 from veilsum_participant.store.retirement import forget_ended
@@ -27,13 +27,9 @@ from veilsum_participant.store.studies import (
     open_studies,
     signed_studies,
 )
-from veilsum_participant.store.tables import promised
-from veilsum_privacy.securesum.bfv import SecretKey
 from veilsum_privacy.securesum.boxes import SHARE_BYTES, Box, BoxKey, Purpose, pair_seed, seal, unseal
-from veilsum_privacy.securesum.contribution import SECRET_BYTES
 from veilsum_privacy.securesum.graph import mask_graph
 from veilsum_privacy.securesum.roster import Enrolment, Roster, enrol
-from veilsum_privacy.securesum.tags import TagKey
 from veilsum_privacy.study.study import parse_study
 
 FORGET_SECONDS = 3600
@@ -107,8 +103,8 @@ class Membership:
             )
         return enrolment
 
-    def on_roster(self, key: bytes, enrolments: Sequence[Enrolment], *, dealer: bool) -> list[Box]:
-        """Verify the roster, once and for all, and seal to each neighbour a share of the pair's seed; a dealer deals the keys.
+    def on_roster(self, key: bytes, enrolments: Sequence[Enrolment]) -> list[Box]:
+        """Verify the roster, once and for all, and seal to each neighbour a share of the pair's seed.
 
         Shares are drawn once, and durable before they are sealed.
 
@@ -138,27 +134,16 @@ class Membership:
             values: dict[str, object] = {"roster": dumped, "shares": _dump_secrets(shares)}
             if opened.row.roster is None:
                 values["roster_time"] = now
-            if dealer and opened.row.secret_key is None:
-                values["secret_key"] = SecretKey.generate(opened.agreed.parameters(len(roster.members))).to_bytes()
-                values["tag_key"] = site.random.bytes(SECRET_BYTES)
-                values["dealer"] = site.name
             change_study(connection, key, **values)
-            opened = load_open_study(connection, site, key)
-        others = [name for name in roster.names if name != site.name]
-        boxes = [self._seal(key, roster, name, Purpose.PAIR_SHARE, shares[name]) for name in others if name in neighbours]
-        if dealer and opened.row.dealer == site.name:
-            dealt = promised(opened.row.tag_key) + promised(opened.row.secret_key)
-            boxes += [self._seal(key, roster, name, Purpose.DEALT_KEYS, dealt) for name in others]
-        return boxes
+        return [self._seal(key, roster, name, shares[name]) for name in roster.names if name in neighbours]
 
     def on_boxes(self, key: bytes, boxes: Sequence[Box]) -> None:
-        """Open the boxes for this site, with the others' shares of the pairs' seeds and the dealt keys; mix the seeds.
+        """Open the boxes for this site, with the others' shares of the pairs' seeds, and mix the seeds.
 
-        A neighbour whose box is missing can be in no cohort with this site. The first dealt keys that verify are kept.
+        A neighbour whose box is missing can be in no cohort with this site.
 
         Raises:
-            Refusal: a box does not verify, comes twice or before this site drew its own share, or keys are missing or of
-                other BFV parameters.
+            Refusal: a box does not verify, comes twice or before this site drew its own share.
         """
         site = self._site
         with site.database.transaction() as connection:
@@ -167,22 +152,14 @@ class Membership:
                 return
             roster = opened.roster(site)
             try:
-                theirs, dealt = self._open(boxes, roster, key, opened.box_key)
+                theirs = self._open(boxes, roster, key, opened.box_key)
                 seeds = self._mix(key, roster, opened.shares, theirs)
-                values: dict[str, object] = {"status": StudyState.READY, "seeds": _dump_secrets(seeds)}
-                if opened.row.secret_key is None:
-                    if dealt is None:
-                        raise HostileInput("No box holds the study's keys.")
-                    dealer, secret = dealt
-                    TagKey(secret[:SECRET_BYTES])
-                    SecretKey.parse(secret[SECRET_BYTES:], opened.agreed.parameters(len(roster.members)))
-                    values |= {"tag_key": secret[:SECRET_BYTES], "secret_key": secret[SECRET_BYTES:], "dealer": dealer}
             except HostileInput as error:
                 raise Refusal(RefusalCode.KEYS, error.message) from error
-            change_study(connection, key, **values)
+            change_study(connection, key, status=StudyState.READY, seeds=_dump_secrets(seeds))
 
     def leave(self, key: bytes, status: StudyState) -> None:
-        """End this site's part: give up open attempts, erase keys, seeds and payloads; what waited is dropped. Idempotent."""
+        """End this site's part: give up open attempts, erase key, seeds and payloads; what waited is dropped. Idempotent."""
         from veilsum_participant.protocol.contributions import give_up_open
 
         site = self._site
@@ -195,15 +172,11 @@ class Membership:
                 return
             give_up_open(connection, site, key)
             drop_states(connection, key)
-            for attempt in attempts_in(connection, (AttemptState.CONSENTED, AttemptState.RELEASED), key):
-                change_attempt(connection, key, attempt.attempt, payload=None, self_seed=None)
             change_study(
                 connection,
                 key,
                 status=status,
                 box_key=None,
-                secret_key=None,
-                tag_key=None,
                 shares=None,
                 seeds=None,
                 roster=None,
@@ -245,10 +218,10 @@ class Membership:
             for name, share in theirs.items()
         }
 
-    def _seal(self, key: bytes, roster: Roster, recipient: str, purpose: Purpose, secret: bytes) -> Box:
+    def _seal(self, key: bytes, roster: Roster, recipient: str, share: bytes) -> Box:
         return seal(
-            secret,
-            purpose,
+            share,
+            Purpose.PAIR_SHARE,
             study=key,
             roster=roster.digest,
             sender=self._site.name,
@@ -257,11 +230,8 @@ class Membership:
             key=self._site.credentials.signing_key,
         )
 
-    def _open(
-        self, boxes: Sequence[Box], roster: Roster, key: bytes, box_key: BoxKey
-    ) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
+    def _open(self, boxes: Sequence[Box], roster: Roster, key: bytes, box_key: BoxKey) -> dict[str, bytes]:
         shares: dict[str, bytes] = {}
-        dealt: tuple[str, bytes] | None = None
         for box in boxes:
             member = roster.member(box.sender)
             secret = unseal(
@@ -270,18 +240,27 @@ class Membership:
                 roster=roster.digest,
                 sender=member.identity,
                 recipient=self._site.name,
-                purpose=box.purpose,
+                purpose=Purpose.PAIR_SHARE,
                 key=box_key,
             )
-            if box.purpose is Purpose.DEALT_KEYS:
-                if dealt is not None:
-                    raise HostileInput("Two boxes hold keys.")
-                dealt = (box.sender, secret)
-                continue
             if box.sender == self._site.name or box.sender in shares or len(secret) != SHARE_BYTES:
                 raise HostileInput("A share of a pair's seed comes twice, from this site itself, or with the wrong length.")
             shares[box.sender] = secret
-        return shares, dealt
+        return shares
+
+
+def leave_former_studies(site: Site) -> None:
+    """Leave the open studies of an earlier version, whose keys went when the state was brought up to date: their sums were
+    under keys that a member dealt, which no member of this version takes part in. What was charged stays charged."""
+    with site.database.reading() as connection:
+        former = [bytes(row.digest) for row in open_studies(connection) if row.box_key is None]
+    for key in former:
+        Membership(site).leave(key, StudyState.LEFT)
+        LOG.warning(
+            "study %s was begun under an earlier version and is left; its analyst can submit it anew",
+            key.hex()[:12],
+            extra=about(digest=key),
+        )
 
 
 def leave_study(site: Site, name: str) -> bytes:

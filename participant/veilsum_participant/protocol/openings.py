@@ -1,18 +1,19 @@
-"""The part of a round after upload: receipts, charge and consent, decryption, release.
+"""The part of a round after upload: the sum is checked, paid for and consented to, and seen.
 
-Charge and consent are one durable transaction. A consent is given for one attempt of a round, ever. A sum is decrypted only
-if its tags are right for the exact cohort, and only one sum for each context.
+The coordinator fixes the sum and shows by what; the site answers the challenge that follows, once for each context. All
+members' answers are shown; charge, consent and the signature under that list are one durable transaction. A consent is given
+for one attempt of a round, ever. Nobody decrypts: who has all consents opens the sum.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from veilsum_node.canonical import digest
-from veilsum_node.errors import HostileInput, Refusal, RefusalCode
+from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
@@ -20,165 +21,278 @@ from veilsum_participant.open_studies import OpenStudy, check_certificates, load
 from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import by_key, cohort_faults, is_held, remember
-from veilsum_participant.protocol.contributions import give_up_open
+from veilsum_participant.protocol.contributions import give_up_open, sharing_masks, unpack_words
 from veilsum_participant.site import LOG, Site
-from veilsum_participant.store.attempts import PAID, AttemptRow, AttemptState, change_attempt, count_attempts, find_attempt
+from veilsum_participant.store.attempts import (
+    PAID,
+    AttemptRow,
+    AttemptState,
+    change_attempt,
+    count_attempts,
+    find_attempt,
+    finish_attempt,
+)
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.studies import find_method
 from veilsum_participant.store.tables import promised
 from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
-from veilsum_privacy.ledger.receipts import Countersignature, parse_receipt, verify_countersignature
+from veilsum_privacy.ledger.receipts import (
+    Countersignature,
+    parse_countersignature,
+    parse_receipt,
+    verify_countersignature,
+)
+from veilsum_privacy.securesum.check_words import (
+    Answered,
+    CheckStatement,
+    ConsentStatement,
+    Signed,
+    SumStatement,
+    challenge,
+    check_words,
+    checks_digest,
+    parse_check,
+    sign_check,
+    sign_consent,
+    sum_stated,
+    verify_checks,
+    verify_sum,
+)
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
-from veilsum_privacy.securesum.contribution import Slots, decrypt_sum, keys_digest
-from veilsum_privacy.securesum.decryption import SignedStatement, Statement, sign_statement, words_digest
 from veilsum_privacy.securesum.graph import mask_graph
 from veilsum_privacy.securesum.roster import Roster
+from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.study.study import Study
+
+RECEIPT_VERSION = 6
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the coordinator shows before it asks for consent.
+    """What the coordinator shows before it asks for an answer.
 
     Attributes:
         receipts: of every member, in the cohort's order.
         countersigned: its own word that it shows exactly these to the whole cohort.
+        fixed: its word on the sum, which no later message can change.
         certificate: DER of the coordinator's certificate, by which it proved its name in this session.
     """
 
     receipts: Sequence[SignedReceipt]
     countersigned: SignedReceipt
+    fixed: Signed
     certificate: bytes
 
 
 @dataclass(frozen=True)
-class OpenedSum:
-    """What a site decrypted, and its signed word that the sum opened to it.
+class Answer:
+    """A member's answer as it travels; what else its signature stands under follows from the attempt.
 
     Attributes:
-        words: (N - 2,) of each ciphertext, self-masks still on.
-        signed: over the digest of all of them and the round's context.
+        words: :data:`CHECKS` check words.
+        signature: under the check statement.
     """
 
-    words: list[Slots] = field(repr=False)
-    signed: SignedStatement
+    words: tuple[int, ...] = field(repr=False)
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Consent:
+    """A consent as it travels.
+
+    Attributes:
+        secret: 32 bytes.
+        signature: under the consent statement: for which answers, of all members, it is given.
+    """
+
+    secret: bytes = field(repr=False)
+    signature: bytes
 
 
 class Openings:
-    """Consent, decryption, release."""
+    """Answer, consent, release."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def on_receipts(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> bytes:
-        """Check that everyone signed for the same sum and the coordinator for them all; keep that, charge the ledger and
-        consent; asked again, the same answer.
+    def knows(self, key: bytes, attempt: int) -> bool:
+        """Whether this site remembers an attempt."""
+        with self._site.database.reading() as connection:
+            return find_attempt(connection, key, attempt) is not None
 
-        Returns:
-            The consent, 32 bytes.
+    def on_fixed(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> Answer:
+        """Check by what a sum is fixed, and answer the challenge that follows; asked again, the same answer.
+
+        The answer is durable before it is returned. Nothing is charged by it, and nothing opens.
 
         Raises:
-            Refusal: a receipt or the countersignature is missing, forged, old or for another context; the attempt was given
+            Refusal: a receipt, the countersignature or the word on the sum is missing, forged, old or for another sum; the
+                attempt is over; or this site answered another challenge of it, and gives it up unless it is paid for.
+        """
+        site = self._site
+        with site.observer.timed(SiteStep.ANSWER):
+            with site.database.transaction() as connection:
+                opened = load_open_study(connection, site, key)
+                row = _find(connection, key, round_number, attempt)
+                is_open = row.state is AttemptState.PAYLOAD
+                refusal = Refusal(RefusalCode.ROUND, "The attempt's deadline passed before an answer was asked for.")
+                if not is_open or site.steady() < row.deadline:
+                    answer = self._answer(connection, opened, row, shown)
+                    if answer is not None:
+                        return answer
+                    told = "This site answered another challenge of this attempt, and answers one for each context."
+                    refusal = Refusal(RefusalCode.CHECK, told)
+                if is_open:
+                    give_up_open(connection, site, key, attempt)
+            site.database.scrub()
+            raise refusal
+
+    def _answer(self, connection: Connection, opened: OpenStudy, row: AttemptRow, shown: Shown) -> Answer | None:
+        """The one answer for a context: as it was kept, or made, signed and kept; None if another question was answered.
+
+        Raises:
+            Refusal: what is shown is not what exactly this attempt's cohort and coordinator signed.
+        """
+        site, key, kept = self._site, opened.digest, row.answered
+        assignment, roster = parse_assignment(row.assignment), opened.roster(site)
+        receipts = self._compare(shown.receipts, row, assignment, key)
+        fixed = self._verify_coordinator(shown, opened.study, key, row)
+        rho = challenge(row.context, [item.body for item in shown.receipts], fixed)
+        if row.state is AttemptState.PAYLOAD:
+            _check_unpaid(connection, key, row.round)
+            if row.attempt < opened.row.attempt:
+                raise Refusal(RefusalCode.ROUND, "This site knows of a later attempt.")
+            _check_numbers(connection, key, receipts)
+        plan = _plan(opened, roster, assignment)
+        modulus = plan.ring.plain_modulus
+        if kept is not None:
+            try:
+                signed = kept.again(rho, fixed)
+            except StateError:
+                return None
+            if row.state is AttemptState.PAYLOAD:  # the coordinator's key may have been renewed since
+                change_attempt(connection, key, row.attempt, shown=_dump(shown))
+            return Answer(parse_check(signed.body, modulus).words, signed.signature)
+        sharing = sharing_masks(mask_graph(roster, opened.study.privacy), assignment, site.name)
+        masked, consent = unpack_words(promised(row.words), plan), promised(row.consent)
+        words = check_words(masked, modulus, row.context, rho, site.name, sharing, opened.seeds, consent)
+        statement = CheckStatement(key, site.name, row.round, row.attempt, row.context, rho, fixed, words)
+        signed = sign_check(statement, site.credentials.signing_key)
+        change_attempt(
+            connection,
+            key,
+            row.attempt,
+            words=None,  # there is no second answer to make of them
+            fixed=fixed,
+            challenge=rho,
+            answer=signed.body,
+            answer_signature=signed.signature,
+            shown=_dump(shown),
+        )
+        return Answer(words, signed.signature)
+
+    def on_answers(self, key: bytes, round_number: int, attempt: int, answers: Sequence[Answer]) -> Consent:
+        """Check that everyone answered the challenge that this site answered; charge the ledger, consent and sign for the list
+        of answers; asked again, the same consent and signature.
+
+        Args:
+            answers: of every member, in the cohort's order.
+
+        Raises:
+            Refusal: an answer is missing, forged or to another challenge; this site has answered none; the attempt was given
                 up; policy, certificates or budget no longer hold. No consent was given then.
         """
         try:
             with self._site.observer.timed(SiteStep.CONSENT):
-                return self._consent(key, round_number, attempt, shown)
+                return self._consent(key, round_number, attempt, answers)
         except Refusal as refusal:
             if RefusalCode.BUDGET in refusal.codes:  # lowered since the reservation
                 self._record_refusal(key, attempt, refusal)
             raise
 
-    def _consent(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> bytes:
+    def _consent(self, key: bytes, round_number: int, attempt: int, answers: Sequence[Answer]) -> Consent:
         site = self._site
         with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
-            row = find_attempt(connection, key, attempt)
-            if row is None or row.round != round_number:
-                raise Refusal(RefusalCode.ROUND, "This site has no such attempt.")
-            if row.state == AttemptState.CONSENTED:
-                return promised(row.consent)
-            if row.state != AttemptState.PAYLOAD:
-                raise Refusal(RefusalCode.ROUND, f"The attempt is {row.state}; it cannot be consented to.")
+            row = _find(connection, key, round_number, attempt)
+            if row.state is AttemptState.CONSENTED:
+                return Consent(promised(row.consent), promised(row.agreed))
             in_time = site.steady() < row.deadline
             if in_time:
-                self._pay(connection, opened, row, shown)
-        if not in_time:
-            with site.database.transaction() as connection:
+                consent = Consent(promised(row.consent), self._pay(connection, opened, row, answers))
+            else:
                 give_up_open(connection, site, key, attempt)
+        if not in_time:
+            site.database.scrub()
             raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed before consent was asked for.")
         study, label = opened.study.name, row.label
         fields = about("consented", study=study, digest=key, round=round_number, attempt=attempt, label=label)
         LOG.info("study %s: round %d is paid for and consented to", study, round_number, extra=fields)
-        return promised(row.consent)
+        return consent
 
-    def _pay(self, connection: Connection, opened: OpenStudy, row: AttemptRow, shown: Shown) -> None:
+    def _pay(self, connection: Connection, opened: OpenStudy, row: AttemptRow, answers: Sequence[Answer]) -> bytes:
         """Charge the ledger for an attempt and note the consent, if nothing speaks against it.
+
+        Returns:
+            The signature under the list of answers.
 
         Raises:
             Refusal: something does.
         """
-        site, key, roster = self._site, opened.digest, opened.roster(self._site)
+        site, key, roster, kept = self._site, opened.digest, opened.roster(self._site), row.answered
+        if kept is None:
+            raise Refusal(RefusalCode.ROUND, "A consent is asked for before this site was asked to check the sum.")
         assignment = parse_assignment(row.assignment)
         self._check_policy(connection, opened, roster, assignment)
-        if count_attempts(connection, key, PAID, round=assignment.round):
-            raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
-        compared = self._compare(shown.receipts, row, assignment, key)
-        word = self._verify_coordinator(shown, opened.study, key, row.context)
-        seen = peer_numbers(connection, key)
-        for receipt in compared:
-            if receipt.number <= seen[receipt.participant]:
-                raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
-        keep_peers(connection, key, [(item.participant, item.number, item.head) for item in compared])
+        _check_unpaid(connection, key, row.round)
+        statement = self._agree(opened, roster, row, kept, answers)
+        shown = _load(promised(row.shown))
+        receipts, word = _parsed(shown.receipts), parse_countersignature(shown.countersigned.body)
+        _check_numbers(connection, key, receipts)
+        keep_peers(connection, key, [(item.participant, item.number, item.head) for item in receipts])
         self._follow_mirror(connection, word)
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
         certificates[word.coordinator] = shown.certificate
         self._charge(connection, row, Witness(tuple(shown.receipts), shown.countersigned, certificates))
-        change_attempt(connection, key, assignment.attempt, state=AttemptState.CONSENTED)
+        agreed = sign_consent(statement, site.credentials.signing_key).signature
+        finish_attempt(connection, key, row.attempt, AttemptState.CONSENTED)
+        change_attempt(connection, key, row.attempt, agreed=agreed)
         if is_held(opened.study):
             dataset, members = opened.study.dataset, by_key([roster.member(name) for name in assignment.names])
             remember(connection, key, dataset, site.config.population(dataset), row.context, members)
+        return agreed
 
-    def on_sum(self, key: bytes, round_number: int, attempt: int, ciphertexts: Sequence[bytes]) -> OpenedSum:
-        """Decrypt the sum of an attempt that this site consented to, and sign for what it opened to.
-
-        Raises:
-            Refusal: no consent was given, another sum was decrypted for this context, or the sum holds more noise than the
-                cohort's or wrong tags (the caller must then leave the study: each such answer tells something of the key).
-        """
-        site = self._site
-        with site.database.transaction() as connection:
-            opened = load_open_study(connection, site, key)
-            row = find_attempt(connection, key, attempt)
-            if row is None or row.round != round_number or row.state != AttemptState.CONSENTED:
-                raise Refusal(RefusalCode.ROUND, "This site gave no consent for that attempt, or it is released.")
-            mark = digest("veilsum/1/sum", *ciphertexts)
-            if row.decrypted not in (None, mark):
-                raise Refusal(RefusalCode.TAG, "A different sum was already decrypted for this context.")
-            change_attempt(connection, key, attempt, decrypted=mark)
-            roster = opened.roster(site)
-        assignment = parse_assignment(row.assignment)
-        plan = opened.agreed.task(assignment.label).plan(len(roster.members), len(assignment.cohort))
-        secret, tag = opened.keys(len(roster.members))
+    def _agree(
+        self, opened: OpenStudy, roster: Roster, row: AttemptRow, kept: Answered, answers: Sequence[Answer]
+    ) -> ConsentStatement:
+        """What this site signs for, if every member signed an answer to the challenge that this site answered."""
+        site, key, assignment = self._site, opened.digest, parse_assignment(row.assignment)
+        modulus, names = _plan(opened, roster, assignment).ring.plain_modulus, assignment.names
+        about_sum = (row.round, row.attempt, row.context, kept.challenge, kept.sum)
         try:
-            with site.observer.timed(SiteStep.DECRYPT):
-                words = decrypt_sum(ciphertexts, plan.encoding, row.context, assignment.names, secret, tag)
-                keys = keys_digest(promised(opened.row.secret_key), promised(opened.row.tag_key))
-                said = Statement(key, site.name, round_number, attempt, row.context, keys, words_digest(words))
-                return OpenedSum(words, sign_statement(said, site.credentials.signing_key))
+            if len(answers) != len(names):
+                raise HostileInput("There is not exactly one answer for each member of the cohort.")
+            if any(not 0 <= word < modulus for answer in answers for word in answer.words):
+                raise HostileInput("A check word is not below the study's modulus.")
+            said = [
+                Signed(CheckStatement(key, name, *about_sum, answer.words).to_bytes(), answer.signature)
+                for name, answer in zip(names, answers, strict=True)
+            ]
+            verify_checks(said, [roster.member(name).identity for name in names], kept.answer, modulus)
         except HostileInput as error:
-            site.observer.unreadable(Stage.SUM)
-            raise Refusal(RefusalCode.TAG, error.message) from error
+            raise self._unreadable(error) from error
+        return ConsentStatement(key, site.name, *about_sum, checks_digest([item.body for item in said]))
 
     def on_released(self, key: bytes, attempt: int) -> None:
-        """The sum opened: the payload is no longer needed. Idempotent."""
+        """The sum opened. Idempotent."""
         site = self._site
         with site.database.transaction() as connection:
             row = find_attempt(connection, key, attempt)
             if row is None or row.state not in (AttemptState.CONSENTED, AttemptState.RECOVERED):
                 return
             if row.state == AttemptState.CONSENTED:
-                change_attempt(connection, key, attempt, state=AttemptState.RELEASED, payload=None, self_seed=None)
+                change_attempt(connection, key, attempt, state=AttemptState.RELEASED)
             site.ledger.release_seen(connection, row.context)
             method = find_method(connection, key)
         if method is not None:
@@ -220,16 +334,30 @@ class Openings:
         except HostileInput as error:
             raise Refusal(RefusalCode.RECEIPT, error.message) from error
 
-    def _verify_coordinator(self, shown: Shown, study: Study, key: bytes, context: bytes) -> Countersignature:
-        """The word of the coordinator that the study names, by the certificate that it showed in this session."""
+    def _verify_coordinator(self, shown: Shown, study: Study, key: bytes, row: AttemptRow) -> bytes:
+        """The digest of the sum that is fixed, by the word of the coordinator that the study names and by the certificate that
+        it showed in this session."""
         site = self._site
         try:
             identity = verify_certificate(shown.certificate, site.credentials.authority, site.clock(), Role.COORDINATOR)
             if identity.name != study.coordinator:
                 raise HostileInput("The receipts come from a different coordinator than the study names.")
-            return verify_countersignature(shown.countersigned, identity, key, context, shown.receipts)
+            word = verify_countersignature(shown.countersigned, identity, key, row.context, shown.receipts)
+            if (word.round, word.attempt) != (row.round, row.attempt):
+                raise HostileInput("A countersignature is for another round or attempt.")
         except HostileInput as error:
             raise Refusal(RefusalCode.RECEIPT, error.message) from error
+        try:
+            fixed = sum_stated(shown.fixed.body)
+            said = SumStatement(key, identity.name, row.round, row.attempt, row.context, fixed)
+            verify_sum(shown.fixed, identity, said)
+        except HostileInput as error:
+            raise self._unreadable(error) from error
+        return fixed
+
+    def _unreadable(self, error: HostileInput) -> Refusal:
+        self._site.observer.unreadable(Stage.CHECK)
+        return Refusal(RefusalCode.CHECK, error.message)
 
     @staticmethod
     def _follow_mirror(connection: Connection, word: Countersignature) -> None:
@@ -251,15 +379,63 @@ class Openings:
         names = assignment.names
         if len(receipts) != len(names):
             raise Refusal(RefusalCode.RECEIPT, "There is not exactly one receipt for each member of the cohort.")
-        own = row.signed_receipt
-        if receipts[names.index(self._site.name)] != own:
+        if receipts[names.index(self._site.name)] != row.signed_receipt:
             raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
-        try:
-            parsed = [parse_receipt(receipt.body) for receipt in receipts]
-        except HostileInput as error:
-            raise Refusal(RefusalCode.RECEIPT, error.message) from error
-        if any((item.study, item.context) != (key, row.context) for item in parsed):
+        parsed, expected = _parsed(receipts), (key, row.round, row.attempt, row.context)
+        if any((item.study, item.round, item.attempt, item.context) != expected for item in parsed):
             raise Refusal(RefusalCode.RECEIPT, "A receipt is for another context: not everyone was asked for the same sum.")
+        if any(item.version != RECEIPT_VERSION for item in parsed):
+            raise Refusal(RefusalCode.RECEIPT, "A receipt has the form of another version of the protocol.")
         if tuple(item.participant for item in parsed) != names:
             raise Refusal(RefusalCode.RECEIPT, "The receipts are not those of the cohort's members, in its order.")
         return parsed
+
+
+def _find(connection: Connection, key: bytes, round_number: int, attempt: int) -> AttemptRow:
+    """An attempt whose payload went out and which is not over; it may be paid for.
+
+    Raises:
+        Refusal: there is none.
+    """
+    row = find_attempt(connection, key, attempt)
+    if row is None or row.round != round_number:
+        raise Refusal(RefusalCode.ROUND, "This site has no such attempt.")
+    if row.state not in (AttemptState.PAYLOAD, AttemptState.CONSENTED):
+        raise Refusal(RefusalCode.ROUND, f"The attempt is {row.state}; it can be neither checked nor consented to.")
+    return row
+
+
+def _check_unpaid(connection: Connection, key: bytes, round_number: int) -> None:
+    if count_attempts(connection, key, PAID, round=round_number):
+        raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
+
+
+def _check_numbers(connection: Connection, key: bytes, receipts: Sequence[Receipt]) -> None:
+    seen = peer_numbers(connection, key)
+    for receipt in receipts:
+        if receipt.number <= seen[receipt.participant]:
+            raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
+
+
+def _plan(opened: OpenStudy, roster: Roster, assignment: Assignment) -> OneTimePlan:
+    return opened.agreed.task(assignment.label).plan(len(roster.members), len(assignment.names)).encoding
+
+
+def _parsed(receipts: Sequence[SignedReceipt]) -> list[Receipt]:
+    try:
+        return [parse_receipt(receipt.body) for receipt in receipts]
+    except HostileInput as error:
+        raise Refusal(RefusalCode.RECEIPT, error.message) from error
+
+
+def _dump(shown: Shown) -> bytes:
+    items: list[SignedReceipt | Signed] = [shown.countersigned, shown.fixed, *shown.receipts]
+    signed = [[item.body.decode(), item.signature.hex()] for item in items]
+    return json.dumps({"signed": signed, "certificate": shown.certificate.hex()}).encode()
+
+
+def _load(stored: bytes) -> Shown:
+    value = json.loads(stored)
+    word, fixed, *receipts = ((body.encode(), bytes.fromhex(signature)) for body, signature in value["signed"])
+    shown = [SignedReceipt(*item) for item in receipts]
+    return Shown(shown, SignedReceipt(*word), Signed(*fixed), bytes.fromhex(value["certificate"]))

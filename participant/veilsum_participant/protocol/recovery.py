@@ -8,7 +8,6 @@ verified, so a lying mirror can cost no more than what the site once signed.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ from veilsum_node.identity import Role, key_fingerprint
 from veilsum_node.identity.certificate import common_name, issued, load_certificate, p256_key
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.protocol.cohorts import Cohort, complete, is_held, is_unknown, remember
+from veilsum_participant.protocol.contributions import give_up_open
 from veilsum_participant.site import COMPLETE, ELSEWHERE, LOG, Site
 from veilsum_participant.store.attempts import (
     OPEN,
@@ -26,9 +26,10 @@ from veilsum_participant.store.attempts import (
     AttemptRow,
     AttemptState,
     add_attempt,
-    change_attempt,
+    attempts_in,
     find_attempt,
     find_context,
+    finish_attempt,
 )
 from veilsum_participant.store.peers import keep_mirror_entry, mirror_entry
 from veilsum_participant.store.studies import StudyRow, change_study, find_study, load_enrolments
@@ -38,7 +39,6 @@ from veilsum_privacy.ledger.kept_receipts import KeptReceipt
 from veilsum_privacy.ledger.receipts import (
     Receipt,
     SignedReceipt,
-    consent_commitment,
     consent_proof,
     parse_receipt,
     verify_receipt,
@@ -93,6 +93,7 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
             ]
             if any(outcome.elsewhere for outcome in found) and read_mark(connection) is None:
                 put_mark(connection, site.clock(), site.ledger.head(connection))
+                give_up_restored(connection, site)
                 LOG.error("%s %s", ELSEWHERE, COMPLETE, extra=about("recovered"))
             outcomes += found
     unsettled = [item.entry for item, outcome in zip(valid, outcomes, strict=True) if outcome.again]
@@ -101,6 +102,14 @@ def settle(site: Site, coordinator: str, shown: Sequence[MirroredReceipt]) -> li
         if settled > mirror_entry(connection, coordinator):
             keep_mirror_entry(connection, coordinator, settled)
     return _tell(outcomes)
+
+
+def give_up_restored(connection: Connection, site: Site) -> None:
+    """Give up what a state that is restored has open, if it bears the mark: what it knows of these attempts is old. It may
+    have answered a challenge since, and must not answer a second one of the same context."""
+    if read_mark(connection) is not None:
+        for study in {row.study for row in attempts_in(connection, OPEN)}:
+            give_up_open(connection, site, study)
 
 
 def recover_receipts(
@@ -196,7 +205,7 @@ def _settle_one(
 
 def _proven(receipt: Receipt, proof: bytes | None) -> bool:
     """Whether it proves that the consent was given which the receipt, whose signature is yet to be verified, commits to."""
-    return proof is not None and hmac.compare_digest(receipt.consent, consent_commitment(proof))
+    return proof is not None and receipt.commits_to(proof)
 
 
 def _population(connection: Connection, site: Site, receipt: Receipt) -> str:
@@ -212,9 +221,8 @@ def _population(connection: Connection, site: Site, receipt: Receipt) -> str:
 def _remember(connection: Connection, site: Site, receipt: Receipt, signed: SignedReceipt, row: AttemptRow | None) -> None:
     """Keep the attempt as paid, and let rounds, attempts and receipts go on above it."""
     study = receipt.study
-    if row is not None:
-        state = AttemptState.CONSENTED if row.state is AttemptState.PAYLOAD else AttemptState.RECOVERED
-        change_attempt(connection, study, row.attempt, state=state)
+    if row is not None:  # what it answered and agreed to is not known, and it must not say anything else
+        finish_attempt(connection, study, row.attempt, AttemptState.RECOVERED)
     elif find_attempt(connection, study, receipt.attempt) is None:
         add_attempt(
             connection,

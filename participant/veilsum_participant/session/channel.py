@@ -18,8 +18,6 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import greet
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.contribution import Slots
-from veilsum_privacy.securesum.decryption import SignedStatement, words_to_bytes
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import CHUNK_BYTES, MAX_OBJECT_BYTES
 from veilsum_proto import federation_pb2 as pb
@@ -36,7 +34,7 @@ STALE = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, 
 """Codes by which a coordinator does not want an answer any more."""
 
 OWED_PAUSES = (0.2, 0.4, 0.8, *[1.5] * 20)
-"""Seconds between two tries to deliver boxes or a consent, half a minute in all; then the session begins anew."""
+"""Seconds between two tries to deliver boxes, an answer or a consent, half a minute in all; then the session begins anew."""
 
 
 class GrpcChannel:
@@ -132,7 +130,7 @@ class GrpcChannel:
         self._call(self.stub.Ready, pb.ReadyRequest(study=study))
 
     def upload(self, study: bytes, payload: Payload) -> None:
-        """Upload a payload; a broken stream goes on at the ciphertext that the coordinator wants next."""
+        """Upload a payload; a broken stream goes on at the piece that the coordinator wants next."""
         request = pb.UploadStatusRequest(study=study, round=payload.round, attempt=payload.attempt)
         asks = payload.resumed
         for attempt in range(UPLOAD_TRIES):
@@ -141,8 +139,8 @@ class GrpcChannel:
                 status = self.stub.UploadStatus(request, timeout=CALL_SECONDS)
                 if status.complete:
                     return
-                if status.next > len(payload.ciphertexts):
-                    raise HostileInput("The coordinator asks for a ciphertext beyond the payload.")
+                if status.next > len(payload.pieces):
+                    raise HostileInput("The coordinator asks for a piece beyond the payload.")
                 start = status.next
             asks, seen = True, self._take_seen(study)
             try:
@@ -155,9 +153,15 @@ class GrpcChannel:
             else:
                 return
 
-    def consent(self, study: bytes, number: int, attempt: int, consent: bytes) -> None:
+    def answer(self, study: bytes, number: int, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
+        """Answer the challenge of one attempt."""
+        given = pb.MemberAnswer(words=words, signature=signature)
+        request = pb.AnswerRequest(study=study, round=number, attempt=attempt, answer=given)
+        self._owed(lambda: self._call(self.stub.Answer, request))
+
+    def consent(self, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None:
         """Let the sum of one attempt open."""
-        request = pb.ConsentRequest(study=study, round=number, attempt=attempt, consent=consent)
+        request = pb.ConsentRequest(study=study, round=number, attempt=attempt, consent=consent, signature=signature)
         self._owed(lambda: self._call(self.stub.Consent, request))
 
     @staticmethod
@@ -174,22 +178,6 @@ class GrpcChannel:
                 time.sleep(pause)
             else:
                 return
-
-    def decrypted(self, study: bytes, number: int, attempt: int, words: Sequence[Slots], signed: SignedStatement) -> None:
-        """Return the site's signed word on what a sum opened to, and what it opened to unless ``words`` is empty."""
-
-        def chunks() -> Iterator[pb.DecryptedChunk]:
-            for index, part in enumerate(words):
-                chunk = pb.DecryptedChunk(index=index, words=words_to_bytes(part))
-                if index == 0:
-                    chunk.study, chunk.round, chunk.attempt = study, number, attempt
-                yield chunk
-            last = pb.DecryptedChunk(signed=pb.SignedStatement(body=signed.body, signature=signed.signature))
-            if not words:
-                last.study, last.round, last.attempt = study, number, attempt
-            yield last
-
-        self.stub.Decrypted(chunks(), timeout=STREAM_SECONDS)
 
     def confirm(self, study: bytes, kind: pb.DirectiveKind.ValueType, number: int, attempt: int) -> None:
         """Confirm a given-up attempt, a seen release or an ended study.
@@ -241,9 +229,9 @@ class GrpcChannel:
 
 def _chunks(study: bytes, payload: Payload, start: int, seen: Sequence[tuple[int, int]]) -> Iterator[pb.UploadChunk]:
     receipt = pb.SignedReceipt(body=payload.receipt.body, signature=payload.receipt.signature)
-    for index in range(start, len(payload.ciphertexts) + 1):
-        last = index == len(payload.ciphertexts)
-        chunk = pb.UploadChunk(receipt=receipt) if last else pb.UploadChunk(index=index, ciphertext=payload.ciphertexts[index])
+    for index in range(start, len(payload.pieces) + 1):
+        last = index == len(payload.pieces)
+        chunk = pb.UploadChunk(receipt=receipt) if last else pb.UploadChunk(index=index, data=bytes(payload.pieces[index]))
         if index == start:
             chunk.study, chunk.round, chunk.attempt = study, payload.round, payload.attempt
             chunk.seen.extend(pb.Seen(round=number, attempt=attempt) for number, attempt in seen)

@@ -36,7 +36,9 @@ from veilsum_participant.data.sources import named_in_records
 from veilsum_participant.directory import with_pins
 from veilsum_participant.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
+from veilsum_participant.protocol.recovery import give_up_restored
 from veilsum_participant.session.channel import STALE, GrpcChannel
 from veilsum_participant.session.hooks import WaitingHook
 from veilsum_participant.session.workers import Workers
@@ -85,7 +87,12 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
                     adaptive="gaussian",
                 )  # fmt: skip
     steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
-    return Site(config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory)
+    site = Site(config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory)
+    leave_former_studies(site)
+    if site.restored() is not None:
+        with database.transaction() as connection:
+            give_up_restored(connection, site)
+    return site
 
 
 def open_ledger(database: Database, credentials: Credentials, clock: Callable[[], int], *, same_key: bool = False) -> Ledger:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, select, upda
 
 from veilsum_participant.store.tables import all_rows, one_row, promised, table
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.securesum.check_words import Answered, Signed
 
 
 class AttemptState(StrEnum):
@@ -47,24 +46,29 @@ class AttemptRow:
     assignment: bytes
     deadline: int
     label: str
-    self_seed: bytes | None
-    consent: bytes | None
-    sizes: str | None  # JSON: sizes of the ciphertexts in order
+    consent: bytes | None  # the secret of the self streams
     receipt: bytes | None
     receipt_signature: bytes | None
-    decrypted: bytes | None  # digest of the sum that was decrypted for this context
-    consent_digest: bytes | None  # SHA-256 of the consent; outlives it, to know it again
-    payload: bytes | None = None
+    payload: bytes | None = None  # as it is sent: key share, then coefficients
+    words: bytes | None = None  # masked words of the payload, until a challenge about them was answered
+    fixed: bytes | None = None  # digest of the sum whose challenge was answered
+    challenge: bytes | None = None
+    answer: bytes | None = None  # body of the signed answer
+    answer_signature: bytes | None = None
+    shown: bytes | None = None  # JSON: by what the sum was checked, and is charged
+    agreed: bytes | None = None  # signature that went with the consent
     snapshot: bytes | None = None  # of the records that it was computed from, for the ledger once it is charged
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", AttemptState(self.state))
 
     @property
-    def ciphertexts(self) -> list[bytes]:
-        """The stored payload's, in order."""
-        data = io.BytesIO(promised(self.payload))
-        return [data.read(size) for size in json.loads(promised(self.sizes))]
+    def answered(self) -> Answered | None:
+        """The challenge that the site answered for this context, if it answered one."""
+        if self.answer is None:
+            return None
+        signed = Signed(self.answer, promised(self.answer_signature))
+        return Answered(promised(self.fixed), promised(self.challenge), signed)
 
     @property
     def signed_receipt(self) -> SignedReceipt:
@@ -74,6 +78,9 @@ class AttemptRow:
 
 ATTEMPTS = table("participant_attempt", AttemptRow, "study", "attempt", unique="context")
 
+LONG = ("payload", "words", "shown")
+"""Columns that grow with the vector or the cohort; none is needed once an attempt is over."""
+
 # Statements are made once: to put one together takes longer than the database takes to carry it out.
 _ATTEMPT = select(ATTEMPTS).where(ATTEMPTS.c.study == bindparam("study"), ATTEMPTS.c.attempt == bindparam("attempt"))
 _CONTEXT = select(ATTEMPTS).where(ATTEMPTS.c.context == bindparam("context"))
@@ -82,7 +89,7 @@ _CHANGE_ATTEMPT = update(ATTEMPTS).where(
     ATTEMPTS.c.study == bindparam("of_study"), ATTEMPTS.c.attempt == bindparam("of_attempt")
 )
 _IN_STATES = (
-    select(*(column for column in ATTEMPTS.c if column.name != "payload"))
+    select(*(column for column in ATTEMPTS.c if column.name not in LONG))
     .where(ATTEMPTS.c.state.in_(bindparam("states", expanding=True)))
     .order_by(ATTEMPTS.c.attempt)
 )
@@ -112,7 +119,7 @@ def find_context(connection: Connection, context: bytes) -> AttemptRow | None:
 
 
 def attempts_in(connection: Connection, states: Sequence[AttemptState], study: bytes | None = None) -> list[AttemptRow]:
-    """Attempts in one of the states, payloads left out."""
+    """Attempts in one of the states, without :data:`LONG` columns."""
     if study is None:
         return all_rows(AttemptRow, connection.execute(_IN_STATES, {"states": states}))
     return all_rows(AttemptRow, connection.execute(_IN_STATES_OF_STUDY, {"states": states, "study": study}))
@@ -145,6 +152,11 @@ def recovered_receipts(connection: Connection, study: bytes) -> list[bytes]:
     """The study's receipts that were charged after a backup was restored."""
     query = select(ATTEMPTS.c.receipt).where(ATTEMPTS.c.study == study, ATTEMPTS.c.state == AttemptState.RECOVERED)
     return [bytes(receipt) for receipt in connection.scalars(query)]
+
+
+def finish_attempt(connection: Connection, study: bytes, attempt: int, state: AttemptState) -> None:
+    """The attempt ended so: what it held for its sum is erased. A consent that was given stays."""
+    change_attempt(connection, study, attempt, state=state, snapshot=None, **dict.fromkeys(LONG))
 
 
 def change_attempt(connection: Connection, study: bytes, attempt: int, **values: Any) -> None:

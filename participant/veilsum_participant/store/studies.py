@@ -32,7 +32,7 @@ TAKING_PART = (StudyState.ENROLLED, StudyState.READY)
 
 @dataclass(frozen=True, repr=False)
 class StudyRow:
-    """A study that the site enrolled in. It holds keys and seeds, so it shows nothing of itself."""
+    """A study that the site enrolled in. It holds a key and seeds, so it shows nothing of itself."""
 
     digest: bytes
     status: StudyState
@@ -42,9 +42,6 @@ class StudyRow:
     box_key: bytes | None
     roster: bytes | None  # JSON: list of enrolments
     roster_time: int | None  # when the whole roster was verified
-    secret_key: bytes | None
-    tag_key: bytes | None
-    dealer: str | None
     shares: bytes | None  # JSON: name -> hexadecimal; this site's own of the pairs' seeds
     seeds: bytes | None  # JSON: name -> hexadecimal
     receipts: int = 0

@@ -85,7 +85,7 @@ class SiteMetrics(SiteObserver):
         self._cut = counter(
             "veilsum_site_cut_sums_total", "Rounds whose sums were cut off at what the study's max_records records can reach."
         )
-        self._bytes = counter("veilsum_site_contribution_bytes_total", "Bytes of ciphertexts of these contributions.")
+        self._bytes = counter("veilsum_site_contribution_bytes_total", "Bytes of these contributions.")
         self._verified = gauge("veilsum_ledger_verified", "Whether the last verification of the ledger succeeded.")
         self._verified_at = gauge(
             "veilsum_ledger_verified_timestamp_seconds", "When the ledger was last verified, with whatever result; 0 before."

@@ -49,7 +49,7 @@ class AuditRow:
     Attributes:
         label, task: of the study, or of a reference.
         noise: how it is made up. What is measured is the site's own share of it, against all others together.
-        encrypted: releases that were masked, encrypted, added up, decrypted and opened, to the same values.
+        encrypted: releases that were masked, encrypted, added up, checked and opened, to the same values.
         finding: None where nothing was measured.
         why: it was not; ``failed``: because of a fault of the site's code.
     """

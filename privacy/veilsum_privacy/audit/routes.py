@@ -1,7 +1,7 @@
 """Ways that a site's records take to what others see, with all of the site's code on them: what an audit measures.
 
 A route computes on made-up records by :func:`veilsum_privacy.computation.contribution.contribute`, adds the plan's own noise
-and, if asked, masks, encrypts, adds up, decrypts and opens, with keys that live as long as the audit. What it compares with is
+and, if asked, masks, encrypts, adds up, checks and opens, with keys that live as long as the audit. What it compares with is
 the same sum before noise. Nothing leaves, and nothing is charged.
 """
 
@@ -22,17 +22,12 @@ from veilsum_privacy.computation.contribution import Evaluations, SitePlace, con
 from veilsum_privacy.mechanism.factors import left_of
 from veilsum_privacy.mechanism.noise import CENTRE_BITS, NoisePlan
 from veilsum_privacy.mechanism.steps import Steps
-from veilsum_privacy.securesum.bfv import Adder, SecretKey
-from veilsum_privacy.securesum.contribution import (
-    SECRET_BYTES,
-    consent_key,
-    decrypt_sum,
-    encrypt_contribution,
-    masked_words,
-    open_sum,
-)
-from veilsum_privacy.securesum.parameters import TAGS
-from veilsum_privacy.securesum.tags import TagKey
+from veilsum_privacy.securesum.check_words import check_words, verify_check_words
+from veilsum_privacy.securesum.data_masks import mask_values, unmask_values
+from veilsum_privacy.securesum.key_shares import consent_of, mask_key
+from veilsum_privacy.securesum.one_time_keys import draw_key, encrypt_words
+from veilsum_privacy.securesum.opening import Contribution, Total, open_words
+from veilsum_privacy.securesum.streams import SECRET_BYTES
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 from veilsum_privacy.tasks.base import FactorTask, Records, TrainingTask
 
@@ -226,29 +221,26 @@ class _Sealing:
     plan: RoundPlan
     names: tuple[str, ...]
     pairs: Mapping[frozenset[str], bytes] = field(repr=False)
-    key: SecretKey = field(repr=False)
-    tag_key: TagKey = field(repr=False)
 
     @staticmethod
     def fresh(plan: RoundPlan, random: RandomSource) -> _Sealing:
         names = tuple(f"member-{index:04d}" for index in range(plan.encoding.cohort))
         pairs = {frozenset((a, b)): random.bytes(SECRET_BYTES) for a in names for b in names if a < b}
-        key = SecretKey.generate(plan.encoding.parameters)
-        return _Sealing(plan, names, pairs, key, TagKey(random.bytes(SECRET_BYTES)))
+        return _Sealing(plan, names, pairs)
 
     def through(self, vectors: list[Integers], random: RandomSource) -> Integers:
-        """Mask and encrypt every member's vector, add the ciphertexts up, decrypt and open the sum."""
-        encoding, context = self.plan.encoding, random.bytes(32)
-        counts = [encoding.words(index) + TAGS for index in range(encoding.ciphertexts)]
-        totals = [Adder(encoding.parameters, count, len(self.names)) for count in counts]
-        consents = []
+        """Mask and encrypt every member's vector, add the contributions up, check the sum and open it."""
+        plan, context, rho = self.plan.encoding, random.bytes(32), random.bytes(32)
+        total, consents, answers = Total(plan), [], []
         for name, vector in zip(self.names, vectors, strict=True):
-            own = random.bytes(SECRET_BYTES)
+            consent = consent_of(random.bytes(SECRET_BYTES), context)
             seeds = {other: self.pairs[frozenset((name, other))] for other in self.names if other != name}
-            words = masked_words(vector, encoding, context, name, self.names, seeds, own)
-            sealed = encrypt_contribution(words, encoding, context, name, self.key, self.tag_key)
-            for total, data in zip(totals, sealed, strict=True):
-                total.add(data)
-            consents.append(consent_key(own, context))
-        summed = [total.to_bytes() for total in totals]
-        return open_sum(decrypt_sum(summed, encoding, context, self.names, self.key, self.tag_key), encoding, consents)
+            own = name, self.names, seeds, consent
+            words, key = mask_values(vector, plan, context, *own), draw_key(plan.ring, random)
+            share = mask_key(key, plan.ring, context, name, plan.cohort, *own[1:])
+            total.add(Contribution(share, np.concatenate(list(encrypt_words(words, key, context, plan.ring, random)))))
+            answers.append(check_words(words, plan.ring.plain_modulus, context, rho, *own))
+            consents.append(consent)
+        opened = open_words(total.contribution, plan, context, consents)
+        verify_check_words(opened, plan.ring.plain_modulus, context, rho, answers, consents)
+        return unmask_values(opened, plan, context, consents)

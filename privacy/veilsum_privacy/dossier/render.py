@@ -60,7 +60,7 @@ CODES: Mapping[str, str] = {
     "task-not-declared": "The sum was not announced, or the site does not compute it",
     "round-replayed": "The sum was asked for again",
     "context-mismatch": "Not everyone was asked for the same sum",
-    "tag-invalid": "The sum did not fit what the sites had sent",
+    "check-invalid": "The sum did not fit what the sites had sent",
     "study-closed": "The study had ended",
     "ledger-not-verified": "The site's ledger did not verify",
     "internal-error": "The site's software failed",

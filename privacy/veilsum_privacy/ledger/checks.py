@@ -123,7 +123,8 @@ def find_signer(receipt: SignedReceipt, name: str, certificates: Iterable[bytes]
 
 
 def _release(receipt: Receipt) -> tuple[Any, ...]:
-    return receipt.round, receipt.attempt, receipt.dataset, receipt.mechanism, receipt.unit, receipt.cohort_size
+    about = (receipt.round, receipt.attempt, receipt.dataset, receipt.mechanism, receipt.unit, receipt.cohort_size)
+    return *about, receipt.version
 
 
 def _signer(name: str, certificates: Mapping[str, bytes], authority: x509.Certificate, at: int) -> Identity:

@@ -27,11 +27,10 @@ from veilsum_privacy.ledger.entries import Kind, Mechanism
 from veilsum_privacy.ledger.kept_receipts import KeptRow, check_numbers, keep_receipts
 from veilsum_privacy.ledger.reader import ChainReader
 from veilsum_privacy.ledger.receipts import (
+    CONSENT_BYTES,
     Countersignature,
     Receipt,
     SignedReceipt,
-    consent_commitment,
-    consent_proof,
     consents_digest,
     countersign,
     parse_receipt,
@@ -39,8 +38,6 @@ from veilsum_privacy.ledger.receipts import (
 )
 from veilsum_privacy.ledger.rows import unhex
 from veilsum_privacy.ledger.tables import ledger_table, receipt_table
-
-CONSENT_BYTES = 32
 
 _COLUMNS = ledger_table.c
 _KEPT = receipt_table.c
@@ -94,6 +91,11 @@ class Mirror(ChainReader):
             raise Misuse("Only a coordinator has a mirror.", "A participant has a ledger of its own.")
         self._chain = Chain(database, credentials=credentials, clock=clock, random=random)
         super().__init__(database)
+
+    @property
+    def credentials(self) -> Credentials:
+        """What it signs with at present."""
+        return self._chain.credentials
 
     def renew(self, credentials: Credentials, run: Callable[[Callable[[Connection], object]], object]) -> None:
         """Sign with renewed credentials from here on; see :meth:`veilsum_privacy.ledger.chain.Chain.renew`."""
@@ -158,9 +160,7 @@ class Mirror(ChainReader):
         if known is not None and not compare_digest(known, consent.hex()):
             raise HostileInput(f"{participant} consented with other bytes before.")
         if known is None:
-            promised = parse_receipt(str(row["body"]).encode()).consent
-            if not compare_digest(promised, consent_commitment(consent_proof(consent))):
-                raise HostileInput(f"The consent of {participant} is not the one that its receipt commits it to.")
+            parse_receipt(str(row["body"]).encode()).hold(consent)
             mine = {"of_entry": row["entry"], "of_position": row["position"]}
             connection.execute(_CONSENT, {**mine, "consent": consent.hex()})
         found = self._find(connection, Kind.CONSENT, context)

@@ -8,6 +8,7 @@ keeps them. Whoever's ledger is later rewound, forked or edited, the others' rec
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,8 @@ from veilsum_privacy.ledger.entries import Mechanism, Reservation
 from veilsum_privacy.ledger.rows import read_mechanism
 
 MAX_RECEIPT_BYTES = 2048
+CONSENT_BYTES = 32
+_VERSIONS = (1, 6)
 
 _RECEIPT_FIELDS = {
     "v", "study", "participant", "round", "attempt", "context", "payload", "number", "head", "dataset", "event", "colluders",
@@ -37,7 +40,7 @@ class Receipt:
         participant: the signer's name.
         round, attempt: which sum, and which try at it.
         context: digest c of the attempt.
-        payload: SHA-256 over the payload's ciphertexts.
+        payload: digest of the payload (:func:`~veilsum_privacy.securesum.key_shares.payload_digest`).
         number: the receipt's number within the study at this site, from 1, never used twice.
         head: head of the site's ledger.
         dataset: as the study names it.
@@ -45,6 +48,7 @@ class Receipt:
         unit: the unit of privacy.
         cohort_size: participants in the sum.
         consent: :func:`consent_commitment` of the consent that the site may give, so that nobody can claim one it never gave.
+        version: of the receipt's form: 6, or 1 for sums of version 5 of the protocol and before.
     """
 
     study: bytes
@@ -60,12 +64,13 @@ class Receipt:
     unit: str
     cohort_size: int
     consent: bytes
+    version: int = 6
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
         return canonical(
             {
-                "v": 1,
+                "v": self.version,
                 "study": self.study,
                 "participant": self.participant,
                 "round": self.round,
@@ -82,6 +87,21 @@ class Receipt:
                 "consent": self.consent,
             }
         )
+
+    def commits_to(self, proof: bytes) -> bool:
+        """Whether :func:`consent_proof` of a consent is of the one that its sender may give for this receipt."""
+        if self.version == 1:
+            return hmac.compare_digest(hashlib.sha256(proof).digest(), self.consent)
+        return hmac.compare_digest(consent_commitment(self.context, self.participant, proof), self.consent)
+
+    def hold(self, consent: bytes) -> None:
+        """Check a consent against the receipt.
+
+        Raises:
+            HostileInput: it is another one.
+        """
+        if len(consent) != CONSENT_BYTES or not self.commits_to(consent_proof(consent)):
+            raise HostileInput(f"The consent of {self.participant} is not the one that its receipt commits it to.")
 
     def reservation(self, population: str) -> Reservation:
         """The release as the site's own ledger books it.
@@ -171,9 +191,10 @@ def consent_proof(consent: bytes) -> bytes:
     return hashlib.sha256(consent).digest()
 
 
-def consent_commitment(proof: bytes) -> bytes:
-    """What a receipt holds of a consent (32 bytes): SHA-256 of its proof, which so shows itself and cannot be made up."""
-    return hashlib.sha256(proof).digest()
+def consent_commitment(context: bytes, sender: str, proof: bytes) -> bytes:
+    """What a receipt holds of a consent (32 bytes). It names its sender, or a member could copy another's commitment and
+    contribution, and so count that member twice without knowing what it said."""
+    return digest("veilsum/6/consent", context, sender.encode(), proof)
 
 
 def consents_digest(hashes: Sequence[bytes]) -> bytes:
@@ -188,7 +209,7 @@ def parse_receipt(body: bytes) -> Receipt:
     Raises:
         HostileInput: malformed.
     """
-    value = _parse(body, _RECEIPT_FIELDS, "receipt")
+    value = _parse(body, _RECEIPT_FIELDS, "receipt", _VERSIONS)
     names = ("study", "context", "payload", "head", "consent")
     study, context, payload, head, consent = _digests(value, names, "receipt")
     numbers = [value[name] for name in ("round", "attempt", "number", "colluders", "cohort_size")]
@@ -211,9 +232,10 @@ def parse_receipt(body: bytes) -> Receipt:
         unit=value["unit"],
         cohort_size=value["cohort_size"],
         consent=consent,
+        version=value["v"],
     )
     if receipt.to_bytes() != body:
-        raise HostileInput("A receipt encodes a value differently than version 1 does.")
+        raise HostileInput(f"A receipt encodes a value differently than version {receipt.version} does.")
     return receipt
 
 
@@ -237,16 +259,23 @@ def parse_countersignature(body: bytes) -> Countersignature:
     return parsed
 
 
-def verify_receipt(signed: SignedReceipt, signer: Identity, study: bytes, context: bytes) -> Receipt:
+def verify_receipt(
+    signed: SignedReceipt, signer: Identity, study: bytes, context: bytes, version: int | None = None
+) -> Receipt:
     """Verify a member's receipt for this study and context.
 
+    Args:
+        version: the form that it must have; None for any.
+
     Raises:
-        HostileInput: another signer, study or context, or a wrong signature.
+        HostileInput: another signer, study, context or version, or a wrong signature.
     """
     verify(signer.public_key, Label.RECEIPT, signed.body, signed.signature)
     receipt = parse_receipt(signed.body)
     if receipt.participant != signer.name or receipt.study != study:
         raise HostileInput("A receipt is for another study or names a participant other than its signer.")
+    if version not in (None, receipt.version):
+        raise HostileInput("A receipt has the form of another version of the protocol.")
     if receipt.context != context:
         raise HostileInput("A receipt is for another context: not everyone was asked for the same sum.")
     return receipt
@@ -269,12 +298,12 @@ def verify_countersignature(
     return parsed
 
 
-def _parse(body: bytes, fields: set[str], what: str) -> Mapping[str, Any]:
+def _parse(body: bytes, fields: set[str], what: str, versions: Sequence[int] = (1,)) -> Mapping[str, Any]:
     if len(body) > MAX_RECEIPT_BYTES:
         raise HostileInput(f"A {what} is larger than allowed.")
     value = parse_canonical(body, what=what)
-    if not isinstance(value, dict) or set(value) != fields or value["v"] != 1:
-        raise HostileInput(f"A {what} does not have exactly the fields of version 1.")
+    if not isinstance(value, dict) or set(value) != fields or type(value["v"]) is not int or value["v"] not in versions:
+        raise HostileInput(f"A {what} does not have exactly the fields of version {versions[-1]}.")
     return value
 
 

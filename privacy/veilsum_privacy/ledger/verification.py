@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from hmac import compare_digest
 from typing import Any, NamedTuple, Protocol
 
 from cryptography import x509
@@ -29,7 +28,6 @@ from veilsum_privacy.ledger.keys import KeyRing
 from veilsum_privacy.ledger.receipts import (
     Receipt,
     SignedReceipt,
-    consent_commitment,
     consents_digest,
     parse_receipt,
     receipts_digest,
@@ -358,7 +356,7 @@ class Witnesses:
         require(entry.detail.get("cohort") == names, "its receipts are not those of the cohort that it names")
         self._consents[items[0].parsed.context] = [item.consent for item in items]
         for item in items:
-            given = item.consent is None or compare_digest(consent_commitment(item.consent), item.parsed.consent)
+            given = item.consent is None or item.parsed.commits_to(item.consent)
             require(given, f"the consent kept of {item.parsed.participant} is not the one that its receipt commits it to")
 
     def _check_consent(self, entry: Entry) -> None:

@@ -7,10 +7,9 @@ have expired since, but must have been valid at some time of the study's life.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hmac import compare_digest
 
 from cryptography import x509
 
@@ -21,25 +20,28 @@ from veilsum_node.identity.certificate import federation_id, issued
 from veilsum_privacy.ledger.entries import Mechanism
 from veilsum_privacy.ledger.receipts import (
     Receipt,
-    consent_commitment,
-    consent_proof,
     parse_countersignature,
     verify_countersignature,
     verify_receipt,
 )
-from veilsum_privacy.results.proof_files import STUDY_FILE, ReleaseEntry, ReleaseProof, StudyProof, release_digest, round_file
+from veilsum_privacy.results.former.layout import FormerPlan, former_context, former_plan
+from veilsum_privacy.results.former.proof import FormerReleaseProof
+from veilsum_privacy.results.former.words import Statement, masked_sum, verify_decryptors, words_digest
+from veilsum_privacy.results.proof_files import (
+    STUDY_FILE,
+    ReleaseEntry,
+    ReleaseProof,
+    StudyProof,
+    release_digest,
+    round_file,
+    sum_file,
+)
+from veilsum_privacy.results.sum_evidence import verify_evidence
 from veilsum_privacy.securesum.context import Assignment, context_digest, parse_assignment
-from veilsum_privacy.securesum.contribution import masked_sum
-from veilsum_privacy.securesum.decryption import SignedStatement, Statement, verify_statement, words_digest
 from veilsum_privacy.securesum.roster import Roster, verify_roster
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import check_former
-from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
-
-LEAST_DECRYPTORS = 2
-"""Members that decrypt every sum, and sign for it."""
-
-CONSENT_BYTES = 32
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask, RoundPlan
 
 
 class ProofFault(HostileInput):
@@ -95,21 +97,23 @@ class CheckedStudy:
 
 @dataclass(frozen=True)
 class CheckedRelease:
-    """A release whose values are what its decryptors signed for.
+    """A release whose values are those that its sum opens to; or, in a former result, what its decryptors signed for.
 
     Attributes:
         assignment: of its attempt.
-        plan: of its sum.
+        task: that was summed.
         values: (size,) in grid units.
         digest: of the release.
-        decryptors: who signed for it.
+        numbers: of its receipts, by member.
+        decryptors: who signed for it; none since version 6 of the protocol.
     """
 
     assignment: Assignment
-    plan: RoundPlan
+    task: AgreedTask
     values: Integers = field(repr=False)
     digest: bytes
-    decryptors: tuple[str, ...]
+    numbers: Mapping[str, int] = field(repr=False)
+    decryptors: tuple[str, ...] = ()
 
 
 def check_study(proof: StudyProof, authority: x509.Certificate) -> CheckedStudy:
@@ -136,6 +140,22 @@ def check_study(proof: StudyProof, authority: x509.Certificate) -> CheckedStudy:
     return CheckedStudy(agreed, analyst, roster, authority)
 
 
+def read_proof(entry: ReleaseEntry, read: Callable[[str], bytes]) -> ReleaseProof | FormerReleaseProof:
+    """Read the proof of a release.
+
+    Args:
+        entry: what the manifest says of it.
+        read: the content of a file, by its name below the result's directory.
+
+    Raises:
+        ProofFault: a file is missing or malformed.
+    """
+    with part(round_file(entry.round)):
+        if entry.decrypted_by:
+            return FormerReleaseProof.parse(read(round_file(entry.round)))
+        return ReleaseProof.parse(read(round_file(entry.round)), read(sum_file(entry.round)))
+
+
 class ReleaseChecker:
     """Checks a study's releases one after the other: each by itself, and that none is missing, repeated or beyond the study.
 
@@ -148,12 +168,12 @@ class ReleaseChecker:
         self._released: Counter[tuple[str, str]] = Counter()  # by label and member, as each participant counts its own
         self._numbers: dict[str, int] = {}  # of each member's last receipt
 
-    def check(self, entry: ReleaseEntry, load: Callable[[int], ReleaseProof]) -> CheckedRelease:
+    def check(self, entry: ReleaseEntry, proof: Callable[[], ReleaseProof | FormerReleaseProof]) -> CheckedRelease:
         """Check the next release.
 
         Args:
             entry: what the manifest says of it.
-            load: the proof of a round's release.
+            proof: reads its proof.
 
         Raises:
             ProofFault: the first thing that is wrong.
@@ -163,19 +183,64 @@ class ReleaseChecker:
             raise ProofFault(
                 where, f"After round {self._round} comes round {self._round + 1}: a release is missing or repeated."
             )
-        with part(where):
-            proof = load(entry.round)
-        assignment, plan = self._assignment(where, entry, proof)
-        receipts = self._receipts(where, assignment, plan, proof)
-        self._countersigned(where, receipts[0], proof)
-        self._consents(where, receipts, proof)
-        release = self._values(where, entry, assignment, plan, receipts[0].context, proof)
+        found = proof()
+        assignment, task = self._assignment(where, entry, found)
+        if isinstance(found, ReleaseProof):
+            values, receipts = self._opened(where, entry, assignment, task, found)
+        else:
+            values, receipts = self._vouched(where, entry, assignment, task, found)
+        numbers = {receipt.participant: receipt.number for receipt in receipts}
         self._round, self._attempt = entry.round, assignment.attempt
         self._released.update((entry.label, name) for name in assignment.names)
-        self._numbers |= {receipt.participant: receipt.number for receipt in receipts}
-        return release
+        self._numbers |= numbers
+        return CheckedRelease(assignment, task, values, entry.digest, numbers, tuple(entry.decrypted_by))
 
-    def _assignment(self, where: str, entry: ReleaseEntry, proof: ReleaseProof) -> tuple[Assignment, RoundPlan]:
+    def _opened(
+        self, where: str, entry: ReleaseEntry, assignment: Assignment, task: AgreedTask, proof: ReleaseProof
+    ) -> tuple[Integers, list[Receipt]]:
+        """The values that the sum opens to, whoever says what of them."""
+        checked = self._checked
+        with part(where, "The context cannot be computed:"):
+            plan = task.plan(len(checked.roster.names), len(assignment.names))
+            context = context_digest(plan, checked.roster, assignment)
+        receipts, coordinator = self._receipts(where, assignment, plan, context, proof, 6)
+        cohort = [checked.roster.member(name).identity for name in assignment.names]
+        with part(where, "The sum does not hold:"):
+            values = verify_evidence(proof.evidence, plan.encoding, checked.digest, context, cohort, coordinator)
+            self._named(entry, assignment, values)
+        return values, receipts
+
+    def _vouched(
+        self, where: str, entry: ReleaseEntry, assignment: Assignment, task: AgreedTask, proof: FormerReleaseProof
+    ) -> tuple[Integers, list[Receipt]]:
+        """The values that two members of the cohort signed for; up to version 5 of the protocol."""
+        checked = self._checked
+        with part(where, "The context cannot be computed:"):
+            plan = former_plan(task, len(checked.roster.names), len(assignment.names))
+            context = former_context(plan, checked.roster, proof.keys, assignment)
+        receipts, _ = self._receipts(where, assignment, plan, context, proof, 1)
+        identities = {name: checked.roster.member(name).identity for name in assignment.names}
+
+        def words(padded: bool) -> bytes:
+            return words_digest(masked_sum(proof.values, plan.encoding, proof.consents, padded=padded))
+
+        with part(where, "The released values do not hold:"):
+            said = Statement(checked.digest, "", assignment.round, assignment.attempt, context, proof.keys, words(False))
+            self._named(entry, assignment, proof.values)
+            verify_decryptors(said, lambda: words(True), entry.decrypted_by, identities)
+        return proof.values, receipts
+
+    def _named(self, entry: ReleaseEntry, assignment: Assignment, values: Integers) -> None:
+        """These values are those of the manifest's entry."""
+        found = release_digest(
+            self._checked.digest, assignment.round, assignment.attempt, values.astype("<i8", copy=False).tobytes()
+        )
+        if found != entry.digest:
+            raise HostileInput("They are not those whose digest the manifest names.")
+
+    def _assignment(
+        self, where: str, entry: ReleaseEntry, proof: ReleaseProof | FormerReleaseProof
+    ) -> tuple[Assignment, AgreedTask]:
         study, roster = self._checked.study, self._checked.roster
         with part(where, "The assignment does not hold:"):
             assignment = parse_assignment(proof.assignment)
@@ -186,21 +251,28 @@ class ReleaseChecker:
             names = assignment.names
             if list(names) != [name for name in roster.names if name in names] or len(names) < study.privacy.min_cohort:
                 raise HostileInput("Its cohort is not a part of the roster in the roster's order, or is too small.")
-            plan = self._checked.agreed.task(assignment.label).plan(len(roster.names), len(names))
-            if max(self._released[assignment.label, name] for name in names) >= plan.declaration.releases:
+            task = self._checked.agreed.task(assignment.label)
+            if max(self._released[assignment.label, name] for name in names) >= task.declaration.releases:
                 raise HostileInput(f"The study declares no further release of {assignment.label}.")
-        return assignment, plan
+        return assignment, task
 
-    def _receipts(self, where: str, assignment: Assignment, plan: RoundPlan, proof: ReleaseProof) -> list[Receipt]:
+    def _receipts(
+        self,
+        where: str,
+        assignment: Assignment,
+        plan: RoundPlan | FormerPlan,
+        context: bytes,
+        proof: ReleaseProof | FormerReleaseProof,
+        version: int,
+    ) -> tuple[list[Receipt], Identity]:
+        """The cohort's receipts, countersigned, with the consents that they promise; and the coordinator."""
         checked, study = self._checked, self._checked.study
-        with part(where, "The context cannot be computed:"):
-            context = context_digest(plan, checked.roster, proof.keys, assignment)
         if len(proof.receipts) != len(assignment.names):
             raise ProofFault(where, "There is not exactly one receipt for each member of the cohort.")
-        mechanism, receipts = Mechanism.of(plan.declaration, plan.noise), []
+        mechanism, receipts = Mechanism.of(plan.task.declaration, plan.noise), []
         for name, signed in zip(assignment.names, proof.receipts, strict=True):
             with part(where, f"The receipt of {name} does not hold:"):
-                receipt = verify_receipt(signed, checked.roster.member(name).identity, checked.digest, context)
+                receipt = verify_receipt(signed, checked.roster.member(name).identity, checked.digest, context, version)
                 described = (receipt.round, receipt.attempt, receipt.dataset, receipt.mechanism, receipt.unit)
                 if (*described, receipt.cohort_size) != (
                     assignment.round, assignment.attempt, study.dataset, mechanism, study.privacy.unit, len(assignment.names)
@@ -209,9 +281,15 @@ class ReleaseChecker:
                 if receipt.number <= self._numbers.get(name, 0):
                     raise HostileInput("Its number is not above that of the member's receipt before it.")
             receipts.append(receipt)
-        return receipts
+        coordinator = self._countersigned(where, receipts[0], proof)
+        if len(proof.consents) != len(receipts):
+            raise ProofFault(where, "There is not exactly one consent of each member of the cohort.")
+        for receipt, consent in zip(receipts, proof.consents, strict=True):
+            with part(where):
+                receipt.hold(consent)
+        return receipts, coordinator
 
-    def _countersigned(self, where: str, receipt: Receipt, proof: ReleaseProof) -> None:
+    def _countersigned(self, where: str, receipt: Receipt, proof: ReleaseProof | FormerReleaseProof) -> Identity:
         checked, study = self._checked, self._checked.study
         with part(where, "The coordinator's countersignature does not hold:"):
             coordinator = _certified(proof.coordinator, checked.authority, Role.COORDINATOR, study)
@@ -221,43 +299,7 @@ class ReleaseChecker:
             word = parse_countersignature(proof.countersigned.body)
             if (word.round, word.attempt) != (receipt.round, receipt.attempt):
                 raise HostileInput("It is about another round or attempt.")
-
-    @staticmethod
-    def _consents(where: str, receipts: list[Receipt], proof: ReleaseProof) -> None:
-        if len(proof.consents) != len(receipts):
-            raise ProofFault(where, "There is not exactly one consent of each member of the cohort.")
-        for receipt, consent in zip(receipts, proof.consents, strict=True):
-            if len(consent) != CONSENT_BYTES or not compare_digest(
-                consent_commitment(consent_proof(consent)), receipt.consent
-            ):
-                raise ProofFault(where, f"The consent of {receipt.participant} is not the one that its receipt commits it to.")
-
-    def _values(
-        self, where: str, entry: ReleaseEntry, assignment: Assignment, plan: RoundPlan, context: bytes, proof: ReleaseProof
-    ) -> CheckedRelease:
-        key, roster = self._checked.digest, self._checked.roster
-        with part(where, "The released values do not hold:"):
-            words = words_digest(masked_sum(proof.values, plan.encoding, proof.consents))
-            digest = release_digest(key, assignment.round, assignment.attempt, proof.values.astype("<i8").tobytes())
-            if digest != entry.digest:
-                raise HostileInput("They are not those whose digest the manifest names.")
-        names = tuple(entry.decrypted_by)
-        if len(names) < LEAST_DECRYPTORS or not set(names) <= set(assignment.names):
-            raise ProofFault(where, f"The manifest does not name {LEAST_DECRYPTORS} members of the cohort that decrypted it.")
-
-        def signed(name: str) -> None:
-            said = Statement(key, name, assignment.round, assignment.attempt, context, proof.keys, words)
-            statement = SignedStatement(said.to_bytes(), entry.decrypted_by[name])
-            verify_statement(statement, roster.member(name).identity, said)
-
-        try:
-            signed(names[0])
-        except HostileInput:  # in a proof of protocol version 3 or before, the last ciphertext was as long as the others
-            words = words_digest(masked_sum(proof.values, plan.encoding, proof.consents, padded=True))
-        for name in names:
-            with part(where, f"{name} did not sign for these values:"):
-                signed(name)
-        return CheckedRelease(assignment, plan, proof.values, digest, names)
+        return coordinator
 
 
 def _certified(certificate: bytes, authority: x509.Certificate, role: Role, study: Study) -> Identity:

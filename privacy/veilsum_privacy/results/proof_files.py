@@ -1,42 +1,47 @@
 """The files of a proof: canonical JSON, in which nothing can be written in two ways.
 
-Signed bodies stand in it as the text that was signed, signatures, keys and certificates (DER) as hexadecimal digits, released
-integers in as few bytes each as the largest one needs, as base64.
+Signed bodies stand in it as the text that was signed, signatures, keys and certificates (DER) as hexadecimal digits. The
+sum of a round, as large as a contribution, is a file of its own, as it was added up.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import begin_digest, canonical, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.securesum.check_words import Signed
 from veilsum_privacy.securesum.roster import Enrolment
+
+if TYPE_CHECKING:
+    from veilsum_privacy.results.sum_evidence import Evidence
 
 FOLDER = "proof"
 STUDY_FILE = f"{FOLDER}/study.json"
 
-_ROUND_FILE = re.compile(rf"{FOLDER}/round-(\d{{6,15}})\.json")
+_ROUND_FILE = re.compile(rf"{FOLDER}/round-(\d{{6,15}})\.(json|sum)")
 
 
 def round_file(number: int) -> str:
-    """The file of a round's release, below the result's directory."""
+    """The file of what was signed for a round's release, below the result's directory."""
     return f"{FOLDER}/round-{number:06d}.json"
 
 
+def sum_file(number: int) -> str:
+    """The file of a round's sum, below the result's directory; results of version 5 of the protocol and before have none."""
+    return f"{FOLDER}/round-{number:06d}.sum"
+
+
 def round_of(name: str) -> int | None:
-    """The round whose file has this name; None for any other name."""
+    """The round of whose proof a file of this name is a part; None for any other name."""
     found = _ROUND_FILE.fullmatch(name)
     number = 0 if found is None else int(found[1])
-    return number if number and round_file(number) == name else None
+    return number if number and name in (round_file(number), sum_file(number)) else None
 
 
 def release_digest(study: bytes, number: int, attempt: int, values: bytes | memoryview) -> bytes:
@@ -59,18 +64,24 @@ class ReleaseEntry:
         round: its number.
         label: of the task.
         digest: :func:`release_digest`.
-        decrypted_by: each decryptor's signature on what it decrypted, by its name.
+        decrypted_by: signatures on what a sum was decrypted to, by name; up to version 5 of the protocol.
     """
 
     round: int
     label: str
     digest: bytes
-    decrypted_by: Mapping[str, bytes]
+    decrypted_by: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files that prove it."""
+        return [round_file(self.round)] if self.decrypted_by else [round_file(self.round), sum_file(self.round)]
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         signatures = {name: signature.hex() for name, signature in self.decrypted_by.items()}
-        return {"round": self.round, "label": self.label, "digest": self.digest.hex(), "decrypted_by": signatures}
+        former = {"decrypted_by": signatures} if signatures else {}
+        return {"round": self.round, "label": self.label, "digest": self.digest.hex(), **former}
 
     @classmethod
     def parse(cls, value: Any) -> ReleaseEntry:
@@ -80,13 +91,27 @@ class ReleaseEntry:
             HostileInput: malformed, or written in another way than :meth:`to_json` does.
         """
         try:
-            signatures = {str(name): bytes.fromhex(text) for name, text in value["decrypted_by"].items()}
+            signatures = {str(name): bytes.fromhex(text) for name, text in value.get("decrypted_by", {}).items()}
             entry = cls(value["round"], value["label"], bytes.fromhex(value["digest"]), signatures)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise HostileInput("A release in it is malformed.") from error
         if type(entry.round) is not int or not isinstance(entry.label, str) or entry.to_json() != value:
             raise HostileInput("A release in it is malformed.")
         return entry
+
+
+def read_entries(manifest: Mapping[str, Any]) -> list[ReleaseEntry]:
+    """The releases that a manifest names with a proof; none in checkpoints and results of simulations or software before 0.2.
+
+    Raises:
+        HostileInput: malformed.
+    """
+    items = manifest.get("releases") or ()
+    if not isinstance(items, Sequence):
+        raise HostileInput("Its releases are malformed.")
+    if any(isinstance(item, dict) and item.get("decrypted_by") == {} for item in items):  # as software before 0.2 wrote them
+        return []
+    return [ReleaseEntry.parse(item) for item in items]
 
 
 @dataclass(frozen=True)
@@ -133,45 +158,53 @@ class StudyProof:
 
 @dataclass(frozen=True)
 class ReleaseProof:
-    """What shows that one release was opened as it should.
+    """What shows that one release was opened as it should; the released values follow from it.
 
     Attributes:
         assignment: canonical JSON.
-        keys: digest of the dealt keys.
         receipts: of the cohort, in its order.
         countersigned: the coordinator's word on them.
         coordinator: its certificate, DER.
+        fixed: the coordinator's word on the sum's digest.
+        checks: bodies of all members' answers, in the cohort's order.
         consents: of the cohort, in its order.
-        values: (size,) the released sum in grid units.
+        agreed: every member's signature under its consent statement, in the cohort's order.
+        total: the sum as it travels (:func:`~veilsum_privacy.results.sum_evidence.total_to_bytes`); a file of its own.
     """
 
     assignment: bytes
-    keys: bytes = field(repr=False)
     receipts: tuple[SignedReceipt, ...]
     countersigned: SignedReceipt
     coordinator: bytes
+    fixed: Signed
+    checks: tuple[bytes, ...] = field(repr=False)
     consents: tuple[bytes, ...] = field(repr=False)
-    values: Integers = field(repr=False)
+    agreed: tuple[bytes, ...] = field(repr=False)
+    total: bytes = field(repr=False)
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON."""
+        """Canonical JSON of everything but the sum."""
         return canonical(
             {
-                "v": 1,
+                "v": 6,
                 "assignment": self.assignment.decode(),
-                "keys": self.keys,
-                "receipts": [_signed(item) for item in self.receipts],
-                "countersigned": _signed(self.countersigned),
+                "receipts": [signed_pair(item) for item in self.receipts],
+                "countersigned": signed_pair(self.countersigned),
                 "coordinator": self.coordinator,
+                "fixed": signed_pair(self.fixed),
+                "checks": [body.decode() for body in self.checks],
                 "consents": self.consents,
-                "size": len(self.values),
-                "values": base64.b64encode(_narrow(self.values)).decode(),
+                "agreed": self.agreed,
             }
         )
 
     @classmethod
-    def parse(cls, data: bytes) -> ReleaseProof:
+    def parse(cls, data: bytes, total: bytes) -> ReleaseProof:
         """Parse the file; nothing of it is verified.
+
+        Args:
+            data: of :func:`round_file`.
+            total: of :func:`sum_file`.
 
         Raises:
             HostileInput: malformed.
@@ -180,16 +213,26 @@ class ReleaseProof:
         try:
             proof = cls(
                 value["assignment"].encode(),
-                bytes.fromhex(value["keys"]),
-                tuple(_receipt(item) for item in value["receipts"]),
-                _receipt(value["countersigned"]),
+                tuple(SignedReceipt(*read_pair(item)) for item in value["receipts"]),
+                SignedReceipt(*read_pair(value["countersigned"])),
                 bytes.fromhex(value["coordinator"]),
+                Signed(*read_pair(value["fixed"])),
+                tuple(body.encode() for body in value["checks"]),
                 tuple(bytes.fromhex(item) for item in value["consents"]),
-                _widened(base64.b64decode(value["values"], validate=True), value["size"]),
+                tuple(bytes.fromhex(item) for item in value["agreed"]),
+                total,
             )
             return _exactly(proof, data)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise HostileInput("It is malformed.") from error
+
+    @property
+    def evidence(self) -> Evidence:
+        """The part of it that a sum's context, cohort and coordinator are held to."""
+        # with the encryption, which whoever only fetches files does not need
+        from veilsum_privacy.results.sum_evidence import Evidence
+
+        return Evidence(self.receipts, self.total, self.fixed, self.checks, self.consents, self.agreed)
 
 
 Proof = TypeVar("Proof", StudyProof, ReleaseProof)
@@ -201,27 +244,16 @@ def _exactly(proof: Proof, data: bytes) -> Proof:
     return proof
 
 
-def _signed(item: SignedReceipt) -> Sequence[str]:
+def signed_pair(item: SignedReceipt | Signed) -> Sequence[str]:
+    """A signed text with its signature, as JSON values."""
     return [item.body.decode(), item.signature.hex()]
 
 
-def _receipt(value: Sequence[str]) -> SignedReceipt:
+def read_pair(value: Sequence[str]) -> tuple[bytes, bytes]:
+    """The text and signature of :func:`signed_pair`.
+
+    Raises:
+        AttributeError, TypeError, ValueError: malformed.
+    """
     body, signature = value
-    return SignedReceipt(body.encode(), bytes.fromhex(signature))
-
-
-def _narrow(values: Integers) -> bytes:
-    """Little-endian two's complement in as few bytes a value as the largest one needs."""
-    ends = int(values.min(initial=0)), int(values.max(initial=0))
-    width = next(width for width in range(1, 9) if -(1 << 8 * width - 1) <= ends[0] and ends[1] < 1 << 8 * width - 1)
-    return np.ascontiguousarray(values, dtype="<i8").view(np.uint8).reshape(-1, 8)[:, :width].tobytes()
-
-
-def _widened(data: bytes, size: Any) -> Integers:
-    width = len(data) // size if type(size) is int and size > 0 else 0
-    if not 1 <= width <= 8 or width * size != len(data):
-        raise ValueError("the wrong number of values")
-    low = np.frombuffer(data, dtype=np.uint8).reshape(size, width)
-    whole = np.where(low[:, -1:] >= 128, np.uint8(255), np.uint8(0)).repeat(8, axis=1)
-    whole[:, :width] = low
-    return whole.view("<i8").reshape(-1).astype(np.int64)
+    return body.encode(), bytes.fromhex(signature)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from veilsum_aggregation.arrays import Integers
-from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, verify
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, verify_receipt
@@ -29,7 +28,7 @@ from veilsum_privacy.securesum.check_words import (
     verify_sum,
 )
 from veilsum_privacy.securesum.data_masks import unmask_values
-from veilsum_privacy.securesum.key_shares import held_to_commitment, share_from_bytes, share_size, share_to_bytes
+from veilsum_privacy.securesum.key_shares import share_from_bytes, share_to_bytes
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes, coefficients_to_bytes
 from veilsum_privacy.securesum.opening import Contribution, open_words
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
@@ -67,7 +66,7 @@ def total_from_bytes(data: bytes | memoryview, plan: OneTimePlan) -> Contributio
     Raises:
         HostileInput: of another size, or a number is out of range.
     """
-    cut = share_size(plan.ring, plan.cohort)
+    cut = plan.ring.share_size(plan.cohort)
     if len(data) != plan.payload_bytes:
         raise HostileInput(f"A contribution has {len(data)} bytes instead of {plan.payload_bytes}.")
     share = share_from_bytes(data[:cut], plan.ring, plan.cohort)
@@ -102,10 +101,10 @@ def verify_evidence(
     if sizes != {plan.cohort}:
         raise HostileInput("There is not exactly one receipt, answer, consent and signature of each member of the cohort.")
     receipts = [
-        verify_receipt(signed, member, study, context) for signed, member in zip(evidence.receipts, cohort, strict=True)
+        verify_receipt(signed, member, study, context, 6) for signed, member in zip(evidence.receipts, cohort, strict=True)
     ]
     for receipt, consent in zip(receipts, evidence.consents, strict=True):
-        held_to_commitment(consent, context, receipt.participant, receipt.consent)
+        receipt.hold(consent)
     total = total_from_bytes(evidence.total, plan)
     said = _answers(evidence, plan, receipts, total.digest(plan, context), cohort)
     _fixed(evidence, said[0], coordinator)
@@ -147,43 +146,3 @@ def _agreed(evidence: Evidence, said: Sequence[CheckStatement], cohort: Sequence
 def consent_statement(own: CheckStatement, checks: bytes) -> ConsentStatement:
     """What a member signs with its consent, of its own answer and the digest of all answers."""
     return ConsentStatement(own.study, own.participant, own.round, own.attempt, own.context, own.challenge, own.sum, checks)
-
-
-_FIELDS = {"v", "receipts", "fixed", "checks", "consents", "agreed"}
-
-
-def evidence_to_bytes(evidence: Evidence) -> tuple[bytes, bytes]:
-    """Evidence as two files: canonical JSON of all statements, and the sum."""
-    statements = {
-        "v": 6,
-        "receipts": [[item.body.decode(), item.signature] for item in evidence.receipts],
-        "fixed": [evidence.fixed.body.decode(), evidence.fixed.signature],
-        "checks": [body.decode() for body in evidence.checks],
-        "consents": list(evidence.consents),
-        "agreed": list(evidence.agreed),
-    }
-    return canonical(statements), evidence.total
-
-
-def evidence_from_bytes(statements: bytes, total: bytes) -> Evidence:
-    """Parse evidence; says nothing about whether it holds.
-
-    Raises:
-        HostileInput: malformed.
-    """
-    value = parse_canonical(statements, what="evidence")
-    if not isinstance(value, dict) or set(value) != _FIELDS or value["v"] != 6:
-        raise HostileInput("The evidence does not have exactly the fields of version 6.")
-    if any(not isinstance(value[name], list) for name in _FIELDS - {"v"}):
-        raise HostileInput("A part of the evidence is not a list.")
-    try:
-        return Evidence(
-            tuple(SignedReceipt(body.encode(), bytes.fromhex(signature)) for body, signature in value["receipts"]),
-            total,
-            Signed(value["fixed"][0].encode(), bytes.fromhex(value["fixed"][1])),
-            tuple(body.encode() for body in value["checks"]),
-            tuple(bytes.fromhex(consent) for consent in value["consents"]),
-            tuple(bytes.fromhex(signature) for signature in value["agreed"]),
-        )
-    except (AttributeError, TypeError, ValueError, IndexError) as error:
-        raise HostileInput("The evidence is malformed.") from error

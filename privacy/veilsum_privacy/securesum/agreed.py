@@ -17,7 +17,8 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.noise import ROUNDING_VARIANCE, NoisePlan, gaussian_around, task_noise
-from veilsum_privacy.securesum.parameters import BfvParameters, EncodingPlan, choose_parameters, plan_encoding
+from veilsum_privacy.securesum.ring import RingParameters
+from veilsum_privacy.securesum.sum_plan import OneTimePlan, choose_ring, plan_sum
 from veilsum_privacy.study.study import Study, TaskDeclaration, study_digest
 
 
@@ -106,13 +107,13 @@ class SummedTask:
         noise, shares = self.noise(cohort), 1 if self.declaration.own_noise else cohort
         return noise.total_variance(shares) + (shares * ROUNDING_VARIANCE if self.declaration.unrounded else 0)
 
-    def encoding(self, parameters: BfvParameters, cohort: int) -> EncodingPlan:
+    def encoding(self, ring: RingParameters, cohort: int) -> OneTimePlan:
         """How its sum over so many members is encoded.
 
         Raises:
             Misuse: a noise share is below 4 grid units, or the sum does not fit.
         """
-        return plan_encoding(self.size, self.largest, self.released_variance(cohort), cohort, parameters)
+        return plan_sum(self.size, self.largest, self.released_variance(cohort), cohort, ring)
 
     def kept_part(self, noised: Integers, index: int) -> Integers:
         """What the site at a place among the participants keeps of its noised vector: its own block."""
@@ -139,13 +140,13 @@ class SummedTask:
         return digest("veilsum/1/kept", self.digest, broadcast)
 
 
-def shared_parameters(tasks: Iterable[SummedTask], roster: int) -> BfvParameters:
+def shared_ring(tasks: Iterable[SummedTask], roster: int) -> RingParameters:
     """The encryption's parameters for so many members: those that the sums of all these tasks fit.
 
     Raises:
         Misuse: no parameters fit.
     """
-    return choose_parameters([(task.size, task.largest, task.released_variance(roster)) for task in tasks], roster)
+    return choose_ring([(task.size, task.largest, task.released_variance(roster)) for task in tasks], roster)
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class SumPlan:
     """
 
     task: SummedTask
-    encoding: EncodingPlan
+    encoding: OneTimePlan
     noise: NoisePlan
 
     @property

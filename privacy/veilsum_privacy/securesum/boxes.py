@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519Pr
 from veilsum_node.canonical import canonical, digest
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Identity, Label, SigningKey, verify
-from veilsum_privacy.securesum.masks import derive
+from veilsum_privacy.securesum.streams import hkdf
 
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _MLKEM_PUBLIC, _MLKEM_PRIVATE, _X25519 = 1184, 64, 32
@@ -35,7 +35,6 @@ class Purpose(StrEnum):
     """What a box carries; part of its info."""
 
     PAIR_SHARE = "pair-share"
-    DEALT_KEYS = "dealt-keys"
 
 
 class BoxKey:
@@ -133,7 +132,7 @@ def seal(
     """
     info = _info(study, roster, sender, recipient, purpose)
     ciphertext = _SUITE.encrypt(secret, _public_key(public), info=info)
-    return Box(sender, recipient, purpose, ciphertext, key.sign(_label(purpose), digest("box", info, ciphertext)))
+    return Box(sender, recipient, purpose, ciphertext, key.sign(Label.SEEDS, digest("box", info, ciphertext)))
 
 
 def unseal(box: Box, *, study: bytes, roster: bytes, sender: Identity, recipient: str, purpose: Purpose, key: BoxKey) -> bytes:
@@ -145,12 +144,8 @@ def unseal(box: Box, *, study: bytes, roster: bytes, sender: Identity, recipient
     if (box.sender, box.recipient, box.purpose) != (sender.name, recipient, purpose):
         raise HostileInput("A sealed box names another sender, recipient or purpose than expected.")
     info = _info(study, roster, sender.name, recipient, purpose)
-    verify(sender.public_key, _label(purpose), digest("box", info, box.ciphertext), box.signature)
+    verify(sender.public_key, Label.SEEDS, digest("box", info, box.ciphertext), box.signature)
     return key.open(box.ciphertext, info)
-
-
-def _label(purpose: Purpose) -> Label:
-    return Label.SEEDS if purpose is Purpose.PAIR_SHARE else Label.KEYS
 
 
 def check_public_key(data: bytes) -> None:
@@ -171,4 +166,4 @@ def pair_seed(shares: Mapping[str, bytes], *, study: bytes, roster: bytes) -> by
     if len(names) != 2 or any(len(share) != SHARE_BYTES for share in shares.values()):
         raise HostileInput("A pair's seed is made of two shares of 32 bytes.")
     secret = b"".join(shares[name] for name in names)
-    return derive(secret, "pair-seed", study, roster, *(name.encode() for name in names))
+    return hkdf(secret, "veilsum/1/pair-seed", study, roster, *(name.encode() for name in names))

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from veilsum_node.canonical import begin_digest, canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import LARGEST
-from veilsum_privacy.securesum.agreed import SumPlan
+from veilsum_privacy.mechanism.noise import NoisePlan
+from veilsum_privacy.securesum.agreed import SummedTask, SumPlan
 from veilsum_privacy.securesum.array_bytes import array_pieces, single
 from veilsum_privacy.securesum.roster import Roster
 
@@ -99,42 +100,39 @@ def parse_assignment(data: bytes) -> Assignment:
     return assignment
 
 
-def context_digest(plan: SumPlan, roster: Roster, keys_digest: bytes, assignment: Assignment) -> bytes:
+def context_digest(plan: SumPlan, roster: Roster, assignment: Assignment) -> bytes:
     """Digest c of one attempt (32 bytes), as the design's list has it."""
-    study, declaration = plan.task.study, plan.declaration
-    return digest(
-        "veilsum/1/context",
-        canonical(
-            {
-                "v": 1,
-                "federation": study.federation,
-                "study": plan.task.agreed.digest,
-                "roster": roster.digest,
-                "keys": keys_digest,
-                "round": assignment.round,
-                "attempt": assignment.attempt,
-                "deadline": assignment.deadline,
-                "cohort": [
-                    [name, roster.member(name).identity.fingerprint, roster.member(name).public, nonce]
-                    for name, nonce in assignment.cohort
-                ],
-                "task": plan.task.digest,
-                "broadcast": assignment.broadcast,
-                "encoding": plan.encoding.to_context(),
-                "bfv": plan.encoding.parameters.to_context(),
-                "noise": plan.noise.to_context(),
-                "event": {  # of the declaration alone: what post-processing is called in a ledger has no noise of its own here
-                    "mechanism": "discrete-gaussian" if declaration.variance else "none",
-                    "sensitivity": declaration.grid,
-                    "variance": str(declaration.variance),
-                    "sampling_rate": declaration.sampling_rate,
-                    "steps": declaration.steps,
-                    "delta": study.privacy.delta,
-                    "unit": study.privacy.unit,
-                },
-            }
-        ),
-    )
+    own = {"v": 6, "encoding": plan.encoding.to_context(), "ring": plan.encoding.ring.to_context()}
+    return digest("veilsum/6/context", canonical(context_fields(plan.task, plan.noise, roster, assignment) | own))
+
+
+def context_fields(task: SummedTask, noise: NoisePlan, roster: Roster, assignment: Assignment) -> dict[str, object]:
+    """What a context holds in every version of the protocol."""
+    study, declaration = task.study, task.declaration
+    return {
+        "federation": study.federation,
+        "study": task.agreed.digest,
+        "roster": roster.digest,
+        "round": assignment.round,
+        "attempt": assignment.attempt,
+        "deadline": assignment.deadline,
+        "cohort": [
+            [name, roster.member(name).identity.fingerprint, roster.member(name).public, nonce]
+            for name, nonce in assignment.cohort
+        ],
+        "task": task.digest,
+        "broadcast": assignment.broadcast,
+        "noise": noise.to_context(),
+        "event": {  # of the declaration alone: what post-processing is called in a ledger has no noise of its own here
+            "mechanism": "discrete-gaussian" if declaration.variance else "none",
+            "sensitivity": declaration.grid,
+            "variance": str(declaration.variance),
+            "sampling_rate": declaration.sampling_rate,
+            "steps": declaration.steps,
+            "delta": study.privacy.delta,
+            "unit": study.privacy.unit,
+        },
+    }
 
 
 MAX_BROADCAST_ARRAYS = 4096

@@ -15,10 +15,12 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.key_shares import pairwise_masks, self_masks
 from veilsum_privacy.securesum.lanes import pack_lanes, unpack_lanes
-from veilsum_privacy.securesum.streams import StreamPurpose
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 Words = NDArray[np.uint64]
+
+_BLOCK = 1 << 16
 
 
 def mask_values(
@@ -64,8 +66,16 @@ def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Seq
     modulus = plan.ring.plain_modulus
     if words.shape != (plan.words,) or len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort and all of its words.")
-    masks = self_masks(StreamPurpose.SELF_DATA, context, consents, plan.words, modulus)
-    total = (words + np.uint64(modulus) - masks) % np.uint64(modulus)
-    if int(total[0]) != plan.cohort:
-        raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")
-    return unpack_lanes(total[1:], plan, plan.size)
+    streams = [WordStream(consent, StreamPurpose.SELF_DATA, context, bound=modulus) for consent in consents]
+    values, done = np.empty(plan.size, dtype=np.int64), 0
+    for start in range(0, plan.words, _BLOCK):  # a long vector is not held several times over
+        total = words[start : start + _BLOCK].copy()
+        for stream in streams:  # at most 4,096 words of at most 48 bits: no overflow before
+            total += np.uint64(modulus) - stream.take(len(total))
+        total %= np.uint64(modulus)
+        if start == 0 and int(total[0]) != plan.cohort:
+            raise HostileInput("The count is not the size of the cohort: the masks did not cancel.")
+        found = unpack_lanes(total[1:] if start == 0 else total, plan, plan.size - done)
+        values[done : done + len(found)] = found
+        done += len(found)
+    return values

@@ -7,7 +7,6 @@ from other streams than those of the data (:mod:`.streams`), so neither lock is 
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,9 +14,9 @@ from numpy.typing import NDArray
 
 from veilsum_node.canonical import digest
 from veilsum_node.errors import HostileInput, Misuse
-from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
+from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.ring import RingParameters
-from veilsum_privacy.securesum.streams import SECRET_BYTES, StreamPurpose, WordStream, derived_key
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -26,28 +25,6 @@ Integers = NDArray[np.int64]
 def consent_of(self_secret: bytes, context: bytes) -> bytes:
     """HKDF(self_i, consent | c): the secret of the sender's three self streams, and all that a consent gives away."""
     return derived_key(self_secret, StreamPurpose.CONSENT, context)
-
-
-def consent_proof(consent: bytes) -> bytes:
-    """SHA-256 of a consent under a label (32 bytes): proves that it was given, and opens nothing."""
-    return digest("veilsum/6/consent-proof", consent)
-
-
-def consent_commitment(context: bytes, sender: str, proof: bytes) -> bytes:
-    """What a receipt holds of a consent (32 bytes). It names its sender, or a member could copy another's commitment and
-    contribution, and so count that member twice without knowing what it said."""
-    return digest("veilsum/6/consent", context, sender.encode(), proof)
-
-
-def held_to_commitment(consent: bytes, context: bytes, sender: str, commitment: bytes) -> None:
-    """Check a consent against its sender's receipt.
-
-    Raises:
-        HostileInput: it is another one.
-    """
-    found = consent_commitment(context, sender, consent_proof(consent))
-    if len(consent) != SECRET_BYTES or not hmac.compare_digest(found, commitment):
-        raise HostileInput(f"The consent of {sender} is not the one that its receipt commits it to.")
 
 
 def pairwise_masks(
@@ -149,11 +126,6 @@ def open_keys(total: Words, ring: RingParameters, context: bytes, consents: Sequ
     if int(np.abs(keys).max()) > ring.most_key(members):
         raise HostileInput("The sum of the one-time keys is larger than keys of this cohort can be.")
     return keys
-
-
-def share_size(ring: RingParameters, members: int) -> int:
-    """Bytes of a key share, and of the sum of all."""
-    return packed_size(ring.degree + 1, ring.share_bits(members))
 
 
 def share_to_bytes(share: Words, ring: RingParameters, members: int) -> bytes:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
 from veilsum_privacy.mechanism.rounding import gaussian_rounding
-from veilsum_privacy.securesum.packed import pack_numbers, packed_size, unpack_numbers
-from veilsum_privacy.securesum.ring import KEY_VARIANCE, KeyProducts, RingParameters, batches, common_polynomials
+from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
+from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials
+from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -79,11 +80,6 @@ def coefficients_to_bytes(coefficients: Words, ring: RingParameters) -> bytes:
     return pack_numbers(coefficients, ring.coefficient_bits)
 
 
-def coefficients_size(count: int, ring: RingParameters) -> int:
-    """Bytes of so many coefficients."""
-    return packed_size(count, ring.coefficient_bits)
-
-
 def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingParameters) -> Words:
     """The (count,) coefficients of :func:`coefficients_to_bytes`.
 
@@ -98,6 +94,11 @@ def coefficients_from_bytes(data: bytes | memoryview, count: int, ring: RingPara
 
 def coefficients_digest(coefficients: Words, ring: RingParameters) -> bytes:
     """SHA-256 over coefficients as they travel, all of one vector (32 bytes); also H(c_i) of a contribution."""
-    state = hashlib.sha256(b"veilsum/6/coefficients" + len(coefficients).to_bytes(8, "big"))
+    state = begin_coefficients_digest(len(coefficients))
     state.update(coefficients_to_bytes(coefficients, ring))
     return state.digest()
+
+
+def begin_coefficients_digest(count: int) -> hashlib._Hash:
+    """The state of :func:`coefficients_digest` before the bytes of so many coefficients, which are added in pieces."""
+    return hashlib.sha256(b"veilsum/6/coefficients" + count.to_bytes(8, "big"))

@@ -16,7 +16,8 @@ from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.check_words import sum_digest
 from veilsum_privacy.securesum.key_shares import open_keys, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
-from veilsum_privacy.securesum.ring import KeyProducts, RingParameters, batches, common_polynomials
+from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials
+from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
 Words = NDArray[np.uint64]
@@ -63,9 +64,18 @@ class Total:
             HostileInput: another number of coefficients, or one out of range; the sum is what it was.
         """
         check_contribution(contribution, self._plan)
-        self._share = (self._share + contribution.share) % self._bound
-        self._coefficients += contribution.coefficients
-        self._coefficients -= self._prime * (self._coefficients >= self._prime)
+        self.add_share(contribution.share)
+        self.add_part(slice(0, self._plan.words), contribution.coefficients)
+
+    def add_share(self, share: Words) -> None:
+        """Add a key share alone, its form checked before."""
+        self._share = (self._share + share) % self._bound
+
+    def add_part(self, part: slice, coefficients: Words) -> None:
+        """Add the coefficients of some words alone, their form checked before."""
+        place = self._coefficients[part]
+        place += coefficients
+        place -= self._prime * (place >= self._prime)
 
     @property
     def contribution(self) -> Contribution:

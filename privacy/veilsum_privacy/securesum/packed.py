@@ -20,6 +20,12 @@ def packed_size(count: int, width: int) -> int:
 
 def pack_numbers(numbers: Words, width: int) -> bytes:
     """Pack (n,) numbers below 2^width, of 1 to 58 or 60 bits; the last byte is filled with zeros."""
+    if len(numbers) <= _BLOCK:
+        return _packed(numbers, width)
+    return b"".join(_packed(numbers[start : start + _BLOCK], width) for start in range(0, len(numbers), _BLOCK))
+
+
+def _packed(numbers: Words, width: int) -> bytes:
     shape = _groups(len(numbers), width)
     groups = np.zeros((shape.groups, shape.numbers), dtype="<u8")
     groups.reshape(-1)[: len(numbers)] = numbers
@@ -37,12 +43,26 @@ def unpack_numbers(data: bytes | memoryview, count: int, width: int, what: str) 
         raise HostileInput(f"A {what} of {count} numbers has {len(data)} bytes instead of {packed_size(count, width)}.")
     if count * width % 8 and data[-1] >> (count * width % 8):
         raise HostileInput(f"A {what} has bits behind its last number.")
+    if count <= _BLOCK:
+        return _unpacked(data, count, width)
+    numbers, size = np.empty(count, dtype=np.uint64), _BLOCK * width // 8
+    for start in range(0, count, _BLOCK):
+        part = memoryview(data)[start * width // 8 :][:size]
+        numbers[start : start + _BLOCK] = _unpacked(part, min(_BLOCK, count - start), width)
+    return numbers
+
+
+def _unpacked(data: bytes | memoryview, count: int, width: int) -> Words:
     shape = _groups(count, width)
     raw = np.zeros(shape.groups * shape.bytes, dtype=np.uint8)
     raw[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     groups = raw.reshape(shape.groups, shape.bytes)
     numbers = _unpack_words(groups, width, shape) if shape.words else _unpack_bytes(groups, width, shape)
     return numbers.reshape(-1)[:count]
+
+
+_BLOCK = 1 << 17
+"""Numbers at a time, which fill whole bytes: a long vector is not held several times over."""
 
 
 class _Shape(NamedTuple):

@@ -1,29 +1,15 @@
-"""The ring of protocol 6, R_q = Z_q[X] / (X^N + 1): its parameters, a context's common polynomials, products by short keys.
+"""The ring of protocol 6, R_q = Z_q[X] / (X^N + 1): the parameter sets, and the sizes and bounds that follow from them.
 
-Products come from SEAL through ``tenseal.sealapi``: a ciphertext of up to 16 polynomials is multiplied by a plaintext, sixteen
-at a time because the library's Python interface only reads and writes files. As in :mod:`.bfv` it is given nothing but its own
-words: around numbers that were checked stands what it writes itself.
+What multiplies in it is in :mod:`.products`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from tenseal import sealapi
-
-from veilsum_node.errors import Misuse, StateError
-from veilsum_privacy.securesum.bfv import Scratch, inflate
-from veilsum_privacy.securesum.frames import Template
-from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
-
-Words = NDArray[np.uint64]
-Integers = NDArray[np.int64]
+from veilsum_node.errors import Misuse
+from veilsum_privacy.securesum.packed import packed_size
 
 KEY_VARIANCE = 42
 """Variance of a one-time key's coefficients and of the errors: half of the half of it is the tables' 3.2^2 (decision 109)."""
@@ -33,12 +19,6 @@ ERROR_SIGMAS_SQUARED = 96
 
 KEY_SIGMAS = 12
 """How many standard deviations a coefficient of the sum of keys may show: a tail below 2^-102 a coefficient."""
-
-BATCH = 16
-"""Polynomials that are multiplied at a time: the most that SEAL holds in one ciphertext."""
-
-_PLAIN_MODULUS = 1 << 20
-"""Of SEAL's context, in which a key is a plaintext: it holds s mod this, and takes what is above half of it as negative."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +59,14 @@ class RingParameters:
         """Largest absolute value of t times the error of a coefficient of a sum, exactly: floor(9.8 sqrt(42 n) t)."""
         return math.isqrt(ERROR_SIGMAS_SQUARED * KEY_VARIANCE * members * self.plain_modulus**2)
 
+    def share_size(self, members: int) -> int:
+        """Bytes of a key share, and of the sum of all: N coefficients and a count."""
+        return packed_size(self.degree + 1, self.share_bits(members))
+
+    def coefficients_size(self, count: int) -> int:
+        """Bytes of so many coefficients."""
+        return packed_size(count, self.coefficient_bits)
+
     def check_members(self, members: int) -> None:
         """Check that a cohort's sum can be opened.
 
@@ -111,93 +99,3 @@ def known_ring(degree: int, prime: int, plain_modulus: int) -> RingParameters:
         if (ring.degree, ring.prime, ring.plain_modulus) == (degree, prime, plain_modulus):
             return ring
     raise Misuse("Those are not parameters of this protocol: degree and moduli come from a fixed list.")
-
-
-def common_polynomials(context: bytes, ring: RingParameters, start: int, count: int) -> Words:
-    """a_start .. of a context, (count, N) below q: everybody computes them and nobody chooses them.
-
-    Each is uniform by rejection from a stream of its own, under a key that is HKDF of the context and its number.
-    """
-    out = np.empty((count, ring.degree), dtype=np.uint64)
-    for row, number in enumerate(range(start, start + count)):
-        stream = WordStream(context, StreamPurpose.COMMON, context, number.to_bytes(4, "big"), bound=ring.prime)
-        out[row] = stream.take(ring.degree)
-    return out
-
-
-def batches(words: int, ring: RingParameters) -> Iterator[tuple[int, int, slice]]:
-    """Number of the first polynomial, how many, and the words that they hold, for at most :data:`BATCH` at a time."""
-    for first in range(0, ring.polynomials(words), BATCH):
-        count = min(BATCH, ring.polynomials(words) - first)
-        yield first, count, slice(first * ring.degree, min((first + count) * ring.degree, words))
-
-
-class KeyProducts:
-    """Products of polynomials by one short key, or sum of keys. Not thread-safe.
-
-    Args:
-        key: (N,) coefficients, in absolute value below 2^19.
-        ring: their ring.
-
-    Raises:
-        Misuse: another number of coefficients, or a longer one.
-    """
-
-    def __init__(self, key: Integers, ring: RingParameters) -> None:
-        if key.shape != (ring.degree,) or 2 * int(np.abs(key).max()) >= _PLAIN_MODULUS:
-            raise Misuse("A key has one short coefficient for each of its ring's degree.")
-        self._ring, self._zero = ring, not key.any()
-        self._context, self._scratch = _context(ring), Scratch()
-        self._evaluator = sealapi.Evaluator(self._context)
-        self._plain = sealapi.Plaintext()
-        if not self._zero:  # which the library refuses to multiply by
-            numbers = np.mod(key, _PLAIN_MODULUS).astype("<u8").tobytes()
-            self._load(self._plain, _templates(ring, 1).fill(numbers))
-
-    def times(self, polynomials: Words) -> Words:
-        """(k, N) products mod q of (k, N) polynomials below q, k at most :data:`BATCH`."""
-        count, degree = polynomials.shape
-        if self._zero:
-            return np.zeros_like(polynomials)
-        rows = max(2, count)  # no ciphertext has a single polynomial
-        numbers = polynomials.astype("<u8", copy=False).tobytes()
-        if count < rows:
-            numbers *= rows
-        product = sealapi.Ciphertext()
-        self._load(product, _templates(self._ring, rows).fill(numbers))
-        self._evaluator.multiply_plain_inplace(product, self._plain)
-        found = np.frombuffer(self._scratch.content(product), dtype="<u8", offset=len(_templates(self._ring, rows).head))
-        return found.reshape(rows, degree)[:count].astype(np.uint64, copy=False)
-
-    def _load(self, item: Any, data: bytes) -> None:
-        self._scratch.load(data, lambda path: item.load(self._context, path))
-
-
-@lru_cache(maxsize=8)
-def _context(ring: RingParameters) -> Any:
-    """SEAL's context of one prime; it refuses parameters below 128-bit security."""
-    values = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.BFV)
-    values.set_poly_modulus_degree(ring.degree)
-    primes = sealapi.CoeffModulus.Create(ring.degree, [ring.coefficient_bits])
-    if [prime.value() for prime in primes] != [ring.prime]:
-        raise StateError("The encryption library makes another prime than this protocol's.")
-    values.set_coeff_modulus(primes)
-    values.set_plain_modulus(_PLAIN_MODULUS)
-    context = sealapi.SEALContext(values, True, sealapi.SEC_LEVEL_TYPE.TC128)
-    if not context.parameters_set():
-        raise StateError(f"SEAL refuses the parameters: {context.parameters_error_message()}.")
-    return context
-
-
-@lru_cache(maxsize=4 * BATCH)
-def _templates(ring: RingParameters, polynomials: int) -> Template:
-    """What the library writes around the numbers of so many polynomials: a plaintext of one, a ciphertext of more."""
-    context, scratch = _context(ring), Scratch()
-    item: Any
-    if polynomials == 1:
-        item = sealapi.Plaintext(f"1x^{ring.degree - 1}")
-    else:
-        item = sealapi.Ciphertext(context)
-        item.resize(context, polynomials)
-    data = scratch.dump(item)
-    return Template.of(inflate(data), data, 8 * polynomials * ring.degree)

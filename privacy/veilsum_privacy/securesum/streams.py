@@ -35,13 +35,17 @@ class StreamPurpose(StrEnum):
 
 
 _OF_DATA = frozenset({StreamPurpose.PAIR_DATA, StreamPurpose.SELF_DATA})
-_PREFIX = b"veilsum/6/"
+_PREFIX = "veilsum/6/"
 
 
 def derived_key(secret: bytes, purpose: StreamPurpose, context: bytes, *more: bytes) -> bytes:
-    """HKDF-SHA256 (RFC 5869) of a secret to 32 bytes, bound to a purpose and to length-prefixed parts."""
-    parts = (_PREFIX + purpose.encode(), context, *more)
-    info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    """The key of one stream (32 bytes): of a secret, a purpose and length-prefixed parts."""
+    return hkdf(secret, _PREFIX + purpose, context, *more)
+
+
+def hkdf(secret: bytes, label: str, *parts: bytes) -> bytes:
+    """HKDF-SHA256 (RFC 5869) of a secret to 32 bytes, bound to a label and to length-prefixed parts."""
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in (label.encode(), *parts))
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
 
 

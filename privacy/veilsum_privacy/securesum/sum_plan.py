@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from veilsum_node.errors import Misuse
-from veilsum_privacy.securesum.key_shares import share_size
 from veilsum_privacy.securesum.lanes import LanePlan, plan_lanes
-from veilsum_privacy.securesum.one_time_keys import coefficients_size
 from veilsum_privacy.securesum.ring import RING_2048, RING_2048_LARGE, RING_4096, RING_4096_LARGE, RingParameters
+
+PIECE = 8
+"""Polynomials of a piece: their coefficients fill whole bytes, 240 KiB at most."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,24 @@ class OneTimePlan(LanePlan):
     @property
     def payload_bytes(self) -> int:
         """Bytes of a contribution: its key share and its coefficients. A sum of contributions has as many."""
-        return share_size(self.ring, self.cohort) + coefficients_size(self.words, self.ring)
+        return self.ring.share_size(self.cohort) + self.ring.coefficients_size(self.words)
+
+    @property
+    def pieces(self) -> int:
+        """In how many pieces a contribution travels: the key share, then coefficients of :data:`PIECE` polynomials each."""
+        return 1 + -(-self.words // (PIECE * self.ring.degree))
+
+    def piece_words(self, index: int) -> slice:
+        """Which words the coefficients of a piece are of; ``index``: of the piece, from 1."""
+        size = PIECE * self.ring.degree
+        return slice((index - 1) * size, min(index * size, self.words))
+
+    def piece_bytes(self, index: int) -> int:
+        """Bytes of a piece. All but the last are whole bytes, so that the pieces in order are the payload."""
+        if index == 0:
+            return self.ring.share_size(self.cohort)
+        part = self.piece_words(index)
+        return self.ring.coefficients_size(part.stop - part.start)
 
 
 def plan_sum(size: int, bound: int, variance: Fraction, cohort: int, ring: RingParameters) -> OneTimePlan:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.securesum.agreed import SummedStudy, SummedTask, SumPlan, TaskShape, shared_parameters
+from veilsum_privacy.securesum.agreed import SummedStudy, SummedTask, SumPlan, TaskShape, shared_ring
 from veilsum_privacy.securesum.array_bytes import single
-from veilsum_privacy.securesum.parameters import BfvParameters
+from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.study.study import parse_study
 from veilsum_privacy.tasks import build_task
 from veilsum_privacy.tasks.base import Task
@@ -29,7 +29,7 @@ class AgreedStudy(SummedStudy):
     """A study with its verified tasks and its encryption's parameters."""
 
     _tasks: dict[str, AgreedTask] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _parameters: dict[int, BfvParameters] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rings: dict[int, RingParameters] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def parse(data: bytes) -> AgreedStudy:
@@ -63,16 +63,16 @@ class AgreedStudy(SummedStudy):
         """
         return tuple(self.task(declaration.label) for declaration in self.study.tasks)
 
-    def parameters(self, roster: int) -> BfvParameters:
+    def ring(self, roster: int) -> RingParameters:
         """The encryption's parameters for so many members: those that every sum of the study fits.
 
         Raises:
             HostileInput: a declaration contradicts its task.
             Misuse: no parameters fit.
         """
-        if roster not in self._parameters:
-            self._parameters[roster] = shared_parameters(self.tasks, roster)
-        return self._parameters[roster]
+        if roster not in self._rings:
+            self._rings[roster] = shared_ring(self.tasks, roster)
+        return self._rings[roster]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class AgreedTask(SummedTask):
             Misuse: a noise share is below 4 grid units, or the sum does not fit.
         """
         if (roster, cohort) not in self._plans:
-            noise, encoding = self.noise(cohort), self.encoding(self.agreed.parameters(roster), cohort)
+            noise, encoding = self.noise(cohort), self.encoding(self.agreed.ring(roster), cohort)
             self._plans[roster, cohort] = RoundPlan(self, encoding, noise)
         return self._plans[roster, cohort]
 

@@ -8,7 +8,6 @@ from fuzzing.driver import Target
 
 TARGETS = {
     "objects": "objects:Objects",
-    "ciphertexts": "ciphertexts:Ciphertexts",
     "sums": "sums:Sums",
     "exports": "ledgers:Exports",
     "backups": "ledgers:Backups",

@@ -24,7 +24,7 @@ INPUTS_EACH = 40
 METHODS = {
     "Hello": pb.HelloRequest, "Work": pb.WorkRequest, "Fetch": pb.FetchRequest, "Enrol": pb.EnrolRequest,
     "Refuse": pb.RefuseRequest, "Seal": pb.SealedBoxes, "Ready": pb.ReadyRequest, "UploadStatus": pb.UploadStatusRequest,
-    "Upload": pb.UploadChunk, "Consent": pb.ConsentRequest, "Decrypted": pb.DecryptedChunk, "Confirm": pb.ConfirmRequest,
+    "Upload": pb.UploadChunk, "Answer": pb.AnswerRequest, "Consent": pb.ConsentRequest, "Confirm": pb.ConfirmRequest,
     "Report": pb.ReportRequest, "Describe": pb.DescribeRequest, "Submit": pb.SubmitRequest, "List": pb.ListRequest,
     "Show": pb.ShowRequest, "Watch": pb.ShowRequest, "Abort": pb.ShowRequest, "Spending": pb.SpendingRequest,
     "Result": pb.ResultRequest,

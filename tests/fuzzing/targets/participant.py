@@ -21,7 +21,7 @@ MARK = b"the-digest-of-the-present-study!"
 INPUTS_EACH = 25
 OBJECTS = {
     pb.OBJECT_KIND_STUDY: pb.StudyObject, pb.OBJECT_KIND_ROSTER: pb.RosterObject, pb.OBJECT_KIND_BOXES: pb.BoxesObject,
-    pb.OBJECT_KIND_RECEIPTS: pb.ReceiptsObject, pb.OBJECT_KIND_SUM: pb.SumObject, pb.OBJECT_KIND_MIRRORED: pb.MirroredObject,
+    pb.OBJECT_KIND_FIXED: pb.FixedObject, pb.OBJECT_KIND_ANSWERS: pb.AnswersObject, pb.OBJECT_KIND_MIRRORED: pb.MirroredObject,
 }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ class Participant(Target):
         message.ParseFromString(whole)
         certificates = [item.identity.certificate for item in stage.credentials.values()]
         for _ in range(rng.choice((1, 1, 2))):
-            mutate_message(rng, message, (stage.key, bytes(32), *certificates, *NAMES, "pair-share", "dealt-keys", 1, 2))
+            mutate_message(rng, message, (stage.key, bytes(32), *certificates, *NAMES, "pair-share", 1, 2))
         return message.SerializeToString()
 
     def run(self, data: bytes) -> None:

@@ -27,7 +27,7 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.channel import GrpcChannel
 from veilsum_proto import federation_pb2 as pb
 
-PHASES = ("enrolling", "sealing", "contributing", "consenting", "decrypting", "over")
+PHASES = ("enrolling", "sealing", "contributing", "checking", "consenting", "over")
 NAMES = "abc"
 
 
@@ -143,7 +143,7 @@ class Stage:
         """
         service = next(item for item in self._services if hasattr(type(item), call.method))
         context = _Context(self.credentials[call.caller].identity.certificate)
-        streams = call.method in ("Seal", "Upload", "Decrypted")
+        streams = call.method in ("Seal", "Upload")
         request = _stream(call.messages) if streams else call.messages[0]
 
         async def run() -> list[Any]:

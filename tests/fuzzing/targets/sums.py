@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from fuzzing.targets.base import Corpus
 from support.one_time import STUDY, Played, make_members, play, some_vectors
-from veilsum_privacy.results.sum_evidence import (
-    evidence_from_bytes,
-    evidence_to_bytes,
-    total_from_bytes,
-    total_to_bytes,
-    verify_evidence,
-)
+from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.results.proof_files import ReleaseProof
+from veilsum_privacy.results.sum_evidence import total_from_bytes, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum.check_words import parse_check
 from veilsum_privacy.securesum.opening import open_words
 
 
 class Sums(Corpus):
-    """A round of three members: its sum as bytes and opened, an answer, and the statements of its evidence, verified."""
+    """A round of three members: its sum as bytes and opened, an answer, and its proof, verified."""
 
     name = "sums"
     readers = 4
@@ -25,9 +21,13 @@ class Sums(Corpus):
         super().__init__()
         members = make_members(3)
         self.played: Played = play(members, some_vectors(members))
-        self.evidence = self.played.evidence
-        statements, self.total = evidence_to_bytes(self.evidence)
-        self.seeds = [[self.total], [self.total], list(self.evidence.checks), [statements]]
+        evidence = self.played.evidence
+        self.total = evidence.total
+        proof = ReleaseProof(
+            b"{}", evidence.receipts, SignedReceipt(b"{}", b""), b"", evidence.fixed, evidence.checks, evidence.consents,
+            evidence.agreed, evidence.total,
+        )  # fmt: skip
+        self.seeds = [[self.total], [self.total], list(evidence.checks), [proof.to_bytes()]]
 
     def read(self, reader: int, data: bytes) -> None:
         members = self.played.members
@@ -40,6 +40,7 @@ class Sums(Corpus):
         elif reader == 2:
             assert parse_check(data, plan.ring.plain_modulus).to_bytes() == data
         else:
-            parsed = evidence_from_bytes(data, self.total)
-            found = verify_evidence(parsed, plan, STUDY, context, members.identities, members.coordinator)
+            proof = ReleaseProof.parse(data, self.total)
+            assert proof.to_bytes() == data
+            found = verify_evidence(proof.evidence, plan, STUDY, context, members.identities, members.coordinator)
             assert found.tolist() == self.played.exact.tolist()

@@ -1,4 +1,4 @@
-"""Masks against published vectors and against a reader of ChaCha20 in plain Python; uniformity by chi-square."""
+"""Streams against published vectors and against a reader of ChaCha20 in plain Python; uniformity by chi-square."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scipy import stats
 
 from support.securesum import ALPHA, uniform_p_value
 from veilsum_node.keystream import Keystream
-from veilsum_privacy.securesum.masks import MaskStream, derive
-from veilsum_privacy.securesum.parameters import BFV_4096, BFV_8192
+from veilsum_privacy.securesum.ring import RINGS
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key, hkdf
 
 KEY = bytes(range(32))
 
@@ -67,55 +67,66 @@ def test_the_keystream_is_chacha20_from_block_zero() -> None:
     assert stream.read(1) + stream.read(100) + stream.read(219) == expected
 
 
-@given(st.binary(min_size=1, max_size=64), st.text("abc-", min_size=1), st.lists(st.binary(max_size=40), max_size=4))
-def test_derive_is_hkdf_over_length_prefixed_parts(secret: bytes, purpose: str, info: list[bytes]) -> None:
-    parts = [b"veilsum/1/" + purpose.encode(), *info]
-    bound = b"".join(struct.pack(">I", len(part)) + part for part in parts)
-    assert derive(secret, purpose, *info) == _hkdf(secret, bound, b"", 32)
+@given(st.binary(min_size=1, max_size=64), st.text("abc-/6", min_size=1), st.lists(st.binary(max_size=40), max_size=4))
+def test_keys_are_hkdf_over_length_prefixed_parts(secret: bytes, label: str, parts: list[bytes]) -> None:
+    bound = b"".join(struct.pack(">I", len(part)) + part for part in (label.encode(), *parts))
+    assert hkdf(secret, label, *parts) == _hkdf(secret, bound, b"", 32)
 
 
-def test_derive_separates_purposes_and_splits() -> None:
+def test_keys_are_of_one_secret_purpose_and_context() -> None:
     keys = [
-        derive(KEY, "self", b"ab"),
-        derive(KEY, "pair", b"ab"),
-        derive(KEY, "self", b"a", b"b"),
-        derive(KEY, "self", b"ab", b""),
-        derive(KEY, "self"),
-        derive(hashlib.sha256(KEY).digest(), "self", b"ab"),
+        derived_key(KEY, StreamPurpose.SELF_DATA, b"ab"),
+        derived_key(KEY, StreamPurpose.PAIR_DATA, b"ab"),
+        derived_key(KEY, StreamPurpose.SELF_DATA, b"a", b"b"),
+        derived_key(KEY, StreamPurpose.SELF_DATA, b"ab", b""),
+        derived_key(KEY, StreamPurpose.SELF_DATA, b"b"),
+        derived_key(hashlib.sha256(KEY).digest(), StreamPurpose.SELF_DATA, b"ab"),
+        hkdf(KEY, "veilsum/1/self-data", b"ab"),
     ]
     assert len(set(keys)) == len(keys)
+    assert keys[0] == hkdf(KEY, "veilsum/6/self-data", b"ab")
 
 
-@pytest.mark.parametrize("modulus", [BFV_8192.plain_modulus, BFV_4096.plain_modulus, 65537])
+def words_of(bound: int, purpose: StreamPurpose = StreamPurpose.SELF_DATA) -> WordStream:
+    return WordStream(KEY, purpose, b"context", bound=bound)
+
+
+@pytest.mark.parametrize("modulus", [*sorted({ring.plain_modulus for ring in RINGS}), 65537])
 def test_words_follow_the_keystream_with_rejection(modulus: int) -> None:
-    blocks = b"".join(_chacha20_block(KEY, counter, bytes(12)) for counter in range(40))
+    key = hkdf(KEY, "veilsum/6/self-data", b"context")
+    blocks = b"".join(_chacha20_block(key, counter, bytes(12)) for counter in range(40))
     words = [word % (1 << modulus.bit_length()) for word in struct.unpack("<320Q", blocks)]
     expected = [word for word in words if word < modulus][:100]
     assert len(expected) == 100
-    assert MaskStream(KEY, modulus).take(100).tolist() == expected
+    assert words_of(modulus).take(100).tolist() == expected
     if modulus == 65537:
         assert words[:100] != expected, "this modulus must show rejections"
 
 
-@given(st.lists(st.integers(0, 700), max_size=8), st.sampled_from([BFV_8192.plain_modulus, 65537, 5, 129]))
-def test_words_do_not_depend_on_how_they_are_taken(counts: list[int], modulus: int) -> None:
-    stream = MaskStream(KEY, modulus)
+@given(
+    st.lists(st.integers(0, 700), max_size=8),
+    st.sampled_from([RINGS[1].plain_modulus, RINGS[1].prime, 65537, 5, 129, 1 << 9, 1 << 28]),
+    st.sampled_from([StreamPurpose.SELF_DATA, StreamPurpose.SELF_KEY]),
+)
+def test_words_do_not_depend_on_how_they_are_taken(counts: list[int], bound: int, purpose: StreamPurpose) -> None:
+    stream = words_of(bound, purpose)
     parts = np.concatenate([np.zeros(0, np.uint64), *(stream.take(count) for count in counts)])
-    np.testing.assert_array_equal(parts, MaskStream(KEY, modulus).take(sum(counts)))
+    np.testing.assert_array_equal(parts, words_of(bound, purpose).take(sum(counts)))
 
 
-@pytest.mark.parametrize("modulus", [BFV_8192.plain_modulus, BFV_4096.plain_modulus])
-def test_words_are_uniform(modulus: int) -> None:
-    words = MaskStream(KEY, modulus).take(1_000_000)
-    assert (words < modulus).all()
-    assert uniform_p_value(words, modulus) > ALPHA
-    assert uniform_p_value(words[:-1] ^ words[1:], 1 << modulus.bit_length()) > ALPHA, "neighbours are unrelated"
-    assert uniform_p_value(words % np.uint64(modulus // 100 * 99), modulus) < ALPHA, "the test must see one percent"
+@pytest.mark.parametrize("purpose", [StreamPurpose.SELF_DATA, StreamPurpose.SELF_KEY])
+@pytest.mark.parametrize("bound", [RINGS[0].plain_modulus, RINGS[1].plain_modulus, RINGS[1].prime, 1 << 9])
+def test_words_are_uniform(bound: int, purpose: StreamPurpose) -> None:
+    words = words_of(bound, purpose).take(1_000_000)
+    assert (words < bound).all()
+    assert uniform_p_value(words, bound) > ALPHA
+    assert uniform_p_value(words[:-1] ^ words[1:], 1 << (bound - 1).bit_length()) > ALPHA, "neighbours are unrelated"
+    assert uniform_p_value(words % np.uint64(max(bound // 100 * 99, 500)), bound) < ALPHA, "the test must see one percent"
 
 
 @pytest.mark.parametrize("modulus", [3, 5, 17, 65, 1100])
 def test_rejection_keeps_a_small_modulus_uniform(modulus: int) -> None:
-    words = MaskStream(KEY, modulus).take(400_000)
+    words = words_of(modulus).take(400_000)
     assert words.max() == modulus - 1
     assert stats.chisquare(np.bincount(words.astype(np.int64), minlength=modulus)).pvalue > ALPHA
     reduced = np.frombuffer(Keystream(KEY).read(8 * 400_000), "<u8") % (1 << modulus.bit_length()) % modulus

@@ -1,0 +1,119 @@
+"""A context's common polynomials, and products of polynomials by short keys.
+
+Products come from SEAL through ``tenseal.sealapi``: a ciphertext of up to 16 polynomials is multiplied by a plaintext, sixteen
+at a time because the library's Python interface only reads and writes files (:mod:`.seal_files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tenseal import sealapi
+
+from veilsum_node.errors import Misuse, StateError
+from veilsum_privacy.securesum.ring import RingParameters
+from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
+from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
+
+Words = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+
+BATCH = 16
+"""Polynomials that are multiplied at a time: the most that SEAL holds in one ciphertext."""
+
+_PLAIN_MODULUS = 1 << 20
+"""Of SEAL's context, in which a key is a plaintext: it holds s mod this, and takes what is above half of it as negative."""
+
+
+def common_polynomials(context: bytes, ring: RingParameters, start: int, count: int) -> Words:
+    """a_start .. of a context, (count, N) below q: everybody computes them and nobody chooses them.
+
+    Each is uniform by rejection from a stream of its own, under a key that is HKDF of the context and its number.
+    """
+    out = np.empty((count, ring.degree), dtype=np.uint64)
+    for row, number in enumerate(range(start, start + count)):
+        stream = WordStream(context, StreamPurpose.COMMON, context, number.to_bytes(4, "big"), bound=ring.prime)
+        out[row] = stream.take(ring.degree)
+    return out
+
+
+def batches(words: int, ring: RingParameters) -> Iterator[tuple[int, int, slice]]:
+    """Number of the first polynomial, how many, and the words that they hold, for at most :data:`BATCH` at a time."""
+    for first in range(0, ring.polynomials(words), BATCH):
+        count = min(BATCH, ring.polynomials(words) - first)
+        yield first, count, slice(first * ring.degree, min((first + count) * ring.degree, words))
+
+
+class KeyProducts:
+    """Products of polynomials by one short key, or sum of keys. Not thread-safe.
+
+    Args:
+        key: (N,) coefficients, in absolute value below 2^19.
+        ring: their ring.
+
+    Raises:
+        Misuse: another number of coefficients, or a longer one.
+    """
+
+    def __init__(self, key: Integers, ring: RingParameters) -> None:
+        if key.shape != (ring.degree,) or 2 * int(np.abs(key).max()) >= _PLAIN_MODULUS:
+            raise Misuse("A key has one short coefficient for each of its ring's degree.")
+        self._ring, self._zero = ring, not key.any()
+        self._context, self._scratch = _context(ring), Scratch()
+        self._evaluator = sealapi.Evaluator(self._context)
+        self._plain = sealapi.Plaintext()
+        if not self._zero:  # which the library refuses to multiply by
+            numbers = np.mod(key, _PLAIN_MODULUS).astype("<u8").tobytes()
+            self._load(self._plain, _templates(ring, 1).fill(numbers))
+
+    def times(self, polynomials: Words) -> Words:
+        """(k, N) products mod q of (k, N) polynomials below q, k at most :data:`BATCH`."""
+        count, degree = polynomials.shape
+        if self._zero:
+            return np.zeros_like(polynomials)
+        rows = max(2, count)  # no ciphertext has a single polynomial
+        numbers = polynomials.astype("<u8", copy=False).tobytes()
+        if count < rows:
+            numbers *= rows
+        product = sealapi.Ciphertext()
+        self._load(product, _templates(self._ring, rows).fill(numbers))
+        self._evaluator.multiply_plain_inplace(product, self._plain)
+        found = np.frombuffer(self._scratch.content(product), dtype="<u8", offset=len(_templates(self._ring, rows).head))
+        return found.reshape(rows, degree)[:count].astype(np.uint64, copy=False)
+
+    def _load(self, item: Any, data: bytes) -> None:
+        self._scratch.load(data, lambda path: item.load(self._context, path))
+
+
+@lru_cache(maxsize=8)
+def _context(ring: RingParameters) -> Any:
+    """SEAL's context of one prime; it refuses parameters below 128-bit security."""
+    values = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.BFV)
+    values.set_poly_modulus_degree(ring.degree)
+    primes = sealapi.CoeffModulus.Create(ring.degree, [ring.coefficient_bits])
+    if [prime.value() for prime in primes] != [ring.prime]:
+        raise StateError("The encryption library makes another prime than this protocol's.")
+    values.set_coeff_modulus(primes)
+    values.set_plain_modulus(_PLAIN_MODULUS)
+    context = sealapi.SEALContext(values, True, sealapi.SEC_LEVEL_TYPE.TC128)
+    if not context.parameters_set():
+        raise StateError(f"SEAL refuses the parameters: {context.parameters_error_message()}.")
+    return context
+
+
+@lru_cache(maxsize=4 * BATCH)
+def _templates(ring: RingParameters, polynomials: int) -> Template:
+    """What the library writes around the numbers of so many polynomials: a plaintext of one, a ciphertext of more."""
+    context, scratch = _context(ring), Scratch()
+    item: Any
+    if polynomials == 1:
+        item = sealapi.Plaintext(f"1x^{ring.degree - 1}")
+    else:
+        item = sealapi.Ciphertext(context)
+        item.resize(context, polynomials)
+    data = scratch.dump(item)
+    return Template.of(inflate(data), data, 8 * polynomials * ring.degree)
