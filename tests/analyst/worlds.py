@@ -94,7 +94,7 @@ class World:
         entries = site.ledger.entries()[before:]
         own = (said[0], *said[len(SITES) :])
         payloads = [answer.values[1] for answer in own if answer.call == "upload"]
-        sizes = tuple(len(ciphertext) for payload in payloads for ciphertext in payload.ciphertexts)
+        sizes = tuple(len(piece) for payload in payloads for piece in payload.pieces)
         messages, told = (tuple(map(self._outline, own)), tuple(map(_told, entries)))
         return Seen(messages, sizes, told, self.failures - failures)
 
@@ -109,7 +109,7 @@ class World:
             said = replace(receipt, **dict.fromkeys(("context", "payload", "head", "consent"), bytes(32)))
             # A head that is the reservation's was there before a record was read.
             known = "reserved" if receipt.head == reserved.hash else f"entry {ledger.position(receipt.head)}"
-            return ("upload", len(payload.ciphertexts), len(payload.receipt.body), known, said)
+            return ("upload", len(payload.pieces), len(payload.receipt.body), known, said)
         return (answer.call,)
 
 

@@ -144,7 +144,7 @@ def _check_lost(lost: Iterable[Row], studies: Mapping[bytes, str]) -> Iterable[s
 
 def _check_store(federation: Federation, name: str, charges: list[Row]) -> Iterable[str]:
     """Attempts agree with charges; nothing secret is left of a study that is over."""
-    attempts = federation.at_site(name, "SELECT study, round, attempt, state, payload, self_seed FROM participant_attempt")
+    attempts = federation.at_site(name, "SELECT study, round, attempt, state, payload, words, shown FROM participant_attempt")
     paid = {
         (bytes(row["study"]).hex(), row["attempt"])
         for row in attempts
@@ -156,12 +156,10 @@ def _check_store(federation: Federation, name: str, charges: list[Row]) -> Itera
         where = f"attempt {row['attempt']} of {bytes(row['study']).hex()[:12]}"
         if row["state"] in ("reserved", "payload"):
             yield f"{where} is still open"
-        if row["payload"] is not None or row["self_seed"] is not None:
-            yield f"{where} ({row['state']}) still has its payload or seed"
-    for row in federation.at_site(
-        name, "SELECT digest, status, box_key, secret_key, tag_key, shares, seeds FROM participant_study"
-    ):
-        if any(row[secret] for secret in ("box_key", "secret_key", "tag_key", "shares", "seeds")):
+        if any(row[name] is not None for name in ("payload", "words", "shown")):
+            yield f"{where} ({row['state']}) still has its payload, its words or what it was shown"
+    for row in federation.at_site(name, "SELECT digest, status, box_key, shares, seeds FROM participant_study"):
+        if any(row[secret] for secret in ("box_key", "shares", "seeds")):
             yield f"study {bytes(row['digest']).hex()[:12]} ({row['status']}) still has its keys"
 
 
@@ -169,5 +167,9 @@ def _check_coordinator(federation: Federation) -> Iterable[str]:
     for query in ("SELECT study FROM coordinator_member", "SELECT study FROM coordinator_round"):
         if rows := federation.at_coordinator(query):
             yield f"{len(rows)} rows of ended studies are left: {query}"
-    if rows := federation.at_coordinator("SELECT study FROM coordinator_sum WHERE ciphertexts IS NOT NULL"):
-        yield f"ciphertexts of {len(rows)} ended rounds are left"
+    unreleased = (
+        "SELECT s.study FROM coordinator_sum s LEFT JOIN coordinator_release r ON s.study = r.study AND s.round = r.round"
+        " WHERE r.study IS NULL AND s.size IS NOT NULL"
+    )
+    if rows := federation.at_coordinator(unreleased):
+        yield f"{len(rows)} sums that were never released are left"

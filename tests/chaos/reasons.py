@@ -10,7 +10,6 @@ ALLOWED: tuple[tuple[str, str], ...] = (
         "consent refused: deadline",
         r"round \d+ was lost after consent was asked for: \w+ refused its consent \(round-replayed\)",
     ),
-    ("too few can decrypt", r"round \d+ was lost after consent was asked for: fewer than two members could decrypt the sum"),
     ("too few left", r"(No round could start: )?\d+ participants are left, \d+ are needed( \([^()]+\))?\.?"),
     ("cohort changed", r"the cohort changed and the study allows one cohort only"),
     (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.checking import NAMES, Cohort, make_cohort
+from support.checking import NAMES, Cohort, lay_out_as_before, make_cohort
 from veilsum_node.database import Database
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode
 from veilsum_node.identity import Credentials, Label
@@ -659,21 +659,6 @@ def test_refusals_do_not_depend_on_records(tmp_path: Path, monkeypatch: pytest.M
 # -- an earlier version's open study ---------------------------------------------------------------------------------------
 
 
-def aged(path: Path) -> None:
-    """Lay a state out as the version before one-time keys left it: a study whose keys were dealt."""
-    with closing(sqlite3.connect(path)) as raw:
-        for name in ("words", "fixed", "challenge", "answer", "answer_signature", "shown", "agreed"):
-            raw.execute(f"ALTER TABLE participant_attempt DROP COLUMN {name}")
-        for name, kind in (("self_seed", "BLOB"), ("sizes", "TEXT"), ("decrypted", "BLOB"), ("consent_digest", "BLOB")):
-            raw.execute(f"ALTER TABLE participant_attempt ADD COLUMN {name} {kind}")
-        for name, kind in (("secret_key", "BLOB"), ("tag_key", "BLOB"), ("dealer", "TEXT")):
-            raw.execute(f"ALTER TABLE participant_study ADD COLUMN {name} {kind}")
-        raw.execute("UPDATE participant_study SET secret_key = ?, tag_key = ?, dealer = 'a'", (b"dealt-secret" * 9, OTHER))
-        raw.execute("UPDATE participant_attempt SET self_seed = ?", (b"self-secret-seed" * 2,))
-        raw.execute("UPDATE participant_version SET version_num = '0010'")
-        raw.commit()
-
-
 def test_an_open_study_of_an_earlier_version_is_left(cohort: Cohort) -> None:
     """What was charged stays charged, what was reserved is freed, and no secret stays behind; twice is once."""
     answers = cohort.answers()
@@ -686,7 +671,10 @@ def test_an_open_study_of_an_earlier_version_is_left(cohort: Cohort) -> None:
     secrets = [bytes(row.box_key or b""), bytes(cohort.row(attempt=2).consent or b""), b"dealt-secret", b"self-secret"]
     spent, entries = site.ledger.spending("records"), site.ledger.entries()
     site.database.close()
-    aged(site.config.state)
+    with closing(sqlite3.connect(site.config.state)) as raw, raw:
+        lay_out_as_before(raw)
+        raw.execute("UPDATE participant_study SET secret_key = ?, tag_key = ?, dealer = 'a'", (b"dealt-secret" * 9, OTHER))
+        raw.execute("UPDATE participant_attempt SET self_seed = ?", (b"self-secret-seed" * 2,))
     for _ in range(2):
         cohort.restart("a")
         site = cohort.bed.sites["a"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.checking import lay_out_as_before
 from support.federation import DATASET, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary, altered
 from veilsum_node.errors import RefusalCode
@@ -151,15 +152,16 @@ def test_what_was_uploaded_before_another_sum_was_paid_gets_no_consent(scene: Sc
     scene.attack.collect(ABCD)
     kept = scene.attack.payloads, scene.attack.assignments
     scene.begin(second)
-    receipts = scene.attack.collect("abc")
+    scene.attack.collect("abc")
     asked = scene.attack.payloads, scene.attack.assignments
     scene.attack.use(first)
     scene.attack.payloads, scene.attack.assignments = kept
     scene.attack.finish()
     scene.attack.use(second)
     scene.attack.payloads, scene.attack.assignments = asked
+    answers = scene.attack.answers()
     for name in "abc":
-        assert scene.attack.ask_consent(name, receipts).refused is RefusalCode.COHORT_CHANGED
+        assert scene.attack.ask_consent(name, answers).refused is RefusalCode.COHORT_CHANGED
         assert scene.attack.charges(name) == 1
 
 
@@ -316,6 +318,7 @@ def test_a_state_of_an_earlier_version_brings_its_cohorts(scene: Scene) -> None:
         site = scene.sites[name]
         site.database.close()
         with closing(sqlite3.connect(site.config.state)) as raw, raw:
+            lay_out_as_before(raw)
             raw.execute("DROP TABLE participant_cohort")
             raw.execute("DROP TABLE participant_answer")
             raw.execute("ALTER TABLE participant_study ADD COLUMN strict_cohort TEXT")

@@ -272,7 +272,7 @@ def test_a_release_is_told_to_whom_it_was_not(trial: Trial) -> None:
         assert len(site.ledger.entries(kind=Kind.RELEASE_SEEN)) == 2
 
 
-@pytest.mark.parametrize("version", ["0.1", "0.2"])
+@pytest.mark.parametrize("version", ["0.1", "0.2", "enrolling"])
 def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, version: str) -> None:
     """Nobody speaks it any more: it ends with the reason, is told to its members, and what it released stays."""
     key, _ = begun(trial)
@@ -283,7 +283,8 @@ def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, versio
         else:
             state = json.loads(connection.execute(select(PROGRESS.c.state)).scalar_one())
             del state["protocol"]
-            connection.execute(PROGRESS.update().values(state=json.dumps(state | {"dealer": "a"})))
+            former = {"protocol": 5} if version == "enrolling" else state | {"dealer": "a"}
+            connection.execute(PROGRESS.update().values(state=json.dumps(former)))
     local = trial.open()
     status = local.hub.status(key)
     assert status.phase == "failed"

@@ -76,13 +76,13 @@ class Beside:
         return codes.pop()
 
     def assign(self, label: str, broadcast: bytes = b"", attempt: int = 1) -> list[Said]:
-        """Every site's answer to an assignment: the same call, the same codes, the same number of ciphertexts."""
+        """Every site's answer to an assignment: the same call, the same codes, the same number of bytes."""
         said = [
             attack.assign("a", attack.assignment(number=attempt, attempt=attempt, broadcast=broadcast, label=label), broadcast)
             for attack in self.attacks
         ]
         assert len({answer.call for answer in said}) == 1
-        outlines = [answer.codes if answer.call == "refuse" else len(answer.values[1].ciphertexts) for answer in said]
+        outlines = [answer.codes if answer.call == "refuse" else sum(map(len, answer.values[1].pieces)) for answer in said]
         assert len(set(outlines)) == 1
         return said
 

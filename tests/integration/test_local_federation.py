@@ -76,5 +76,5 @@ def test_a_released_round_keeps_no_ciphertext(tmp_path: Path) -> None:
     (current,) = bed.hub.studies[key].machine.rounds
     assert (current.sum, current.answers, current.consents, current.accumulator._sums) == ([], {}, {}, [])
     assert current.broadcast == ()
-    assert current.bytes_received == 3 * current.plan.encoding.upload_bytes
+    assert current.bytes_received == 3 * current.plan.encoding.payload_bytes
     assert release.cohort == ("a", "b", "c")

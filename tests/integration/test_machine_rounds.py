@@ -27,8 +27,9 @@ from veilsum_node.identity import Label
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import AttemptRow, find_attempt
-from veilsum_privacy.ledger import Kind
+from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_privacy.results.sum_evidence import consent_statement
 from veilsum_privacy.securesum.check_words import sign_check, sign_consent
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes
@@ -362,6 +363,12 @@ def test_nothing_is_charged_while_a_sum_is_checked(ring: Ring) -> None:
         kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]
         assert kinds.count(Kind.CHARGE) == (name != "d")
         ring.bed.sites[name].ledger.verify()
+    mirror = LedgerReader(ring.hub.journal.database)
+    assert [entry.kind for entry in mirror.entries()].count(Kind.RECEIPTS) == 2, "both were shown"
+    ledgers = [LedgerReader(site.database) for site in ring.bed.sites.values()]
+    verify_ledger(mirror, against=ledgers)
+    for ledger in ledgers:
+        verify_ledger(ledger, against=[mirror, *ledgers])
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -402,6 +409,24 @@ def test_refusals_of_someone_outside_the_cohort(ring: Ring, phase: RoundPhase) -
 
     release = ring.run(phase, attack)
     assert release.cohort == ("a", "b", "c")
+
+
+def test_a_consent_that_does_not_come_in_time_loses_the_round(ring: Ring) -> None:
+    """Others have paid: there is no other attempt, and the reason names who was waited for."""
+
+    def attack(ring: Ring) -> None:
+        for name in "abc":
+            ring.hub.consent(name, ring.key, ring.attempt, *ring.consent(name))
+        ring.local.cores.pop("d")
+        ring.bed.clock.now += Waits().consent
+        ring.hub.tick()
+
+    with pytest.raises(RoundLostError, match=r"lost after consent was asked for: no consent from d in time"):
+        ring.run(RoundPhase.CONSENTING, attack)
+    assert ring.hub.journal.releases(ring.key) == []
+    for name in NAMES:
+        kinds = [entry.kind for entry in ring.bed.sites[name].ledger.entries()]
+        assert kinds.count(Kind.CHARGE) == (name != "d")
 
 
 @pytest.mark.parametrize("phase", [RoundPhase.CHECKING, RoundPhase.CONSENTING])
@@ -448,12 +473,13 @@ def test_member_that_refuses_its_attempt_is_left_out_of_the_next(ring: Ring) -> 
         ledger.verify()
 
 
-def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring) -> None:
-    """Without a durable sum no consent is asked for, and the study ends instead of collecting the same uploads again."""
+@pytest.mark.parametrize(
+    "write", ["INSERT ON coordinator_sum", "UPDATE OF answers ON coordinator_sum WHEN NEW.answers IS NOT NULL"]
+)
+def test_sum_that_cannot_be_stored_costs_nobody_a_charge(ring: Ring, write: str) -> None:
+    """Without a durable sum and all answers no consent is asked for, and the study ends instead of collecting them again."""
     with ring.hub.journal.database.transaction() as connection:
-        connection.exec_driver_sql(
-            "CREATE TRIGGER full BEFORE INSERT ON coordinator_sum BEGIN SELECT RAISE(ABORT, 'full'); END"
-        )
+        connection.exec_driver_sql(f"CREATE TRIGGER full BEFORE {write} BEGIN SELECT RAISE(ABORT, 'full'); END")
     with pytest.raises(RoundLostError, match="could not be stored"):
         ring.run(RoundPhase.CONTRIBUTING, lambda _: None)
     assert ring.machine.rounds == []

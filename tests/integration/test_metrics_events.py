@@ -31,6 +31,7 @@ from veilsum_participant.protocol.openings import Openings
 from veilsum_participant.telemetry.metrics import SiteMetrics, Verifier, monitored
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.metrics import LedgerWatch, read_mirror
+from veilsum_proto import federation_pb2 as pb
 
 NAMES = ("a", "b", "c")
 
@@ -130,7 +131,7 @@ def test_a_refused_attempt(watched: Watched, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_refused_consent_loses_the_round(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    _refusing(monkeypatch, Openings, "on_receipts", "b", Refusal(RefusalCode.RECEIPT, "No."))
+    _refusing(monkeypatch, Openings, "on_answers", "b", Refusal(RefusalCode.CHECK, "No."))
     with pytest.raises(RoundLostError):
         watched.sum()
     watched.local.settle()
@@ -139,7 +140,7 @@ def test_a_refused_consent_loses_the_round(watched: Watched, monkeypatch: pytest
     assert watched.of("open_round_started_timestamp_seconds") == 0
     assert watched.outcomes("b") == {"released": 0, "given-up": 1, "refused": 1}
     assert watched.outcomes("a") == {"released": 0, "given-up": 0, "refused": 0}  # it paid, and saw no release
-    for phase, count in {"contributing": 1, "consenting": 1, "decrypting": 0, "opening": 0}.items():
+    for phase, count in {"contributing": 1, "checking": 1, "consenting": 1, "opening": 0}.items():
         assert watched.of("round_phase_seconds_count", phase=phase) == count
 
 
@@ -182,27 +183,37 @@ def test_an_absent_member(watched: Watched) -> None:
     assert watched.of("connected_participants") == 2
 
 
-def test_a_sum_that_does_not_open(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*_: Any) -> Any:
-        raise HostileInput("The tags are wrong.")
+def test_a_sum_that_does_not_hold_is_refused_before_anybody_pays(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One member finds what it is shown wrong: the others go on without it."""
+    fixed = Hub.pieces
 
-    monkeypatch.setattr("veilsum_participant.protocol.openings.decrypt_sum", wrong)
-    with pytest.raises(RoundLostError):
-        watched.sum()
-    assert sum(watched.of("decode_failures_total", who, stage="sum") for who in NAMES) == 2
-    assert sum(watched.of("refusals_total", who, reason="check-invalid") for who in NAMES) == 2
-    assert watched.of("refusals_total", reason="check-invalid") == 2
-    assert watched.of("decode_failures_total", stage="sum") == 0
+    def wrong(self: Hub, name: str, kind: Any, *rest: Any) -> Any:
+        found = fixed(self, name, kind, *rest)
+        if name != "c" or kind != pb.OBJECT_KIND_FIXED:
+            return found
+        shown = pb.FixedObject.FromString(b"".join(found))
+        shown.fixed.signature = bytes(70)
+        return [shown.SerializeToString()]
+
+    monkeypatch.setattr(Hub, "pieces", wrong)
+    assert watched.sum().cohort == ("a", "b")
+    assert [watched.of("decode_failures_total", who, stage="check") for who in NAMES] == [0, 0, 1]
+    assert (
+        watched.of("refusals_total", "c", reason="check-invalid") == watched.of("refusals_total", reason="check-invalid") == 1
+    )
+    assert watched.attempts() == {"first": 1, "refused": 1, "absent": 0, "late": 0}
+    assert watched.of("round_phase_seconds_count", phase="checking") == 2
 
 
-def test_an_opened_vector_out_of_bounds(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["open_words", "verify_check_words", "unmask_values"])
+def test_a_sum_that_does_not_open(watched: Watched, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def wrong(*_: Any) -> Any:
         raise HostileInput("A value is out of bounds.")
 
-    monkeypatch.setattr("veilsum_coordinator.service.runner.open_pieces", wrong)
+    monkeypatch.setattr(f"veilsum_coordinator.protocol.rounds.{step}", wrong)
     with pytest.raises(RoundLostError):
         watched.sum()
-    assert watched.of("decode_failures_total", stage="sum") == 1
+    assert watched.of("decode_failures_total", stage="check") == 1
     assert watched.rounds() == (0, 1)
     assert watched.of("release_noise_multiplier", method="statistics") == 0
 

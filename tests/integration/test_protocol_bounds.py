@@ -12,6 +12,7 @@ import pytest
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from veilsum.local.federation import LocalChannel
 from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, hello_digest, load_credentials
 from veilsum_participant.protocol.contributions import Contributions, Payload
@@ -66,8 +67,8 @@ def test_a_reservation_lasts_as_long_as_the_site_says(tmp_path: Path, hours: int
 
 
 @pytest.mark.parametrize("differs", [True, False])
-def test_receipts_for_different_contexts_end_the_study_before_anyone_pays(tmp_path: Path, differs: bool) -> None:
-    """One member signs another context than the others: found when the uploads are complete, before consent is asked for."""
+def test_a_receipt_for_another_context_is_refused_to_its_sender(tmp_path: Path, differs: bool) -> None:
+    """One member signs another context than the others: it hears of that at once, and nobody pays."""
     bed = _bed(tmp_path)
     key = _round(bed)
 
@@ -80,10 +81,12 @@ def test_receipts_for_different_contexts_end_the_study_before_anyone_pays(tmp_pa
     _upload(bed, change)
     machine = bed.hub.studies[key].machine
     if differs:
+        assert ("c", "internal-error", 1) in machine.refusals
         assert machine.phase is StudyPhase.FAILED
-        assert "different contexts" in machine.reason
+        assert "3 are needed" in machine.reason
     else:
         assert machine.phase is StudyPhase.RUNNING
+        assert machine.rounds[0].phase is RoundPhase.CHECKING
     assert [_count(bed, name, Kind.CHARGE) for name in "abc"] == [0, 0, 0]
 
 

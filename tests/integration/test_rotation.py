@@ -56,21 +56,21 @@ class Gate:
 
 
 class Late:
-    """Holds whoever asks first for the receipts of a round until it is told to go on, and lets it greet anew before."""
+    """Holds whoever asks first by what the sum of a round is fixed until it is told to go on, and lets it greet anew before."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         self.reached, self.passed = threading.Event(), threading.Event()
         first = threading.Lock()
 
-        def asked(own: Any, directive: Any, key: bytes, channel: Any) -> bytes:
+        def asked(own: Any, directive: Any, key: bytes, channel: Any) -> Any:
             if directive.round == number and first.acquire(blocking=False):
                 self.reached.set()
                 assert self.passed.wait(PATIENCE)
                 assert channel.greet_again()  # as a session that was opened since would have
             return answered(own, directive, key, channel)
 
-        answered = core.ParticipantCore._consent
-        monkeypatch.setattr(core.ParticipantCore, "_consent", asked)
+        answered = core.ParticipantCore._check
+        monkeypatch.setattr(core.ParticipantCore, "_check", asked)
 
 
 def ask(stub: StudiesStub, bed: TestBed) -> bytes:
@@ -123,7 +123,7 @@ def test_renewals_in_the_middle_of_a_study_lose_no_round(
         gate.passed[9].set()
 
         assert late.reached.wait(PATIENCE)  # the coordinator: another key, after it countersigned and before all have heard it
-        wait_for(lambda: len(server.hub.studies[key].machine.rounds[-1].consents) == len(SITES) - 1, "the others' consent")
+        wait_for(lambda: len(server.hub.studies[key].machine.rounds[-1].answers) == len(SITES) - 1, "the others' answers")
         second = server.hub.credentials.signing_key.fingerprint
         renew_with_new_key(kit, kit.coordinator, clock)
         wait_for(lambda: server.hub.credentials.signing_key.fingerprint != second, "the third key")

@@ -52,7 +52,7 @@ def enrolling(network: Processes) -> bytes:
 def contributing(network: Processes) -> bytes:
     network.proxies["c"].limit(BEFORE_UPLOAD)
     study = network.compile(make_request(wide_schema(), epsilon=None))
-    assert AgreedStudy(study).task("statistics").plan(3, 3).encoding.upload_bytes > 1.2 * BEFORE_UPLOAD
+    assert AgreedStudy(study).task("statistics").plan(3, 3).encoding.payload_bytes > 1.2 * BEFORE_UPLOAD
     key = network.submit(study)
     wait_for(network.proxies["c"].stalled.is_set, "the third participant in its upload")
     network.await_contributions(2)

@@ -7,6 +7,7 @@ a test can crash a site between two writes.
 from __future__ import annotations
 
 import itertools
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -226,3 +227,14 @@ def make_cohort(directory: Path, names: Sequence[str] = NAMES, rows: int = 20, *
     cohort = Cohort(bed, parse_study(canonical(value)))
     cohort.set_up()
     return cohort
+
+
+def lay_out_as_before(raw: sqlite3.Connection) -> None:
+    """Lay a participant's tables out as the version before one-time keys left them; nothing was dealt in its studies."""
+    for name in ("words", "fixed", "challenge", "answer", "answer_signature", "shown", "agreed"):
+        raw.execute(f"ALTER TABLE participant_attempt DROP COLUMN {name}")
+    for name, kind in (("self_seed", "BLOB"), ("sizes", "TEXT"), ("decrypted", "BLOB"), ("consent_digest", "BLOB")):
+        raw.execute(f"ALTER TABLE participant_attempt ADD COLUMN {name} {kind}")
+    for name, kind in (("secret_key", "BLOB"), ("tag_key", "BLOB"), ("dealer", "TEXT")):
+        raw.execute(f"ALTER TABLE participant_study ADD COLUMN {name} {kind}")
+    raw.execute("UPDATE participant_version SET version_num = '0010'")

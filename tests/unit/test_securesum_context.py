@@ -456,7 +456,7 @@ def test_what_was_worked_out_is_no_part_of_what_was_agreed() -> None:
     """Neither of its words, nor of what makes two of them equal, nor to be passed in."""
     one, other = AgreedStudy(STUDY), AgreedStudy(STUDY)
     task = one.task("one")
-    assert task.plan(4, 3).encoding.parameters is one.parameters(4)
+    assert task.plan(4, 3).encoding.ring is one.ring(4)
     assert one == other
     assert task == other.task("one")
     assert repr(one) == f"AgreedStudy(study={STUDY!r})"

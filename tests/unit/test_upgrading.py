@@ -19,6 +19,7 @@ from sqlalchemy import inspect, select, text
 
 from support.ledgers import START, federation
 from support.postgres import server
+from veilsum_coordinator.storage.records import KeptStudy, read_state
 from veilsum_node.database import Database, open_database
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
@@ -111,6 +112,23 @@ def rows(path: Path) -> dict[str, list[dict[str, object]]]:
         raw.row_factory = sqlite3.Row
         names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {name: [dict(row) for row in raw.execute(f'SELECT * FROM "{name}"')] for name in names}  # noqa: S608
+
+
+@pytest.mark.parametrize("version", RELEASED)
+def test_studies_that_sites_had_joined_are_known_as_those_of_another_protocol(tmp_path: Path, version: str) -> None:
+    """What was decided of a study stays as it was; one of which nothing was decided yet is marked, for its sites left it."""
+    path, joined, decided = left_state("coordinator", version, tmp_path), b"j" * 32, b"d" * 32
+    with closing(sqlite3.connect(path)) as raw:
+        for study in (joined, decided):
+            raw.execute("INSERT INTO coordinator_member (study, name, enrolment) VALUES (?, 'a', x'00')", (study,))
+        raw.execute("INSERT INTO coordinator_progress (study, state) VALUES (?, ?)", (decided, '{"phase": "running"}'))
+        raw.commit()
+    with open_database(path) as database:
+        migrate(database, "coordinator")
+        with database.reading() as connection:
+            states = {study: read_state(connection, study) for study in (joined, decided, bytes(32))}
+    assert states == {joined: {"protocol": 5}, decided: {"phase": "running"}, bytes(32): {}}
+    assert [KeptStudy(state, {}, {}, [], {}).former for state in states.values()] == [True, True, False]
 
 
 @pytest.mark.parametrize("version", RELEASED)

@@ -255,10 +255,8 @@ class KeptStudy:
 
     @property
     def former(self) -> bool:
-        """Whether it came past its enrolment under an earlier version of the protocol, so that nobody can go on with it."""
-        if self.state.get("protocol") == PROTOCOL:
-            return False
-        return bool(self.numbers) or self.state.get("phase", "enrolling") != "enrolling"
+        """Whether somebody joined it under an earlier version of the protocol, so that nobody can go on with it."""
+        return bool(self.state or self.numbers) and self.state.get("protocol") != PROTOCOL
 
 
 # Statements of every member are made once: to put one together takes longer than the database takes to carry it out.

@@ -30,7 +30,7 @@ class Label(StrEnum):
     SEEDS = "veilsum/1/seeds"
     RECEIPT = "veilsum/1/receipt"
     COUNTERSIGN = "veilsum/1/countersign"
-    DECRYPTION = "veilsum/1/decryption"
+    DECRYPTION = "veilsum/1/decryption"  # on sums of earlier versions of the protocol, which are only verified
     LEDGER = "veilsum/1/ledger"
     HELLO = "veilsum/1/hello"
     REFUSAL = "veilsum/1/refusal"

@@ -10,14 +10,16 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from veilsum_node.canonical import begin_digest, canonical, parse_canonical
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.ledger.receipts import SignedReceipt
-from veilsum_privacy.results.sum_evidence import Evidence
 from veilsum_privacy.securesum.check_words import Signed
 from veilsum_privacy.securesum.roster import Enrolment
+
+if TYPE_CHECKING:
+    from veilsum_privacy.results.sum_evidence import Evidence
 
 FOLDER = "proof"
 STUDY_FILE = f"{FOLDER}/study.json"
@@ -227,6 +229,9 @@ class ReleaseProof:
     @property
     def evidence(self) -> Evidence:
         """The part of it that a sum's context, cohort and coordinator are held to."""
+        # with the encryption, which whoever only fetches files does not need
+        from veilsum_privacy.results.sum_evidence import Evidence
+
         return Evidence(self.receipts, self.total, self.fixed, self.checks, self.consents, self.agreed)
 
 

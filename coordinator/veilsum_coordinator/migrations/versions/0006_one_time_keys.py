@@ -1,6 +1,7 @@
 """From version 0.2 on: sums stay, for proofs, with what all members answered and signed about them.
 
-A sum that an earlier version left can be opened by nobody: it is dropped, and its study ends.
+A sum that an earlier version left can be opened by nobody: it is dropped, and its study ends, as does every study that sites
+have joined by then.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ def upgrade() -> None:
     op.add_column("coordinator_sum", sa.Column("size", sa.BigInteger))
     op.add_column("coordinator_sum", sa.Column("answers", sa.Text))
     op.execute("DELETE FROM coordinator_sum_piece")
+    op.execute(
+        "INSERT INTO coordinator_progress (study, state) SELECT DISTINCT study, '{\"protocol\": 5}' FROM coordinator_member"
+        " WHERE study NOT IN (SELECT study FROM coordinator_progress)"
+    )
     op.create_table(
         "coordinator_consent",
         sa.Column("study", sa.LargeBinary(32), primary_key=True),
