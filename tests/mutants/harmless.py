@@ -375,9 +375,7 @@ HARMLESS: dict[str, str] = {
     f"{_SECURESUM}/seal_files.py::inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
     f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
-    (
-        f"{_FORMER}/words.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"
-    ): _COPY,
+    (f"{_FORMER}/words.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"): _COPY,
     f"{_FORMER}/words.py::words_digest: False -> True": _COPY,
     (
         f"{_SECURESUM}/streams.py::hkdf: HKDF(algorithm=SHA256(), length=32, salt=None, info=info) "
