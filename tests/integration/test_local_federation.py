@@ -66,7 +66,7 @@ def test_mean_and_covariance_at_a_huge_epsilon_equal_pooled_numpy(tmp_path: Path
         np.testing.assert_allclose(covariance, np.cov(x.T, bias=True), atol=10 * unit / task.layout().blocks[-1].weight)
 
 
-def test_a_released_round_keeps_no_ciphertext(tmp_path: Path) -> None:
+def test_a_released_round_keeps_nothing_that_was_sent(tmp_path: Path) -> None:
     """The coordinator's memory is one payload, whatever the number of rounds."""
     data = make_data("abc", width=3)
     bed = make_bed(tmp_path, data)
@@ -74,7 +74,8 @@ def test_a_released_round_keeps_no_ciphertext(tmp_path: Path) -> None:
     key = local.submit(bed.compile(make_request(schema_of(3), epsilon=None)), bed.analyst)
     release = local.prepare(key).sum("statistics", {"unused": np.zeros(4)})
     (current,) = bed.hub.studies[key].machine.rounds
-    assert (current.sum, current.answers, current.consents, current.accumulator._sums) == ([], {}, {}, [])
+    assert (current.sum, current.fixed, current.accumulator._total) == (None, None, None)
+    assert current.answers == current.consents == current.agreed == current.accumulator.uploads == {}
     assert current.broadcast == ()
     assert current.bytes_received == 3 * current.plan.encoding.payload_bytes
     assert release.cohort == ("a", "b", "c")

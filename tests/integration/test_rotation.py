@@ -56,7 +56,7 @@ class Gate:
 
 
 class Late:
-    """Holds whoever asks first by what the sum of a round is fixed until it is told to go on, and lets it greet anew before."""
+    """Holds whoever asks first what the sum of a round is checked by until it is told to go on, and lets it greet anew."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         self.reached, self.passed = threading.Event(), threading.Event()

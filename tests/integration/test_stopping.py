@@ -13,6 +13,7 @@ import pytest
 from support.federation import make_request, make_wide_data, wide_schema
 from support.network import wait_for
 from support.processes import Processes, count, open_contexts, running_processes
+from support.proxy import BEFORE_CONSENT
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.database import open_database
 from veilsum_privacy.ledger import Kind, LedgerReader
@@ -59,12 +60,26 @@ def contributing(network: Processes) -> bytes:
     return key
 
 
-def consenting(network: Processes) -> bytes:
+def checking(network: Processes) -> bytes:
     key = contributing(network)
-    wait_for(lambda: states(network, key)[:2] == ["payload", "payload"], "two payloads")
     network.participants["b"].pause()
     network.proxies["c"].release()
-    wait_for(lambda: states(network, key) == ["consented", "payload", "consented"], "two consents")
+    network.await_round(key, "checking")
+    wait_for(lambda: answered(network, key) == ["a", "c"], "two answers")
+    return key
+
+
+def answered(network: Processes, key: bytes) -> list[str]:
+    return [name for name in NAMES if any(attempt["answer"] for attempt in network.attempts(name, key))]
+
+
+def consenting(network: Processes) -> bytes:
+    key = contributing(network)
+    network.proxies["b"].limit(BEFORE_CONSENT)
+    network.proxies["c"].release()
+    network.await_round(key, "consenting")
+    wait_for(lambda: states(network, key) == ["consented"] * 3, "three charges")
+    wait_for(network.proxies["b"].stalled.is_set, "the second participant's consent at its limit")
     return key
 
 
@@ -72,7 +87,7 @@ def states(network: Processes, key: bytes) -> list[str]:
     return [attempt["state"] for name in NAMES for attempt in network.attempts(name, key)]
 
 
-@pytest.mark.parametrize("phase", [enrolling, contributing, consenting])
+@pytest.mark.parametrize("phase", [enrolling, contributing, checking, consenting])
 def test_a_coordinator_is_stopped(network: Processes, phase: Callable[[Processes], bytes]) -> None:
     key = phase(network)
     assert network.coordinator is not None
@@ -90,7 +105,7 @@ def test_a_coordinator_is_stopped(network: Processes, phase: Callable[[Processes
     network.audit(key, charged=NAMES, released=NAMES)
 
 
-@pytest.mark.parametrize("phase", [enrolling, contributing, consenting])
+@pytest.mark.parametrize("phase", [enrolling, contributing, checking])
 def test_a_participant_is_stopped(network: Processes, phase: Callable[[Processes], bytes]) -> None:
     """It goes on where it was when it comes back: the study finishes, and each charge has its release."""
     key = phase(network)
