@@ -2,7 +2,7 @@
 
 The coordinator fixes the sum and shows by what; the site answers the challenge that follows, once for each context. All
 members' answers are shown; charge, consent and the signature under that list are one durable transaction. A consent is given
-for one attempt of a round, ever. Nobody decrypts: who has all consents opens the sum.
+for one attempt of a round, ever. Who has all consents opens the sum.
 """
 
 from __future__ import annotations
