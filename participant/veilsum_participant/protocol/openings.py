@@ -43,6 +43,7 @@ from veilsum_privacy.ledger.receipts import (
     verify_countersignature,
 )
 from veilsum_privacy.securesum.check_words import (
+    Answer,
     Answered,
     CheckStatement,
     ConsentStatement,
@@ -82,19 +83,6 @@ class Shown:
     countersigned: SignedReceipt
     fixed: Signed
     certificate: bytes
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A member's answer as it travels; what else its signature stands under follows from the attempt.
-
-    Attributes:
-        words: :data:`CHECKS` check words.
-        signature: under the check statement.
-    """
-
-    words: tuple[int, ...] = field(repr=False)
-    signature: bytes
 
 
 @dataclass(frozen=True)
