@@ -57,23 +57,23 @@ def resident() -> int:
 
 def without_encryption() -> None:
     """Let words pass in the clear, in this process only: no products, no errors, no masks, and check words of no words."""
-    from veilsum_privacy.securesum import check_words, one_time_keys, ring, streams
+    from veilsum_privacy.securesum import check_words, one_time_keys, products, streams
 
-    def products(self: Any, polynomials: Any) -> Any:
+    def vanished(self: Any, polynomials: Any) -> Any:
         return np.zeros_like(polynomials)
 
     def taken(self: Any, count: int) -> Any:
         return np.zeros(count, dtype=np.uint64)
 
-    def unsized(words: Any, context: bytes, rho: bytes) -> tuple[int, ...]:
+    def unasked(words: Any, context: bytes, rho: bytes) -> tuple[int, ...]:
         return (0,) * check_words.CHECKS
 
     def centred(values: Any, modulus: int, variance: Any, source: Any) -> Any:
         return np.zeros(len(values), dtype=np.int64)
 
-    ring.KeyProducts.times = products  # type: ignore[method-assign]
+    products.KeyProducts.times = vanished  # type: ignore[method-assign]
     streams.WordStream.take = taken  # type: ignore[method-assign]
-    check_words.products = unsized
+    check_words.products = unasked
     one_time_keys.gaussian_rounding = centred  # type: ignore[attr-defined]
 
 

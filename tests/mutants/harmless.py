@@ -6,6 +6,7 @@ _ACCOUNTING = "privacy/veilsum_privacy/accounting"
 _LEDGER = "privacy/veilsum_privacy/ledger"
 _MECHANISM = "privacy/veilsum_privacy/mechanism"
 _SECURESUM = "privacy/veilsum_privacy/securesum"
+_FORMER = "privacy/veilsum_privacy/results/former"
 _BOUND = "the largest of an array is compared with a bound far above 1"
 _FORMS = "near this border the series and the closed form both have all the digits that are rounded up by"
 _POINTS = "how many points there are: curves stay within a hundredth of what they are rounded up by"
@@ -124,7 +125,6 @@ HARMLESS: dict[str, str] = {
         f"{_PARTICIPANT}/protocol/openings.py::Openings._record_refusal: site.ledger.entries(kind=Kind.RESERVE, "
         "context=row.context, connection=connection) -> site.ledger.entries(kind=Kind.RESERVE, context=row.context)"
     ): _COMMITTED,
-    (f"{_SECURESUM}/tags.py::TagKey.check: compare_digest(expected, found) -> compare_digest(found, expected)"): _EQUAL,
     (
         f"{_ACCOUNTING}/accountant.py::GaussianEvent.__post_init__: 0 < self.variance <= 2 ** 128 "
         "-> 0 <= self.variance <= 2 ** 128"
@@ -370,35 +370,17 @@ HARMLESS: dict[str, str] = {
         f"{_SECURESUM}/agreed.py::SummedTask.digest: self.declaration.model_dump(mode='json') -> self.declaration.model_dump()"
     ): _JSON,
     (f"{_SECURESUM}/agreed.py::SummedTask.digest: study.data.model_dump(mode='json') -> study.data.model_dump()"): _JSON,
-    f"{_SECURESUM}/bfv.py::_context: True -> False": (
-        "two primes leave one level for ciphertexts: there is no chain of further ones to prepare"
-    ),
-    (
-        f"{_SECURESUM}/bfv.py::inflate: pyarrow.decompress(memoryview(data)[16:], "
-        "decompressed_size=stated_size(data), codec='zstd', asbytes=True) -> "
-        "pyarrow.decompress(memoryview(data)[16:], decompressed_size=stated_size(data), "
-        "codec='zstd')"
-    ): _BUFFER,
-    f"{_SECURESUM}/bfv.py::inflate: True -> False": _BUFFER,
+    f"{_SECURESUM}/seal_files.py::inflate: pyarrow.decompress(frame, decompressed_size=size, codec='zstd', asbytes=True) -> "
+    "pyarrow.decompress(frame, decompressed_size=size, codec='zstd')": _BUFFER,
+    f"{_SECURESUM}/seal_files.py::inflate: True -> False": _BUFFER,
     f"{_SECURESUM}/boxes.py::pair_seed: sorted(shares, key=str.encode) -> sorted(shares)": _ORDER,
     f"{_SECURESUM}/context.py::in_range: 0.0 -> 1.0": _BOUND,
+    (f"{_FORMER}/words.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"): _COPY,
+    f"{_FORMER}/words.py::words_digest: False -> True": _COPY,
     (
-        f"{_SECURESUM}/decryption.py::words_digest: part.astype(np.dtype('<u8'), copy=False) -> part.astype(np.dtype('<u8'))"
-    ): _COPY,
-    f"{_SECURESUM}/decryption.py::words_digest: False -> True": _COPY,
-    f"{_SECURESUM}/frames.py::check_frame: 32 -> 33": "a descriptor with the lowest bit set is refused by the next operand",
-    f"{_SECURESUM}/frames.py::check_frame: break -> pass": (
-        "behind the end of the data no header says that its block is the last, nor is the end met again"
-    ),
-    (
-        f"{_SECURESUM}/masks.py::derive: HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=bound) "
-        "-> HKDF(algorithm=hashes.SHA256(), length=32, info=bound)"
+        f"{_SECURESUM}/streams.py::hkdf: HKDF(algorithm=SHA256(), length=32, salt=None, info=info) "
+        "-> HKDF(algorithm=SHA256(), length=32, info=info)"
     ): "no salt is the library's default",
-    (
-        f"{_SECURESUM}/parameters.py::BfvParameters.most_noise: math.floor(NOISE_SIGMAS_SQUARED * "
-        "NOISE_VARIANCE * summands) -> math.ceil(NOISE_SIGMAS_SQUARED * NOISE_VARIANCE * "
-        "summands)"
-    ): "96 * 127 / 12 is a whole number",
     "privacy/veilsum_privacy/results/sum_evidence.py::_answers: 0 -> 1": _ALIKE,
     "privacy/veilsum_privacy/results/sum_evidence.py::verify_evidence: 0 -> 1": _ALIKE,
     "privacy/veilsum_privacy/results/sum_evidence.py::verify_evidence: True -> False": _PAIRED,

@@ -7,13 +7,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-_PARTS = "masks tags frames parameters content context agreement contribution decryption locks noise bfv"
+_PARTS = "context agreement sums plans streams noise"
 _SECURESUM = (
     *(f"tests/unit/test_securesum_{part}.py" for part in _PARTS.split()),
     "tests/integration/test_hostile_rounds.py",
 )
-_ONE_TIME = tuple(f"tests/unit/test_one_time_{part}.py" for part in ("keys", "locks", "evidence", "attacks"))
-_ONE_TIME_MODULES = "streams packed ring one_time_keys key_shares data_masks sum_plan check_words opening"
+_ONE_TIME = tuple(f"tests/unit/test_one_time_{part}.py" for part in ("keys", "evidence", "attacks"))
+_ONE_TIME += tuple(f"tests/unit/test_securesum_{part}.py" for part in ("sums", "plans", "streams", "locks"))
+_ONE_TIME_MODULES = "streams packed ring products one_time_keys key_shares data_masks sum_plan check_words opening"
 _NOISE = ("tests/unit/test_noise.py", "tests/unit/test_steps.py", "tests/unit/test_unrounded.py")
 _CLIPPING = ("tests/unit/test_clipping.py", "tests/unit/test_tasks_moments.py")
 _ACCOUNTING = ("tests/unit/test_composition.py", "tests/unit/test_accounting.py")
@@ -28,7 +29,8 @@ _LEDGER = {
 }
 _ROUNDS = (
     "tests/integration/test_round_rules.py",
-    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "masks", "oracle", "accounts")),
+    "tests/integration/test_check_rules.py",
+    *(f"tests/integration/test_hostile_{part}.py" for part in ("rounds", "masks", "checks", "accounts")),
     "tests/integration/test_kept.py",
 )
 
@@ -43,6 +45,8 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     **{f"privacy/veilsum_privacy/securesum/{part}.py": _ONE_TIME for part in _ONE_TIME_MODULES.split()},
     "privacy/veilsum_privacy/results/sum_evidence.py": _ONE_TIME,
+    "privacy/veilsum_privacy/results/former": ("tests/unit/test_former_results.py", "tests/unit/test_securesum_context.py"),
+    "privacy/veilsum_privacy/securesum/seal_files.py": ("tests/unit/test_seal_files.py",),
     "privacy/veilsum_privacy/mechanism/rounding.py": ("tests/unit/test_one_time_rounding.py",),
     "privacy/veilsum_privacy/securesum/graph.py": ("tests/unit/test_securesum_graph.py",),
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,

@@ -39,13 +39,13 @@ def _set_states(stack: ExitStack, name: str, value: tuple[str, ...]) -> None:
 
 def _consent_not_durable_at_the_site(stack: ExitStack) -> None:
     """The attempt's state is not written beside the charge."""
-    change = openings.change_attempt
+    finish = openings.finish_attempt
 
-    def forgetful(connection: Any, study: bytes, attempt: int, **values: Any) -> None:
-        if values != {"state": "consented"}:
-            change(connection, study, attempt, **values)
+    def forgetful(connection: Any, study: bytes, attempt: int, state: str) -> None:
+        if state != "consented":
+            finish(connection, study, attempt, state)
 
-    _set(stack, openings, "change_attempt", forgetful)
+    _set(stack, openings, "finish_attempt", forgetful)
 
 
 def _consent_not_durable_at_the_coordinator(stack: ExitStack) -> None:

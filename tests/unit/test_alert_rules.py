@@ -191,7 +191,7 @@ def test_refusals_are_split_by_existing_codes() -> None:
         RefusalCode.ROSTER,
         RefusalCode.KEYS,
         RefusalCode.RECEIPT,
-        RefusalCode.TAG,
+        RefusalCode.CHECK,
         RefusalCode.LOST,
         RefusalCode.LEDGER,
         RefusalCode.INTERNAL,

@@ -67,7 +67,7 @@ def test_the_page_lists_every_package_with_its_version_and_licence() -> None:
 def test_what_reads_strangers_bytes_is_named_where_its_confinement_is() -> None:
     confined = PAGE.partition("## Where hostile bytes are read")[2].partition("\n## ")[0].lower()
     readers = {name for name, row in {**SITE, **REST}.items() if row[3].startswith("**peers'**")}
-    assert readers >= {"grpcio", "protobuf", "cryptography", "tenseal", "safetensors", "pydantic", "pyarrow"}
+    assert readers >= {"grpcio", "protobuf", "cryptography", "tenseal", "safetensors", "pydantic"}
     for name in readers - {"grpcio-health-checking", "grpcio-reflection"}:
         assert name in confined, name
 

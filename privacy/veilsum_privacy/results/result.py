@@ -69,7 +69,7 @@ def save_result(
         directory: of the bundle.
         result: what to write.
         study: what the manifest says of the study (name, digest, ...).
-        releases: that the result was made of, with the signatures of who decrypted them.
+        releases: that the result was made of.
 
     Raises:
         Unavailable: the directory cannot be written.

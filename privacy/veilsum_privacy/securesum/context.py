@@ -24,6 +24,7 @@ from veilsum_privacy.securesum.roster import Roster
 
 NONCE_BYTES = 16
 MAX_ASSIGNMENT_BYTES = 1 << 18
+MAX_BROADCAST_ARRAYS = 4096
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def context_digest(plan: SumPlan, roster: Roster, assignment: Assignment) -> byt
 def context_fields(task: SummedTask, noise: NoisePlan, roster: Roster, assignment: Assignment) -> dict[str, object]:
     """What a context holds in every version of the protocol."""
     study, declaration = task.study, task.declaration
+    members = [(name, roster.member(name), nonce) for name, nonce in assignment.cohort]
     return {
         "federation": study.federation,
         "study": task.agreed.digest,
@@ -116,10 +118,7 @@ def context_fields(task: SummedTask, noise: NoisePlan, roster: Roster, assignmen
         "round": assignment.round,
         "attempt": assignment.attempt,
         "deadline": assignment.deadline,
-        "cohort": [
-            [name, roster.member(name).identity.fingerprint, roster.member(name).public, nonce]
-            for name, nonce in assignment.cohort
-        ],
+        "cohort": [[name, member.identity.fingerprint, member.public, nonce] for name, member, nonce in members],
         "task": task.digest,
         "broadcast": assignment.broadcast,
         "noise": noise.to_context(),
@@ -133,9 +132,6 @@ def context_fields(task: SummedTask, noise: NoisePlan, roster: Roster, assignmen
             "unit": study.privacy.unit,
         },
     }
-
-
-MAX_BROADCAST_ARRAYS = 4096
 
 
 Pieces = Sequence[bytes | memoryview]

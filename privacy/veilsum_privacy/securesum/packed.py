@@ -20,8 +20,6 @@ def packed_size(count: int, width: int) -> int:
 
 def pack_numbers(numbers: Words, width: int) -> bytes:
     """Pack (n,) numbers below 2^width, of 1 to 58 or 60 bits; the last byte is filled with zeros."""
-    if len(numbers) <= _BLOCK:
-        return _packed(numbers, width)
     return b"".join(_packed(numbers[start : start + _BLOCK], width) for start in range(0, len(numbers), _BLOCK))
 
 
@@ -43,11 +41,9 @@ def unpack_numbers(data: bytes | memoryview, count: int, width: int, what: str) 
         raise HostileInput(f"A {what} of {count} numbers has {len(data)} bytes instead of {packed_size(count, width)}.")
     if count * width % 8 and data[-1] >> (count * width % 8):
         raise HostileInput(f"A {what} has bits behind its last number.")
-    if count <= _BLOCK:
-        return _unpacked(data, count, width)
-    numbers, size = np.empty(count, dtype=np.uint64), _BLOCK * width // 8
+    numbers = np.empty(count, dtype=np.uint64)
     for start in range(0, count, _BLOCK):
-        part = memoryview(data)[start * width // 8 :][:size]
+        part = memoryview(data)[start * width // 8 : (start + _BLOCK) * width // 8]
         numbers[start : start + _BLOCK] = _unpacked(part, min(_BLOCK, count - start), width)
     return numbers
 
@@ -61,8 +57,7 @@ def _unpacked(data: bytes | memoryview, count: int, width: int) -> Words:
     return numbers.reshape(-1)[:count]
 
 
-_BLOCK = 1 << 17
-"""Numbers at a time, which fill whole bytes: a long vector is not held several times over."""
+_BLOCK = 1 << 17  # numbers at a time, which fill whole bytes: a long vector is not held several times over
 
 
 class _Shape(NamedTuple):
