@@ -21,10 +21,10 @@ from veilsum_node.identity.tls import AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.protocol.openings import Answer
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.mechanism.clipping import SiteSum
+from veilsum_privacy.securesum.check_words import Answer
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 

@@ -17,7 +17,7 @@ from support.randomness import RARE_DEVIATIONS
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.protocol.machine import StudyMachine
-from veilsum_coordinator.protocol.rounds import Answer, Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.objects import chunks
@@ -31,7 +31,7 @@ from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_privacy.results.sum_evidence import consent_statement
-from veilsum_privacy.securesum.check_words import sign_check, sign_consent
+from veilsum_privacy.securesum.check_words import Answer, sign_check, sign_consent
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb

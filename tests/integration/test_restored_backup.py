@@ -26,7 +26,6 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_participant.protocol import recovery
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.endorsement import trust_coordinator
-from veilsum_participant.protocol.openings import Answer
 from veilsum_participant.protocol.recovery import MirroredReceipt, recover_receipts, settle, settled_entry
 from veilsum_participant.session import client as client_module
 from veilsum_participant.session.channel import GrpcChannel
@@ -35,6 +34,7 @@ from veilsum_participant.site import Site
 from veilsum_participant.store.peers import keep_mirror_entry
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
+from veilsum_privacy.securesum.check_words import Answer
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 

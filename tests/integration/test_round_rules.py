@@ -21,7 +21,6 @@ from veilsum_participant import site as remembered
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
 from veilsum_participant.protocol import contributions
 from veilsum_participant.protocol.contributions import Contributions, Payload
-from veilsum_participant.protocol.openings import Answer
 from veilsum_participant.site import Site, Tried
 from veilsum_participant.store.attempts import ATTEMPTS, AttemptState, add_attempt, change_attempt
 from veilsum_participant.store.kept import STATES, find_kept
@@ -31,6 +30,7 @@ from veilsum_participant.store.studies import STUDIES, StudyState, change_study
 from veilsum_privacy.computation.contribution import SitePart, SitePlace
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
+from veilsum_privacy.securesum.check_words import Answer
 from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records

@@ -268,12 +268,9 @@ def _check_boxes(members: Members, seen: set[tuple[int, bool]]) -> None:
     """Hold what is asked often against what it means; ``seen``: how many had not sealed, and whether all live ones had."""
     for name in NAMES:
         expected = [
-            (box.sender, box.purpose)
-            for seat in members.seats.values()
-            for (recipient, purpose), box in (seat.boxes or {}).items()
-            if recipient == name and (purpose == "pair-share" or seat.name == members.dealer)
+            box.sender for seat in members.seats.values() for recipient, box in (seat.boxes or {}).items() if recipient == name
         ]
-        assert sorted((box.sender, box.purpose) for box in members.boxes_for(name)) == sorted(expected)
+        assert sorted(box.sender for box in members.boxes_for(name)) == sorted(expected)
         seat, gone = members.seats[name], members.seats[name].gone
         for seat.gone in (True, gone):  # also of who was given up on
             sealed = all(members.seats[live].boxes is not None for live in members.live())
@@ -293,7 +290,7 @@ def test_what_all_members_fetch_is_put_together_once(bed: TestBed) -> None:
 
     hub.fetch = fetch  # type: ignore[method-assign]
     release = local.prepare(local.submit(bed.compile(make_request(schema_of(2))), bed.analyst)).sum("statistics")
-    for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_RECEIPTS):
+    for kind in (pb.OBJECT_KIND_ROSTER, pb.OBJECT_KIND_FIXED, pb.OBJECT_KIND_ANSWERS):
         assert len(fetched[kind]) == len(release.cohort)
         assert all(data is fetched[kind][0] for data in fetched[kind])
 

@@ -21,7 +21,7 @@ from veilsum_node.identity import Credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
-from veilsum_participant.protocol.openings import Answer, Consent, Shown
+from veilsum_participant.protocol.openings import Consent, Shown
 from veilsum_participant.store.attempts import AttemptRow, find_attempt
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import (
@@ -33,7 +33,7 @@ from veilsum_privacy.ledger.receipts import (
     receipts_digest,
 )
 from veilsum_privacy.results.sum_evidence import total_from_bytes
-from veilsum_privacy.securesum.check_words import Signed, SumStatement, challenge, sign_sum, verify_check_words
+from veilsum_privacy.securesum.check_words import Answer, Signed, SumStatement, challenge, sign_sum, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.opening import Contribution, Total, open_words

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
 from veilsum_privacy.results.sum_evidence import total_from_bytes
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.check_words import Signed, SumStatement, challenge, sign_sum, verify_check_words
+from veilsum_privacy.securesum.check_words import Answer, Signed, SumStatement, challenge, sign_sum, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import self_masks
@@ -58,13 +58,6 @@ Words = NDArray[np.uint64]
 def encoded(study: Study, label: str, arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
     """Arrays as they are broadcast for a task of a study."""
     return encode_broadcast(arrays, AgreedStudy(study).task(label).single)
-
-
-class Answer(NamedTuple):
-    """A member's answer to a challenge."""
-
-    words: tuple[int, ...]
-    signature: bytes
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from sqlalchemy import event
@@ -54,6 +55,14 @@ class _Reaper:
             self.point()
 
         database.engine.dialect.do_commit = committed
+
+
+def _as_bytes(view: memoryview) -> tuple[type[bytes], tuple[bytes]]:
+    """How a piece of a payload, which is a part of it that nobody copied, goes through a pipe."""
+    return bytes, (bytes(view),)
+
+
+ForkingPickler.register(memoryview, _as_bytes)
 
 
 class _PipeChannel:

@@ -19,7 +19,7 @@ from veilsum_coordinator.protocol.directives import open_directives, round_direc
 from veilsum_coordinator.protocol.members import Members, MemberState, StudyPhase
 from veilsum_coordinator.protocol.observer import AttemptReason, StudyObserver
 from veilsum_coordinator.protocol.restoration import Replay, dump_seats, load_seats, released_rounds, summed_round
-from veilsum_coordinator.protocol.rounds import Answer, Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_coordinator.storage.records import PROTOCOL, KeptRelease, KeptStudy, KeptSum, RoundStart
@@ -28,6 +28,7 @@ from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.results.sum_evidence import total_to_bytes
 from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.check_words import Answer
 from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest, context_digest
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study.study import Study

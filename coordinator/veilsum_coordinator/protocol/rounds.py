@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.protocol.accumulator import Accumulator
@@ -23,6 +22,7 @@ from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify
 from veilsum_privacy.results.sum_evidence import consent_statement
 from veilsum_privacy.securesum.check_words import (
     CHECKS,
+    Answer,
     CheckStatement,
     Signed,
     SumStatement,
@@ -48,13 +48,6 @@ class RoundPhase(StrEnum):
     OPENING = "opening"
     RELEASED = "released"
     FAILED = "failed"
-
-
-class Answer(NamedTuple):
-    """A member's answer to the challenge of a sum: its words, and its signature under the statement that holds them."""
-
-    words: tuple[int, ...]
-    signature: bytes
 
 
 class FixedSum:

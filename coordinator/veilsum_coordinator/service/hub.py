@@ -16,7 +16,7 @@ from veilsum_coordinator.protocol.events import StudyLog
 from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.observer import StudyObserver
-from veilsum_coordinator.protocol.rounds import Answer, Round, RoundPhase
+from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_coordinator.service.objects import ENCLOSED, Objects, chunk_messages, mirrored_object
 from veilsum_coordinator.service.status import StudyEntry, shown_status, study_status
@@ -28,6 +28,7 @@ from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
 from veilsum_privacy.securesum.boxes import Box
+from veilsum_privacy.securesum.check_words import Answer
 from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study, parse_study, study_digest

@@ -17,13 +17,13 @@ from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions, Payload
 from veilsum_participant.protocol.membership import Membership
-from veilsum_participant.protocol.openings import Answer, Openings, Shown
+from veilsum_participant.protocol.openings import Openings, Shown
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.studies import StudyState, find_method
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
-from veilsum_privacy.securesum.check_words import Signed
+from veilsum_privacy.securesum.check_words import Answer, Signed
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb

@@ -250,8 +250,8 @@ class Membership:
 
 
 def leave_former_studies(site: Site) -> None:
-    """Leave the open studies of an earlier version, whose keys went when the state was brought up to date: their sums were
-    under keys that a member dealt, which no member of this version takes part in. What was charged stays charged."""
+    """Leave the open studies of an earlier protocol, whose keys went when the state was brought up to date: no party of this
+    version takes part in their sums. What was charged stays charged."""
     with site.database.reading() as connection:
         former = [bytes(row.digest) for row in open_studies(connection) if row.box_key is None]
     for key in former:

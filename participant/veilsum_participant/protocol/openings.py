@@ -2,7 +2,7 @@
 
 The coordinator fixes the sum and shows by what; the site answers the challenge that follows, once for each context. All
 members' answers are shown; charge, consent and the signature under that list are one durable transaction. A consent is given
-for one attempt of a round, ever. Nobody decrypts: who has all consents opens the sum.
+for one attempt of a round, ever. Who has all consents opens the sum.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from veilsum_privacy.ledger.receipts import (
     verify_countersignature,
 )
 from veilsum_privacy.securesum.check_words import (
+    Answer,
     Answered,
     CheckStatement,
     ConsentStatement,
@@ -82,19 +83,6 @@ class Shown:
     countersigned: SignedReceipt
     fixed: Signed
     certificate: bytes
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A member's answer as it travels; what else its signature stands under follows from the attempt.
-
-    Attributes:
-        words: :data:`CHECKS` check words.
-        signature: under the check statement.
-    """
-
-    words: tuple[int, ...] = field(repr=False)
-    signature: bytes
 
 
 @dataclass(frozen=True)

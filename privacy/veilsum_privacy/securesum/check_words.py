@@ -19,6 +19,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,6 +121,16 @@ def verify_check_words(
         said = sum(answer[number] for answer in answers) - int(pads[number])
         if (product - said) % modulus:
             raise HostileInput("The sum is not that of the contributions which its members vouched for.")
+
+
+class Answer(NamedTuple):
+    """A member's answer to a challenge as it travels: its check words, and its signature under the statement that holds them.
+
+    The rest of the statement follows from the attempt. The words are under masks, and everybody is shown them.
+    """
+
+    words: tuple[int, ...]
+    signature: bytes
 
 
 class _Statement:
