@@ -63,7 +63,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PanelAnswer:
     """What one query returned.
 
     Attributes:
@@ -120,7 +120,7 @@ class Prometheus:
         return content["data"]
 
 
-def check(boards: list[dict[str, Any]], prometheus: Prometheus, window: Window) -> list[Answer]:
+def check(boards: list[dict[str, Any]], prometheus: Prometheus, window: Window) -> list[PanelAnswer]:
     """Ask all queries, and those of variables; with a variable of one value, a query is asked for each of its values.
 
     Raises:
@@ -131,7 +131,7 @@ def check(boards: list[dict[str, Any]], prometheus: Prometheus, window: Window) 
         for choice in _choices(board, prometheus, window):
             for variable in _variables(board):
                 found = int(variable["name"] in choice)
-                answers.append(Answer(board["title"], f"variable {variable['name']}", variable["query"]["query"], found))
+                answers.append(PanelAnswer(board["title"], f"variable {variable['name']}", variable["query"]["query"], found))
             for panel in board["panels"]:
                 for target in panel.get("targets", ()):
                     expr = window.fill(target["expr"], choice)
@@ -139,7 +139,7 @@ def check(boards: list[dict[str, Any]], prometheus: Prometheus, window: Window) 
     return answers
 
 
-def _ask(prometheus: Prometheus, board: str, panel: str, expr: str, window: Window, instant: bool) -> Answer:
+def _ask(prometheus: Prometheus, board: str, panel: str, expr: str, window: Window, instant: bool) -> PanelAnswer:
     start, end = f"{window.start:.3f}", f"{window.end:.3f}"
     try:
         if instant:
@@ -147,10 +147,10 @@ def _ask(prometheus: Prometheus, board: str, panel: str, expr: str, window: Wind
         else:
             data = prometheus.get("query_range", {"query": expr, "start": start, "end": end, "step": f"{window.step:g}"})
     except ValueError as error:
-        return Answer(board, panel, expr, 0, str(error))
+        return PanelAnswer(board, panel, expr, 0, str(error))
     series = [item.get("values") or [item["value"]] for item in data["result"]]
     ignored = None if any(metric in expr for metric in NOT_A_NUMBER) else "NaN"
-    return Answer(board, panel, expr, sum(any(value != ignored for _, value in points) for points in series))
+    return PanelAnswer(board, panel, expr, sum(any(value != ignored for _, value in points) for points in series))
 
 
 def _variables(board: Mapping[str, Any]) -> list[dict[str, Any]]:
