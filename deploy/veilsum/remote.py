@@ -184,7 +184,7 @@ class CoordinatorInfo:
     connected: tuple[str, ...]
     known: tuple[str, ...]
     received: dict[str, int]
-    """Bytes of ciphertexts received from each."""
+    """Bytes of contributions received from each."""
 
     seen: dict[str, int] = field(default_factory=dict)
     """When the last session of each began or ended, Unix seconds."""

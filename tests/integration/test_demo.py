@@ -163,7 +163,7 @@ def test_sums_and_files_are_where_the_report_says(demo: tuple[Path, dict[str, An
     for name in HOSPITALS:
         assert found["bytes_sent"][name] > 1000
         assert (directory / "participants" / name / "participant.log").is_file()
-    assert 10 > found["bytes_per_value"] > 3
+    assert 12 > found["bytes_per_value"] > 3  # of few values; a key share of 2.3 kB is a third of it
     assert found["seconds"] < 60
 
 

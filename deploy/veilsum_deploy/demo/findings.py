@@ -80,7 +80,7 @@ def accuracies_in_the_clear(hospitals: Hospitals, directory: Path) -> tuple[dict
 
 
 def _bytes_per_value(done: Finished) -> dict[str, Any]:
-    """Ciphertext bytes for one value of one hospital in a study's last sum."""
+    """Bytes of one hospital's contribution for one value in a study's last sum."""
     declared, round_info = done.study.tasks[-1], done.info.rounds[-1]
     task = AgreedStudy(done.study).task(declared.label)
     plan = task.plan(len(done.info.enrolled), len(round_info.cohort)).encoding

@@ -166,7 +166,7 @@ class Trial:
     Attributes:
         statistics: the first study.
         trained: classifiers by the epsilon that was asked for.
-        bytes_sent: ciphertext bytes that the coordinator received from each hospital.
+        bytes_sent: bytes of contributions that the coordinator received from each hospital.
         victim, kill, survived: the killed hospital, how, and the study that went on; None with too few hospitals.
         dossiers: by hospital, where its dossier and export lie, and what its head is.
     """
