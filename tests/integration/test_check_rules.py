@@ -31,7 +31,7 @@ from veilsum_participant.store.studies import StudyState, change_study, find_stu
 from veilsum_privacy.backup.restored import put_mark
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import SignedReceipt, consent_proof, parse_receipt, sign_receipt
-from veilsum_privacy.securesum.check_words import CHECKS, Answer, CheckStatement, Signed, sign_check
+from veilsum_privacy.securesum.check_words import CHECKS, CheckAnswer, CheckStatement, Signed, sign_check
 
 OTHER = bytes(range(32))
 
@@ -122,7 +122,7 @@ def test_another_question_of_one_context_ends_the_attempt(
 def test_two_questions_at_a_time_get_one_answer(cohort: Cohort) -> None:
     """Two sessions of one site, which no honest coordinator grants."""
     shown = [cohort.shown(), *(make(cohort) for make in QUESTIONS.values())]
-    start, found = threading.Barrier(len(shown)), list[Answer]()
+    start, found = threading.Barrier(len(shown)), list[CheckAnswer]()
 
     def ask(question: Shown) -> None:
         openings = ParticipantCore(cohort.bed.sites["a"]).openings
@@ -378,7 +378,7 @@ def test_a_peer_whose_number_was_seen_before_is_found_before_anybody_pays(cohort
 # -- consent ---------------------------------------------------------------------------------------------------------------
 
 
-def said_by(cohort: Cohort, name: str, signer: str = "", **changes: Any) -> Answer:
+def said_by(cohort: Cohort, name: str, signer: str = "", **changes: Any) -> CheckAnswer:
     """What a member signs in place of its answer."""
     row = cohort.row("a")
     assert row.answered is not None
@@ -387,14 +387,14 @@ def said_by(cohort: Cohort, name: str, signer: str = "", **changes: Any) -> Answ
         "challenge": row.answered.challenge, "sum": row.answered.sum, "words": (1, 2, 3),
     }  # fmt: skip
     statement = CheckStatement(**(values | changes))
-    return Answer(statement.words, sign_check(statement, credentials(cohort, signer or name).signing_key).signature)
+    return CheckAnswer(statement.words, sign_check(statement, credentials(cohort, signer or name).signing_key).signature)
 
 
-def _instead(answers: list[Answer], place: int, other: Answer) -> list[Answer]:
+def _instead(answers: list[CheckAnswer], place: int, other: CheckAnswer) -> list[CheckAnswer]:
     return [*answers[:place], other, *answers[place + 1 :]]
 
 
-ANSWERS_WRONG: dict[str, Callable[[Cohort, list[Answer]], list[Answer]]] = {
+ANSWERS_WRONG: dict[str, Callable[[Cohort, list[CheckAnswer]], list[CheckAnswer]]] = {
     "none": lambda _, a: [],
     "one less": lambda _, a: a[:-1],
     "one more": lambda _, a: [*a, a[-1]],

@@ -24,7 +24,7 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.mechanism.clipping import SiteSum
-from veilsum_privacy.securesum.check_words import Answer
+from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.tasks.agreed import AgreedStudy
 from veilsum_proto import federation_pb2 as pb
 
@@ -251,7 +251,7 @@ def test_what_everyone_signed_is_kept_with_the_charge(attack: Adversary) -> None
     receipts = attack.collect()
     word = attack.countersign(receipts)
     said = [attack.ask_check(name, receipts, countersigned=word) for name in NAMES]
-    attack.ask_consent("a", [Answer(*item.values[3:]) for item in said])
+    attack.ask_consent("a", [CheckAnswer(*item.values[3:]) for item in said])
     site = attack.bed.sites["a"]
     (charge,) = site.ledger.entries(kind=Kind.CHARGE)
     assert charge.detail["countersigned"] == [word.body.hex(), word.signature.hex()]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from support.federation import make_data
-from support.hostile import NAMES, Adversary, Answer, make_adversary
+from support.hostile import NAMES, Adversary, CheckAnswer, make_adversary
 from support.one_time import shifted
 from support.randomness import SeededRandom
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -78,7 +78,7 @@ def test_a_false_sum_that_was_fixed(attack: Adversary) -> None:
     """Everybody answers for a sum that it cannot know, and pays; no value of it is ever taken for one."""
     receipts = attack.collect()
     false = _false(attack)
-    answers = [Answer(*attack.ask_check(name, receipts, false).values[3:]) for name in NAMES]
+    answers = [CheckAnswer(*attack.ask_check(name, receipts, false).values[3:]) for name in NAMES]
     consents = [attack.ask_consent(name, answers).values[3] for name in NAMES]
     for total in (false, attack.total()):
         with pytest.raises(HostileInput, match="vouched"):
@@ -113,7 +113,7 @@ def test_a_second_sum_after_consent(attack: Adversary) -> None:
     answers = attack.answers()
     consent = attack.ask_consent("a", answers)
     assert attack.ask_check("a", receipts, _false(attack)).refused is RefusalCode.CHECK
-    assert Answer(*attack.ask_check("a", receipts).values[3:]) == answers[0]
+    assert CheckAnswer(*attack.ask_check("a", receipts).values[3:]) == answers[0]
     assert attack.ask_consent("a", answers) == consent
     assert attack.charges("a") == 1
 
@@ -124,7 +124,7 @@ def test_two_sums_for_two_members(attack: Adversary) -> None:
     answers = []
     for name in NAMES:
         total = _false(attack) if name == "d" else None
-        answers.append(Answer(*attack.ask_check(name, receipts, total).values[3:]))
+        answers.append(CheckAnswer(*attack.ask_check(name, receipts, total).values[3:]))
     for name in NAMES:
         assert attack.ask_consent(name, answers).refused is RefusalCode.CHECK
         assert attack.charges(name) == 0
@@ -136,14 +136,14 @@ def test_two_sets_of_receipts_for_two_members(attack: Adversary) -> None:
     own = parse_receipt(receipts[3].body)
     other = sign_receipt(replace(own, number=own.number + 1), attack.bed.sites["d"].credentials.signing_key)
     answers = [
-        Answer(*attack.ask_check(name, receipts if name in "bd" else [*receipts[:3], other]).values[3:]) for name in "abc"
+        CheckAnswer(*attack.ask_check(name, receipts if name in "bd" else [*receipts[:3], other]).values[3:]) for name in "abc"
     ]
     for name in "abc":
         assert attack.ask_consent(name, [*answers, answers[0]]).refused is RefusalCode.CHECK
         assert attack.charges(name) == 0
 
 
-def _say(attack: Adversary, name: str, signer: str, words: tuple[int, ...], **changes: Any) -> Answer:
+def _say(attack: Adversary, name: str, signer: str, words: tuple[int, ...], **changes: Any) -> CheckAnswer:
     """An answer to the true challenge that ``name`` is said to give and ``signer`` signs."""
     context, fixed = attack.context(), attack.total().digest(attack.plan().encoding, attack.context())
     values: dict[str, Any] = {
@@ -151,7 +151,7 @@ def _say(attack: Adversary, name: str, signer: str, words: tuple[int, ...], **ch
         "challenge": challenge(context, [item.body for item in attack.receipts()], fixed),
     }  # fmt: skip
     signed = sign_check(CheckStatement(**(values | changes)), attack.bed.sites[signer].credentials.signing_key)
-    return Answer(words, signed.signature)
+    return CheckAnswer(words, signed.signature)
 
 
 def test_answers_that_are_not_what_all_members_signed(attack: Adversary) -> None:
@@ -166,16 +166,16 @@ def test_answers_that_are_not_what_all_members_signed(attack: Adversary) -> None
         "one too many": [*good, last],
         "doubled": [*good[:3], good[2]],
         "out of order": [good[0], good[2], good[1], last],
-        "a word changed": [*good[:3], Answer(((last.words[0] + 1) % t, *last.words[1:]), last.signature)],
-        "two words": [*good[:3], Answer(last.words[:2], last.signature)],
-        "no word": [*good[:3], Answer((), last.signature)],
-        "four words": [*good[:3], Answer((*last.words, 0), last.signature)],
+        "a word changed": [*good[:3], CheckAnswer(((last.words[0] + 1) % t, *last.words[1:]), last.signature)],
+        "two words": [*good[:3], CheckAnswer(last.words[:2], last.signature)],
+        "no word": [*good[:3], CheckAnswer((), last.signature)],
+        "four words": [*good[:3], CheckAnswer((*last.words, 0), last.signature)],
         "a word above": [*good[:3], _say(attack, "d", "d", (t, 1, 2))],
-        "a large word": [*good[:3], Answer((2**64 - 1, 1, 2), last.signature)],
-        "unsigned": [*good[:3], Answer(last.words, b"")],
+        "a large word": [*good[:3], CheckAnswer((2**64 - 1, 1, 2), last.signature)],
+        "unsigned": [*good[:3], CheckAnswer(last.words, b"")],
         "signed by another": [*good[:3], _say(attack, "d", "c", last.words)],
         "as another": [*good[:3], _say(attack, "c", "d", last.words)],
-        "another label": [*good[:3], Answer(last.words, key.sign(Label.CONSENT, b"{}"))],
+        "another label": [*good[:3], CheckAnswer(last.words, key.sign(Label.CONSENT, b"{}"))],
         "another sum": [*good[:3], _say(attack, "d", "d", last.words, sum=bytes(32))],
         "another challenge": [*good[:3], _say(attack, "d", "d", last.words, challenge=bytes(32))],
         "another attempt": [*good[:3], _say(attack, "d", "d", last.words, attempt=2)],
@@ -221,7 +221,7 @@ def test_answers_of_another_attempt_replayed(attack: Adversary) -> None:
 def test_consent_before_an_answer(attack: Adversary) -> None:
     """A site that was never asked to check the sum does not consent to it, whoever answered."""
     receipts = attack.collect()
-    answers = [Answer(*attack.ask_check(name, receipts).values[3:]) for name in "bcd"]
+    answers = [CheckAnswer(*attack.ask_check(name, receipts).values[3:]) for name in "bcd"]
     for shown in ([], answers, [answers[0], *answers], [_say(attack, "a", "a", (1, 2, 3)), *answers]):
         assert attack.ask_consent("a", shown).refused is RefusalCode.ROUND
     assert attack.charges("a") == 0
@@ -303,7 +303,7 @@ def test_restarts_between_all_steps(attack: Adversary) -> None:
     fixed = {name: attack.fix(name) for name in NAMES}
     word = attack.countersign(receipts)
     _restarted(attack, lambda name: attack.ask_check(name, receipts, fixed=fixed[name], countersigned=word))
-    answers = [Answer(*attack.channels[name].said[-1].values[3:]) for name in NAMES]
+    answers = [CheckAnswer(*attack.channels[name].said[-1].values[3:]) for name in NAMES]
     _restarted(attack, lambda name: attack.ask_consent(name, answers))
     consents = [attack.channels[name].said[-1].values[3] for name in NAMES]
     assert attack.open(answers, consents).shape == (attack.plan().encoding.size,)

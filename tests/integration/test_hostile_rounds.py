@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.hostile import NAMES, Adversary, Answer, add_mod, altered, context_of, make_adversary, subtract_mod, uniformity
+from support.hostile import (
+    NAMES,
+    Adversary,
+    CheckAnswer,
+    add_mod,
+    altered,
+    context_of,
+    make_adversary,
+    subtract_mod,
+    uniformity,
+)
 from support.randomness import RARE
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -350,7 +360,7 @@ def test_receipts_that_nobody_signed_are_not_paid_for(attack: Adversary, fault: 
         "of version 1 and all agree": sign_receipt(replace(own, version=1), attack.bed.sites["d"].credentials.signing_key),
     }
     said = {name: attack.ask_check(name, [*good[:3], wrong[fault]]) for name in "abc"}
-    answers = [Answer(*item.values[3:]) for item in said.values() if item.call == "answer"]
+    answers = [CheckAnswer(*item.values[3:]) for item in said.values() if item.call == "answer"]
     for name in "abc":
         if said[name].call == "answer":
             assert attack.ask_consent(name, [*answers, answers[0]]).call == "refuse"

@@ -31,7 +31,7 @@ from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.ledger.verification import verify_ledger
 from veilsum_privacy.results.sum_evidence import consent_statement
-from veilsum_privacy.securesum.check_words import Answer, sign_check, sign_consent
+from veilsum_privacy.securesum.check_words import CheckAnswer, sign_check, sign_consent
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb
@@ -106,10 +106,10 @@ class Ring:
             call()
         assert self.state() == before
 
-    def answer(self, name: str, words: tuple[int, ...], signer: str = "", /, **changes: Any) -> Answer:
+    def answer(self, name: str, words: tuple[int, ...], signer: str = "", /, **changes: Any) -> CheckAnswer:
         """What a member says, whatever its words; ``signer`` and ``changes`` make it sign as another, for something else."""
         statement = replace(self.round.total.statement(name, words), **changes)
-        return Answer(words, sign_check(statement, self.bed.sites[signer or name].credentials.signing_key).signature)
+        return CheckAnswer(words, sign_check(statement, self.bed.sites[signer or name].credentials.signing_key).signature)
 
     def said(self, name: str) -> tuple[int, ...]:
         """The words that a member would answer with, and does in the end."""
@@ -231,7 +231,7 @@ def test_answers_that_their_sender_did_not_sign(ring: Ring) -> None:
         words, modulus = ring.said("d"), ring.round.plan.encoding.ring.plain_modulus
         good = ring.answer("d", words)
 
-        def send(answer: Answer, name: str = "d", number: int = ring.attempt) -> Callable[[], None]:
+        def send(answer: CheckAnswer, name: str = "d", number: int = ring.attempt) -> Callable[[], None]:
             return lambda: ring.hub.answer(name, ring.key, number, *answer)
 
         for wrong in ((), words[:2], (*words, 0), (modulus, 1, 2), (2**64 - 1, 1, 2), (-1, 1, 2)):
@@ -250,10 +250,10 @@ def test_answers_that_their_sender_did_not_sign(ring: Ring) -> None:
         body = ring.round.total.statement("d", words).to_bytes()
         key = ring.bed.sites["d"].credentials.signing_key
         for signature in (b"", good.signature[:-1], key.sign(Label.CONSENT, body), key.sign(Label.RECEIPT, body)):
-            ring.refused(send(Answer(words, signature)))
+            ring.refused(send(CheckAnswer(words, signature)))
         for index in range(3):
             other = tuple((word + (place == index)) % modulus for place, word in enumerate(words))
-            ring.refused(send(Answer(other, good.signature)))
+            ring.refused(send(CheckAnswer(other, good.signature)))
         send(good)()
         before = ring.state()
         send(good)()  # the same again is no fault

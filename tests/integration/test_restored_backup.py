@@ -34,7 +34,7 @@ from veilsum_participant.site import Site
 from veilsum_participant.store.peers import keep_mirror_entry
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
-from veilsum_privacy.securesum.check_words import Answer
+from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_proto import federation_pb2 as pb
 from veilsum_proto.federation_pb2_grpc import StudiesStub
 
@@ -204,7 +204,7 @@ def test_a_known_attempt_is_charged_only_by_its_consent(attack: Adversary, tmp_p
     row = attack.attempt_row("a")
     assert row is not None
     assert (row.state, row.payload, row.words) == ("recovered", None, None)
-    answers = [Answer((1, 2, 3), b"")] * 4
+    answers = [CheckAnswer((1, 2, 3), b"")] * 4
     assert attack.ask_consent("a", answers).refused is RefusalCode.ROUND  # what it signed for then it does not know
     spending = site.ledger.spending(DATASET)
     assert (spending.releases, spending.spent) == (1, spending.reserved)

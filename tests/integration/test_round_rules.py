@@ -30,7 +30,7 @@ from veilsum_participant.store.studies import STUDIES, StudyState, change_study
 from veilsum_privacy.computation.contribution import SitePart, SitePlace
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
-from veilsum_privacy.securesum.check_words import Answer
+from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import decode_broadcast
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
@@ -379,7 +379,7 @@ def test_what_a_log_could_show_of_a_round_is_no_number_of_it(kind: type, hidden:
 # -- consent ---------------------------------------------------------------------------------------------------------------
 
 
-def answered(attack: Adversary, names: Iterable[str] = NAMES, attempt: int = 1) -> list[Answer]:
+def answered(attack: Adversary, names: Iterable[str] = NAMES, attempt: int = 1) -> list[CheckAnswer]:
     """An honest attempt of the first round up to all answers."""
     attack.collect(names, 1, attempt)
     return attack.answers(1, attempt)
@@ -452,7 +452,7 @@ def test_a_mirror_that_begins_anew_is_read_anew(attack: Adversary, settled: int,
         keep_mirror_entry(connection, "coordinator", settled)
     words = {name: attack.countersign(receipts, entry=entry) for name in NAMES}
     said = [attack.ask_check(name, receipts, countersigned=word) for name, word in words.items()]
-    assert attack.ask_consent("a", [Answer(*item.values[3:]) for item in said]).call == "consent"
+    assert attack.ask_consent("a", [CheckAnswer(*item.values[3:]) for item in said]).call == "consent"
     with database.transaction() as connection:
         assert mirror_entry(connection, "coordinator") == after
 

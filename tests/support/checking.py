@@ -33,7 +33,7 @@ from veilsum_privacy.ledger.receipts import (
     receipts_digest,
 )
 from veilsum_privacy.results.sum_evidence import total_from_bytes
-from veilsum_privacy.securesum.check_words import Answer, Signed, SumStatement, challenge, sign_sum, verify_check_words
+from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, sign_sum, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.opening import Contribution, Total, open_words
@@ -171,27 +171,27 @@ class Cohort:
         }
         return Shown(**(values | changes))
 
-    def answer(self, name: str, shown: Shown | None = None, attempt: int = 1, number: int | None = None) -> Answer:
+    def answer(self, name: str, shown: Shown | None = None, attempt: int = 1, number: int | None = None) -> CheckAnswer:
         """Let one site check what is shown."""
         round_number = self.assignments[attempt].round if number is None else number
         openings = self.cores[name].openings
         return openings.on_fixed(self.key, round_number, attempt, shown or self.shown(attempt))
 
-    def answers(self, attempt: int = 1, shown: Shown | None = None) -> list[Answer]:
+    def answers(self, attempt: int = 1, shown: Shown | None = None) -> list[CheckAnswer]:
         """Everyone's answers to one question."""
         asked = shown or self.shown(attempt)
         return [self.answer(name, asked, attempt) for name in self.assignments[attempt].names]
 
-    def consent(self, name: str, answers: Sequence[Answer], attempt: int = 1, number: int | None = None) -> Consent:
+    def consent(self, name: str, answers: Sequence[CheckAnswer], attempt: int = 1, number: int | None = None) -> Consent:
         """Show answers to one site."""
         round_number = self.assignments[attempt].round if number is None else number
         return self.cores[name].openings.on_answers(self.key, round_number, attempt, answers)
 
-    def consents(self, answers: Sequence[Answer], attempt: int = 1) -> list[Consent]:
+    def consents(self, answers: Sequence[CheckAnswer], attempt: int = 1) -> list[Consent]:
         """Everyone's consents."""
         return [self.consent(name, answers, attempt) for name in self.assignments[attempt].names]
 
-    def open(self, answers: Sequence[Answer], consents: Sequence[Consent], attempt: int = 1) -> Integers:
+    def open(self, answers: Sequence[CheckAnswer], consents: Sequence[Consent], attempt: int = 1) -> Integers:
         """The sum, held to the answers: (size,) in grid units."""
         plan, context, secrets = self.plan(attempt), self.context(attempt), [item.secret for item in consents]
         total = self.total(attempt)

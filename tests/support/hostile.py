@@ -38,7 +38,7 @@ from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Countersignature, SignedReceipt, countersign, parse_receipt, receipts_digest
 from veilsum_privacy.results.sum_evidence import total_from_bytes
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.check_words import Answer, Signed, SumStatement, challenge, sign_sum, verify_check_words
+from veilsum_privacy.securesum.check_words import CheckAnswer, Signed, SumStatement, challenge, sign_sum, verify_check_words
 from veilsum_privacy.securesum.context import Assignment, broadcast_digest, encode_broadcast
 from veilsum_privacy.securesum.data_masks import unmask_values
 from veilsum_privacy.securesum.key_shares import self_masks
@@ -344,13 +344,13 @@ class Adversary:
         }
         return sign_sum(SumStatement(**(values | changes)), (signer or self.bed.hub.credentials).signing_key)
 
-    def answers(self, number: int = 1, attempt: int = 1) -> list[Answer]:
+    def answers(self, number: int = 1, attempt: int = 1) -> list[CheckAnswer]:
         """Everyone's answer about the true sum, honestly; in the cohort's order."""
         shown = self.receipts(attempt)
         said = [self.ask_check(name, shown, None, number, attempt) for name in self.assignments[attempt].names]
-        return [Answer(*item.values[3:]) for item in said]
+        return [CheckAnswer(*item.values[3:]) for item in said]
 
-    def ask_consent(self, name: str, answers: Sequence[Answer], number: int = 1, attempt: int = 1) -> Said:
+    def ask_consent(self, name: str, answers: Sequence[CheckAnswer], number: int = 1, attempt: int = 1) -> Said:
         """Show all answers to one site, and ask for its consent."""
         found = [pb.MemberAnswer(words=item.words, signature=item.signature) for item in answers]
         objects = {pb.OBJECT_KIND_ANSWERS: pb.AnswersObject(answers=found).SerializeToString()}
@@ -397,7 +397,7 @@ class Adversary:
         return values
 
     def open(
-        self, answers: Sequence[Answer], consents: Sequence[bytes], attempt: int = 1, total: Contribution | None = None
+        self, answers: Sequence[CheckAnswer], consents: Sequence[bytes], attempt: int = 1, total: Contribution | None = None
     ) -> Integers:
         """Open a sum as an honest coordinator would, and hold it to the answers.
 

@@ -28,7 +28,7 @@ from veilsum_node.process.steady_clock import RETURN_SECONDS
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt
 from veilsum_privacy.results.sum_evidence import total_to_bytes
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.check_words import Answer
+from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Assignment, Pieces, broadcast_digest, context_digest
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_privacy.study.study import Study
@@ -412,7 +412,7 @@ class StudyMachine:
         self._move(current, RoundPhase.CHECKING)
         current.deadline = self._steady() + self._waits.check
 
-    def answer(self, name: str, attempt: int, answer: Answer) -> None:
+    def answer(self, name: str, attempt: int, answer: CheckAnswer) -> None:
         """Take an answer to the challenge of the sum; with the last one all are made durable and consent is asked for.
 
         Raises:

@@ -15,7 +15,7 @@ from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.storage.records import KeptRelease, KeptRound, KeptSum, RoundStart
 from veilsum_node.errors import StateError
 from veilsum_privacy.results.sum_evidence import total_from_bytes
-from veilsum_privacy.securesum.check_words import Answer
+from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.tasks.agreed import AgreedStudy, RoundPlan
 
@@ -154,7 +154,7 @@ def summed_round(
         start.allowed,
         attempts=start.attempts,
         received=start.received,
-        answers={name: Answer(*kept) for name, kept in zip(start.assignment.names, total.answers, strict=False)},
+        answers={name: CheckAnswer(*kept) for name, kept in zip(start.assignment.names, total.answers, strict=False)},
         consents=dict(total.consents),
         agreed=dict(total.agreed),
         asked=bool(total.answers),

@@ -22,7 +22,7 @@ from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify
 from veilsum_privacy.results.sum_evidence import consent_statement
 from veilsum_privacy.securesum.check_words import (
     CHECKS,
-    Answer,
+    CheckAnswer,
     CheckStatement,
     Signed,
     SumStatement,
@@ -85,7 +85,7 @@ class FixedSum:
         number, attempt = self._assignment.round, self._assignment.attempt
         return CheckStatement(self._study, name, number, attempt, self.context, self.challenge, self.digest, words)
 
-    def open(self, answers: Sequence[Answer], consents: Sequence[bytes]) -> Integers:
+    def open(self, answers: Sequence[CheckAnswer], consents: Sequence[bytes]) -> Integers:
         """The released values in grid units, (size,).
 
         Args:
@@ -139,7 +139,7 @@ class Round:
     sum: FixedSum | None = field(default=None, repr=False)
     countersigned: SignedReceipt | None = None
     fixed: Signed | None = None
-    answers: dict[str, Answer] = field(default_factory=dict, repr=False)
+    answers: dict[str, CheckAnswer] = field(default_factory=dict, repr=False)
     consents: dict[str, bytes] = field(default_factory=dict, repr=False)
     agreed: dict[str, bytes] = field(default_factory=dict, repr=False)
     checks: bytes = b""
@@ -263,7 +263,7 @@ class Round:
             raise StateError("The round has no complete sum.")
         return self.sum
 
-    def answer(self, name: str, answer: Answer, roster: Roster) -> None:
+    def answer(self, name: str, answer: CheckAnswer, roster: Roster) -> None:
         """Take a member's answer to the challenge.
 
         Raises:

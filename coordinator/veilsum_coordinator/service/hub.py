@@ -28,7 +28,7 @@ from veilsum_node.telemetry.log_floods import caused_by
 from veilsum_node.telemetry.logs import about
 from veilsum_privacy.ledger.receipts import SignedReceipt, countersign_again
 from veilsum_privacy.securesum.boxes import Box
-from veilsum_privacy.securesum.check_words import Answer
+from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import Pieces
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study, parse_study, study_digest
@@ -310,7 +310,7 @@ class Hub:
     def answer(self, name: str, key: bytes, attempt: int, words: tuple[int, ...], signature: bytes) -> None:
         """See :meth:`StudyMachine.answer`."""
         with self._change(key, name):
-            self._entry(key).machine.answer(name, attempt, Answer(words, signature))
+            self._entry(key).machine.answer(name, attempt, CheckAnswer(words, signature))
 
     def consent(self, name: str, key: bytes, attempt: int, consent: bytes, signature: bytes) -> None:
         """See :meth:`StudyMachine.consent`."""

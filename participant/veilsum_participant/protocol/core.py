@@ -23,7 +23,7 @@ from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.studies import StudyState, find_method
 from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.securesum.boxes import Box, Purpose
-from veilsum_privacy.securesum.check_words import Answer, Signed
+from veilsum_privacy.securesum.check_words import CheckAnswer, Signed
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
@@ -208,7 +208,7 @@ class ParticipantCore:
             case _:
                 raise HostileInput("A directive has an unknown kind.")
 
-    def _check(self, directive: pb.Directive, key: bytes, channel: Channel) -> Answer:
+    def _check(self, directive: pb.Directive, key: bytes, channel: Channel) -> CheckAnswer:
         number, attempt = directive.round, directive.attempt
         if not self.openings.knows(key, attempt):  # restored since: numbers of its receipts were shown that it would use again
             self.catch_up(channel)
@@ -258,8 +258,8 @@ def _shown(data: bytes, channel: Channel) -> Shown:
     )
 
 
-def _answers(sent: pb.AnswersObject) -> list[Answer]:
-    return [Answer(tuple(item.words), item.signature) for item in sent.answers]
+def _answers(sent: pb.AnswersObject) -> list[CheckAnswer]:
+    return [CheckAnswer(tuple(item.words), item.signature) for item in sent.answers]
 
 
 def _greeted_again(channel: Channel) -> bool:

@@ -43,8 +43,8 @@ from veilsum_privacy.ledger.receipts import (
     verify_countersignature,
 )
 from veilsum_privacy.securesum.check_words import (
-    Answer,
     Answered,
+    CheckAnswer,
     CheckStatement,
     ConsentStatement,
     Signed,
@@ -109,7 +109,7 @@ class Openings:
         with self._site.database.reading() as connection:
             return find_attempt(connection, key, attempt) is not None
 
-    def on_fixed(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> Answer:
+    def on_fixed(self, key: bytes, round_number: int, attempt: int, shown: Shown) -> CheckAnswer:
         """Check by what a sum is fixed, and answer the challenge that follows; asked again, the same answer.
 
         The answer is durable before it is returned. Nothing is charged by it, and nothing opens.
@@ -136,7 +136,7 @@ class Openings:
             site.database.scrub()
             raise refusal
 
-    def _answer(self, connection: Connection, opened: OpenStudy, row: AttemptRow, shown: Shown) -> Answer | None:
+    def _answer(self, connection: Connection, opened: OpenStudy, row: AttemptRow, shown: Shown) -> CheckAnswer | None:
         """The one answer for a context: as it was kept, or made, signed and kept; None if another question was answered.
 
         Raises:
@@ -161,7 +161,7 @@ class Openings:
                 return None
             if row.state is AttemptState.PAYLOAD:  # the coordinator's key may have been renewed since
                 change_attempt(connection, key, row.attempt, shown=_dump(shown))
-            return Answer(parse_check(signed.body, modulus).words, signed.signature)
+            return CheckAnswer(parse_check(signed.body, modulus).words, signed.signature)
         sharing = sharing_masks(mask_graph(roster, opened.study.privacy), assignment, site.name)
         masked, consent = unpack_words(promised(row.words), plan), promised(row.consent)
         words = check_words(masked, modulus, row.context, rho, site.name, sharing, opened.seeds, consent)
@@ -178,9 +178,9 @@ class Openings:
             answer_signature=signed.signature,
             shown=_dump(shown),
         )
-        return Answer(words, signed.signature)
+        return CheckAnswer(words, signed.signature)
 
-    def on_answers(self, key: bytes, round_number: int, attempt: int, answers: Sequence[Answer]) -> Consent:
+    def on_answers(self, key: bytes, round_number: int, attempt: int, answers: Sequence[CheckAnswer]) -> Consent:
         """Check that everyone answered the challenge that this site answered; charge the ledger, consent and sign for the list
         of answers; asked again, the same consent and signature.
 
@@ -199,7 +199,7 @@ class Openings:
                 self._record_refusal(key, attempt, refusal)
             raise
 
-    def _consent(self, key: bytes, round_number: int, attempt: int, answers: Sequence[Answer]) -> Consent:
+    def _consent(self, key: bytes, round_number: int, attempt: int, answers: Sequence[CheckAnswer]) -> Consent:
         site = self._site
         with site.database.transaction() as connection:
             opened = load_open_study(connection, site, key)
@@ -219,7 +219,7 @@ class Openings:
         LOG.info("study %s: round %d is paid for and consented to", study, round_number, extra=fields)
         return consent
 
-    def _pay(self, connection: Connection, opened: OpenStudy, row: AttemptRow, answers: Sequence[Answer]) -> bytes:
+    def _pay(self, connection: Connection, opened: OpenStudy, row: AttemptRow, answers: Sequence[CheckAnswer]) -> bytes:
         """Charge the ledger for an attempt and note the consent, if nothing speaks against it.
 
         Returns:
@@ -252,7 +252,7 @@ class Openings:
         return agreed
 
     def _agree(
-        self, opened: OpenStudy, roster: Roster, row: AttemptRow, kept: Answered, answers: Sequence[Answer]
+        self, opened: OpenStudy, roster: Roster, row: AttemptRow, kept: Answered, answers: Sequence[CheckAnswer]
     ) -> ConsentStatement:
         """What this site signs for, if every member signed an answer to the challenge that this site answered."""
         site, key, assignment = self._site, opened.digest, parse_assignment(row.assignment)

@@ -123,7 +123,7 @@ def verify_check_words(
             raise HostileInput("The sum is not that of the contributions which its members vouched for.")
 
 
-class Answer(NamedTuple):
+class CheckAnswer(NamedTuple):
     """A member's answer to a challenge as it travels: its check words, and its signature under the statement that holds them.
 
     The rest of the statement follows from the attempt. The words are under masks, and everybody is shown them.
