@@ -137,7 +137,7 @@ def test_a_plain_federation_keeps_the_studys_rules(tmp_path: Path, data: Data) -
     bed = make_bed(tmp_path / "bed", data)
     study = bed.compile(make_request(schema_of(WIDTH), "statistics", 1.0))
     federation = plain_federation(tmp_path / "plain", data, study)
-    with pytest.raises(HostileInput, match="No task"):
+    with pytest.raises(HostileInput, match="declares no task"):
         federation.sum("class-moments")
     federation.sum("statistics")
     with pytest.raises(RoundLostError, match="used up"):

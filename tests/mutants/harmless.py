@@ -53,9 +53,9 @@ _WEIGHTS = "the weights are the same for any number of degrees"
 
 HARMLESS: dict[str, str] = {
     f"{_CLUSTERED}::SiteErrors.beyond: self.sites - 1 -> self.sites + 1": _WEIGHTS,
-    f"{_CLUSTERED}::SiteErrors.half_width: brentq(lambda distance: self.beyond(distance) - level, 0.0, longest, "
+    f"{_CLUSTERED}::SiteErrors.half_width: brentq(lambda distance: self.beyond(distance) - LEVEL, 0.0, longest, "
     "xtol=1e-12 * longest, rtol=1e-12) -> "
-    "brentq(lambda distance: self.beyond(distance) - level, 0.0, longest, xtol=1e-12 * longest)": _BRACKET,
+    "brentq(lambda distance: self.beyond(distance) - LEVEL, 0.0, longest, xtol=1e-12 * longest)": _BRACKET,
     f"{_CLUSTERED}::SiteErrors.half_width: 1e-12 -> 2e-12": _BRACKET,
     f"{_CLUSTERED}::SiteErrors.half_width: 1e-12 -> 2e-12 (2)": _BRACKET,
     "privacy/veilsum_privacy/tasks/site_scores.py::SiteScoresParameters: 1.0 -> 2.0": "a mean is bounded for counts alone, "

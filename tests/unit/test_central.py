@@ -77,7 +77,7 @@ def test_pooled_sums_over_records_are_the_sites_sums() -> None:
     together = central.sum("statistics")
     for name, values in apart.values.items():
         np.testing.assert_array_equal(together.values[name], values)
-    with pytest.raises(HostileInput, match="No task"):
+    with pytest.raises(HostileInput, match="declares no task"):
         central.sum("gradient")
 
 

@@ -634,7 +634,7 @@ def test_what_is_no_ledger_is_named(
     for name, content in places.items():
         (tmp_path / name).write_bytes(content)
     says = {"empty": "is empty", "latin": "neither", "table.csv": "spreadsheet", "other.json": "veilsum-ledger/1"}
-    for name, hint in (says | {"kit": "is a folder", "none": "no ledger none", str(site.config): "--config"}).items():
+    for name, hint in (says | {"kit": "is a folder", "none": "ledger none does not", str(site.config): "--config"}).items():
         code, _, err = run(capsys, *command.split(), name)
         assert (code, hint in err, name in err) == (2, True, True)
     (tmp_path / "study.toml").write_text('name = "x"\nmethod = "statistics"\n')

@@ -55,7 +55,7 @@ def test_a_mechanism_survives_its_entry(mechanism: Mechanism, name: str, varianc
 
 
 def test_a_mechanism_is_that_of_its_task() -> None:
-    declared = SimpleNamespace(grid=GRID, sampling_rate=0.25, steps=7, slack=0.0)
+    declared = SimpleNamespace(grid=GRID, sampling_rate=0.25, steps=7, releases=1, slack=0.0)
     assert Mechanism.of(declared, LOCAL.noise) == LOCAL  # type: ignore[arg-type]
 
 

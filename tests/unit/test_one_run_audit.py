@@ -445,7 +445,7 @@ def test_a_step_that_always_samples_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_encrypted_sum_that_opens_to_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veilsum_privacy.audit.routes.open_sum", lambda *given: np.zeros(1000, dtype=np.int64))
+    monkeypatch.setattr("veilsum_privacy.audit.routes.unmask_values", lambda *given: np.zeros(1000, dtype=np.int64))
     with pytest.raises(Misuse, match="did not open"):
         run(RELEASES["encrypted"]())
 

@@ -22,6 +22,7 @@ from support.securesum import ALPHA, uniform_p_value
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.errors import HostileInput, Misuse, StateError
 from veilsum_node.identity import Label, SigningKey, verify
+from veilsum_privacy.ledger import receipts as signed_receipts
 from veilsum_privacy.results import sum_evidence as evidence
 from veilsum_privacy.results.sum_evidence import Evidence, total_to_bytes, verify_evidence
 from veilsum_privacy.securesum import check_words, data_masks, key_shares, opening, streams
@@ -151,7 +152,7 @@ def copied(members: Members, commitment: Callable[[bytes, str, bytes], bytes] | 
     ]
     twin = Contribution(share, np.array(scaled, dtype=np.uint64))
     sent = [honest, Sent(values, honest.words, honest.key, twin)]
-    proof = key_shares.consent_proof(members.consent(first))
+    proof = signed_receipts.consent_proof(members.consent(first))
     pledge = None if commitment is None else commitment(context, second, proof)
     receipts = [members.receipt(first, honest.contribution), members.receipt(second, twin, pledge)]
     played = Played(members, sent, members.add([honest, sent[1]]), receipts)
@@ -166,7 +167,7 @@ def copied(members: Members, commitment: Callable[[bytes, str, bytes], bytes] | 
 
 def test_another_members_contribution_and_consent_cannot_be_copied(monkeypatch: Patch) -> None:
     members = make_members(2)
-    honest = key_shares.consent_commitment
+    honest = signed_receipts.consent_commitment
     for pledge in (None, lambda context, _, proof: honest(context, "site-00", proof)):  # its own; the other's
         found, _ = copied(members, pledge)
         refused(members, found, "consent of site-01 is not the one")
@@ -175,11 +176,11 @@ def test_another_members_contribution_and_consent_cannot_be_copied(monkeypatch: 
         return sum_digest(context, proof, b"nobody")
 
     with monkeypatch.context() as patch:
-        patch.setattr(key_shares, "consent_commitment", unnamed)
+        patch.setattr(signed_receipts, "consent_commitment", unnamed)
         patch.setattr(one_time, "consent_commitment", unnamed)
         found, values = copied(members, unnamed)
         assert verified(members, found).tolist() == (2 * values).tolist(), "counted twice, by somebody who does not know it"
-    monkeypatch.setattr(evidence, "held_to_commitment", lambda *_: None)
+    monkeypatch.setattr(signed_receipts.Receipt, "hold", lambda *_: None)
     found, values = copied(members, None)
     assert verified(members, found).tolist() == (2 * values).tolist()
 

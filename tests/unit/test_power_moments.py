@@ -312,7 +312,7 @@ def test_a_task_sees_its_part_only() -> None:
             [SOURCE, aligned({"kind": "broadcast", "tau": 1.0, "moments": {"order": 2, "adjust": "both"}})],
             "exactly if",
         ),
-        ([SOURCE, aligned(by_moments(), None)], "needs a source"),
+        ([SOURCE, aligned(by_moments(), None)], "must name a source"),
         ([SOURCE, aligned(by_moments(channels=1))], "cannot compute from what"),
         ([SOURCE, aligned(by_moments(bound=2.0))], "cannot compute from what"),
         ([SOURCE, aligned(by_moments(4, adjust="mean"))], "both"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
+from sqlalchemy import inspect
 
 from veilsum_node.driver_faults import typed_faults
 
@@ -62,7 +63,7 @@ def put_mark(connection: sa.Connection, made: int, head: bytes) -> None:
 
 def read_mark(connection: sa.Connection) -> Mark | None:
     """The mark that stands; None where there is none."""
-    if not sa.inspect(connection).has_table(RESTORED.name):
+    if not inspect(connection).has_table(RESTORED.name):
         return None
     row = connection.execute(sa.select(RESTORED).order_by(RESTORED.c.made).limit(1)).first()
     return None if row is None else Mark(int(row.made), bytes(row.head), bool(row.trusted))
