@@ -439,7 +439,7 @@ def test_rows_are_dealt_once_each() -> None:
         ({"north": FRAME, "North": FRAME}, {}, "alike"),
         ({"north": FRAME, "south": FRAME}, {"sites": 2}, "there already"),
         (7, {}, "is not a table"),
-        ("/nowhere.csv", {}, "does not exist"),
+        ("/nowhere.csv", {}, "there is no such file"),
     ],
 )
 def test_what_cannot_be_a_federation_says_why(source: Any, keys: dict[str, Any], message: str) -> None:

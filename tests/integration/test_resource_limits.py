@@ -43,7 +43,7 @@ def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestBed,
         patch.setattr(server_module, "MOST_CONNECTIONS", CONNECTIONS)
         patch.setattr(server_module, "HANDSHAKE_SECONDS", 3.0)
         patch.setattr(server_module, "IDLE_SECONDS", 2.0)
-        patch.setattr(guard.Intake.__init__, "__defaults__", (SECONDS,))
+        patch.setattr(guard, "CALL_SECONDS", SECONDS)
         with running_server(bed) as (server, address):
             yield bed, server, address
 

@@ -27,7 +27,7 @@ from veilsum_participant.store.kept import STATES, find_kept
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.populations import COHORTS
 from veilsum_participant.store.studies import STUDIES, StudyState, change_study
-from veilsum_privacy.computation.contribution import SitePart, SitePlace
+from veilsum_privacy.computation.contribution import Graphs, SitePart, SitePlace
 from veilsum_privacy.ledger import Kind, Ledger
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt
 from veilsum_privacy.securesum.check_words import CheckAnswer
@@ -186,7 +186,7 @@ def test_what_was_tried_is_tried_again_on_little_and_no_more_than_so_much_is_rem
     chooses are tried each time."""
     tried: list[list[str]] = []
 
-    def rehearsed(_: object, arrays: dict[str, object], *, again: Records | None) -> None:
+    def rehearsed(_: object, arrays: dict[str, object], *, again: Records | None, graphs: Graphs) -> None:
         if again is None:
             tried.append(sorted(arrays))
         else:
