@@ -641,7 +641,7 @@ def test_what_is_no_ledger_is_named(
     code, _, err = run(capsys, *command.split(), "--config", "study.toml")
     assert (code, "not a configuration of a participant" in err) == (2, True)
     code, _, err = run(capsys, *command.split())
-    assert (code, "no participant.toml in this directory" in err) == (2, True)
+    assert (code, "has no participant.toml" in err) == (2, True)
 
 
 def test_writing_commands_take_no_coordinators_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
