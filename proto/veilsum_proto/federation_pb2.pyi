@@ -468,29 +468,33 @@ Global___SignedReceipt: _TypeAlias = SignedReceipt  # noqa: Y015
 
 @_typing.final
 class FixedObject(_message.Message):
+    """What a sum is checked by. Of what was signed only that which does not follow from the attempt travels: the reader writes
+    the signed bytes again, of its own receipt and the cohort's names, and holds signatures and digests to those.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIPTS_FIELD_NUMBER: _builtins.int
     COUNTERSIGNED_FIELD_NUMBER: _builtins.int
     FIXED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedReceipt]:
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberReceipt]:
         """in the cohort's order"""
 
     @_builtins.property
-    def countersigned(self) -> Global___SignedReceipt:
+    def countersigned(self) -> Global___ReceiptsWord:
         """the coordinator's word that it showed exactly these receipts to the whole cohort"""
 
     @_builtins.property
-    def fixed(self) -> Global___SignedStatement:
+    def fixed(self) -> Global___SumWord:
         """its word on the digest of the sum, which no later message can change"""
 
     def __init__(
         self,
         *,
-        receipts: _abc.Iterable[Global___SignedReceipt] | None = ...,
-        countersigned: Global___SignedReceipt | None = ...,
-        fixed: Global___SignedStatement | None = ...,
+        receipts: _abc.Iterable[Global___MemberReceipt] | None = ...,
+        countersigned: Global___ReceiptsWord | None = ...,
+        fixed: Global___SumWord | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["countersigned", b"countersigned", "fixed", b"fixed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -499,6 +503,91 @@ class FixedObject(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FixedObject: _TypeAlias = FixedObject  # noqa: Y015
+
+@_typing.final
+class MemberReceipt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    CONSENT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    """32 bytes, as are head and consent"""
+    number: _builtins.int
+    head: _builtins.bytes
+    consent: _builtins.bytes
+    signature: _builtins.bytes
+    """under the whole receipt"""
+    def __init__(
+        self,
+        *,
+        payload: _builtins.bytes = ...,
+        number: _builtins.int = ...,
+        head: _builtins.bytes = ...,
+        consent: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consent", b"consent", "head", b"head", "number", b"number", "payload", b"payload", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberReceipt: _TypeAlias = MemberReceipt  # noqa: Y015
+
+@_typing.final
+class ReceiptsWord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    entry: _builtins.int
+    """number of the mirror's entry that records the receipts"""
+    head: _builtins.bytes
+    """hash of that entry, 32 bytes"""
+    signature: _builtins.bytes
+    """under the whole countersignature"""
+    def __init__(
+        self,
+        *,
+        entry: _builtins.int = ...,
+        head: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "head", b"head", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiptsWord: _TypeAlias = ReceiptsWord  # noqa: Y015
+
+@_typing.final
+class SumWord(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUM_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    sum: _builtins.bytes
+    """digest, 32 bytes"""
+    signature: _builtins.bytes
+    """under the SumStatement"""
+    def __init__(
+        self,
+        *,
+        sum: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumWord: _TypeAlias = SumWord  # noqa: Y015
 
 @_typing.final
 class MemberAnswer(_message.Message):
@@ -923,29 +1012,6 @@ class ConsentRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConsentRequest: _TypeAlias = ConsentRequest  # noqa: Y015
-
-@_typing.final
-class SignedStatement(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    BODY_FIELD_NUMBER: _builtins.int
-    SIGNATURE_FIELD_NUMBER: _builtins.int
-    body: _builtins.bytes
-    """canonical JSON, at most 2 KiB"""
-    signature: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        body: _builtins.bytes = ...,
-        signature: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "signature", b"signature"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SignedStatement: _TypeAlias = SignedStatement  # noqa: Y015
 
 @_typing.final
 class ConfirmRequest(_message.Message):

@@ -193,7 +193,7 @@ def _reordered(cohort: Cohort) -> list[SignedReceipt]:
 
 
 SHOWN_WRONG: dict[str, tuple[RefusalCode, Callable[[Cohort], Shown]]] = {
-    "no receipts": (RefusalCode.RECEIPT, lambda c: replace(c.shown(), receipts=[])),
+    "no receipts": (RefusalCode.RECEIPT, lambda c: c.shown()._replace(receipts=[])),
     "one receipt less": (RefusalCode.RECEIPT, lambda c: c.shown(receipts=c.receipts()[:-1])),
     "one receipt twice": (RefusalCode.RECEIPT, lambda c: c.shown(receipts=[*c.receipts()[:2], *c.receipts()[1:3]])),
     "one receipt more": (RefusalCode.RECEIPT, lambda c: c.shown(receipts=[*c.receipts(), c.receipts()[-1]])),
@@ -231,9 +231,9 @@ SHOWN_WRONG: dict[str, tuple[RefusalCode, Callable[[Cohort], Shown]]] = {
     },
     "the certificate of a site": (
         RefusalCode.RECEIPT,
-        lambda c: replace(c.shown(), certificate=credentials(c, "b").identity.certificate),
+        lambda c: c.shown()._replace(certificate=credentials(c, "b").identity.certificate),
     ),
-    "no certificate": (RefusalCode.RECEIPT, lambda c: replace(c.shown(), certificate=b"")),
+    "no certificate": (RefusalCode.RECEIPT, lambda c: c.shown()._replace(certificate=b"")),
     **{
         f"a sum with another {name}": (
             RefusalCode.CHECK,
@@ -249,11 +249,39 @@ SHOWN_WRONG: dict[str, tuple[RefusalCode, Callable[[Cohort], Shown]]] = {
     },
     "a sum signed as something else": (RefusalCode.CHECK, lambda c: c.shown(fixed=_mislabelled(c))),
     "a sum without a signature": (RefusalCode.CHECK, lambda c: c.shown(fixed=replace(c.fixed(), signature=b""))),
+    **{f"a sum of {size} bytes": (RefusalCode.CHECK, lambda c, size=size: c.shown()._replace(fixed=bytes(size)))
+       for size in (0, 31, 33, 5000)},
     **{
-        f"the sum {body!r}": (RefusalCode.CHECK, lambda c, body=body: c.shown(fixed=Signed(body, b"")))
-        for body in (b"", b"{}", b"[]", b"\xff", b'{"sum":1}', b'{"sum":"zz"}', b'{"sum":"' + b"0" * 5000 + b'"}')
+        f"a receipt whose {name} is {value!r}": (
+            RefusalCode.RECEIPT,
+            lambda c, name=name, value=value: _with_part(c.shown(), **{name: value}),
+        )
+        for name, value in (
+            *((name, OTHER[:size]) for name in ("payload", "head", "consent") for size in (0, 31)),
+            *((name, OTHER + b"!") for name in ("payload", "head", "consent")),
+            *(("number", number) for number in (0, 2**53, 2**63, 2**64 - 1)),
+        )
+    },
+    **{
+        f"a word whose {name} is {value!r}": (
+            RefusalCode.RECEIPT,
+            lambda c, name=name, value=value: _with_word(c.shown(), **{name: value}),
+        )
+        for name, value in (
+            ("head", b""), ("head", OTHER[:31]), ("head", OTHER), ("entry", 0), ("entry", 99), ("entry", 2**53),
+            ("signature", b""),
+        )
     },
 }  # fmt: skip
+
+
+def _with_part(shown: Shown, **changes: Any) -> Shown:
+    *others, last = shown.receipts
+    return shown._replace(receipts=[*others, last._replace(**changes)])
+
+
+def _with_word(shown: Shown, **changes: Any) -> Shown:
+    return shown._replace(countersigned=shown.countersigned._replace(**changes))
 
 
 def _mislabelled(cohort: Cohort) -> Signed:
@@ -280,7 +308,7 @@ class Heard(SiteObserver):
 
 def test_what_does_not_fit_a_sum_is_counted(cohort: Cohort) -> None:
     heard = cohort.bed.sites["a"].observer = Heard()
-    refused(lambda: cohort.answer("a", cohort.shown(fixed=Signed(b"{}", b""))))
+    refused(lambda: cohort.answer("a", cohort.shown()._replace(fixed=b"")))
     answers = cohort.answers()
     refused(lambda: cohort.consent("a", answers[:-1]))
     assert heard.stages == [Stage.CHECK, Stage.CHECK]

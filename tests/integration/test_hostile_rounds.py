@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -367,6 +368,28 @@ def test_receipts_that_nobody_signed_are_not_paid_for(attack: Adversary, fault: 
         else:
             assert said[name].refused is RefusalCode.RECEIPT
         assert attack.charges(name) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"study": bytes(32)}, {"context": bytes(32)}, {"round": 2}, {"attempt": 2}, {"participant": "c"}, {"version": 1},
+        {"dataset": "others"}, {"unit": "subject"}, {"cohort_size": 3},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_a_receipt_for_another_release_passes_for_none(attack: Adversary, change: dict[str, Any]) -> None:
+    """Sites write what was signed again, as if for their own release, and a coordinator countersigns just that: every site
+    sees the same, and answers. Who signed for something else did not sign this, so nobody is charged."""
+    good = attack.collect()
+    signed = sign_receipt(replace(parse_receipt(good[3].body), **change), attack.bed.sites["d"].credentials.signing_key)
+    shown = [*good[:3], SignedReceipt(good[3].body, signed.signature)]
+    answers = [CheckAnswer(*attack.ask_check(name, shown).values[3:]) for name in NAMES[:3]]
+    answers.append(CheckAnswer(*attack.ask_check("d", good).values[3:]))  # by its own receipts it is the same question
+    for name in "abc":
+        assert attack.ask_consent(name, answers).refused is RefusalCode.RECEIPT
+        assert (attack.charges(name), attack.kinds(name)["charge"]) == (0, 0)
+    assert attack.ask_check("d", shown).refused is RefusalCode.RECEIPT
 
 
 def test_consent_to_what_was_given_up_or_never_was(attack: Adversary) -> None:

@@ -14,6 +14,7 @@ from support.federation import TestBed, make_bed, make_data, make_request, schem
 from support.hostile import NAMES, HostileChannel
 from support.one_time import shifted
 from support.randomness import RARE_DEVIATIONS
+from support.shown import shown_message, shown_of
 from veilsum_coordinator.parts.federation import Release
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.protocol.machine import StudyMachine
@@ -513,10 +514,10 @@ def test_what_is_fetched_belongs_to_its_phase(tmp_path: Path) -> None:
         if current.phase is RoundPhase.CONTRIBUTING:
             assert data == b"".join(current.broadcast)
         elif current.phase is RoundPhase.CHECKING:
-            shown = pb.FixedObject.FromString(data)
-            assert [item.body for item in shown.receipts] == [item.body for item in current.receipts()]
+            assert current.countersigned is not None
             assert current.fixed is not None
-            assert (shown.fixed.body, shown.fixed.signature) == (current.fixed.body, current.fixed.signature)
+            shown = shown_of(current.receipts(), current.countersigned, current.fixed)
+            assert pb.FixedObject.FromString(data) == shown_message(shown)
         else:
             found = pb.AnswersObject.FromString(data).answers
             assert [tuple(item.words) for item in found] == [current.answers[name].words for name in current.cohort]

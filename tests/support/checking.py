@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from support.federation import TestBed, make_bed, make_data, make_request, open_test_site, schema_of
+from support.shown import shown_of
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.identity import Credentials
@@ -163,13 +164,9 @@ class Cohort:
     def shown(self, attempt: int = 1, **changes: Any) -> Shown:
         """What an honest coordinator shows, with changes."""
         receipts = changes.pop("receipts", None) or self.receipts(attempt)
-        values: dict[str, Any] = {
-            "receipts": receipts,
-            "countersigned": changes.pop("countersigned", None) or self.countersigned(receipts, attempt),
-            "fixed": changes.pop("fixed", None) or self.fixed(of=attempt),
-            "certificate": self.bed.hub.credentials.identity.certificate,
-        }
-        return Shown(**(values | changes))
+        word = changes.pop("countersigned", None) or self.countersigned(receipts, attempt)
+        fixed = changes.pop("fixed", None) or self.fixed(of=attempt)
+        return shown_of(receipts, word, fixed, self.bed.hub.credentials.identity.certificate)._replace(**changes)
 
     def answer(self, name: str, shown: Shown | None = None, attempt: int = 1, number: int | None = None) -> CheckAnswer:
         """Let one site check what is shown."""

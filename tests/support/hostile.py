@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from support.federation import TestBed, make_bed, make_data, make_request, open_test_site, schema_of
+from support.shown import shown_message, shown_of
 from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.errors import HostileInput, RefusalCode
@@ -26,6 +27,7 @@ from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.openings import Shown
 from veilsum_participant.store.attempts import (
     OPEN,
     AttemptRow,
@@ -310,12 +312,11 @@ class Adversary:
         """
         word = countersigned or self.countersign(receipts, number, attempt, context=self._context(name, attempt))
         stands = fixed or self.fix(name, total, number, attempt)
-        shown = pb.FixedObject(
-            receipts=[pb.SignedReceipt(body=item.body, signature=item.signature) for item in receipts],
-            countersigned=pb.SignedReceipt(body=word.body, signature=word.signature),
-            fixed=pb.SignedStatement(body=stands.body, signature=stands.signature),
-        )
-        objects = {pb.OBJECT_KIND_FIXED: shown.SerializeToString()}
+        return self.show(name, shown_of(receipts, word, stands), number, attempt)
+
+    def show(self, name: str, shown: Shown, number: int = 1, attempt: int = 1) -> Said:
+        """Show one site these parts, and ask for its answer."""
+        objects = {pb.OBJECT_KIND_FIXED: shown_message(shown).SerializeToString()}
         return self.tell(name, pb.DIRECTIVE_KIND_CHECK, number, attempt, objects=objects)
 
     def fix(

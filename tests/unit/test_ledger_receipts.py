@@ -26,10 +26,14 @@ from veilsum_privacy.ledger.receipts import (
     countersign_again,
     parse_countersignature,
     parse_receipt,
+    part_of_receipt,
+    part_of_word,
     receipts_digest,
     sign_receipt,
     verify_countersignature,
     verify_receipt,
+    whole_receipts,
+    whole_word,
 )
 from veilsum_privacy.mechanism.noise import NoisePlan
 
@@ -70,6 +74,33 @@ def test_a_receipt_of_each_version_is_held_to_its_own_consent(version: int) -> N
     for copied in (replace(receipt, participant="south"), replace(receipt, context=OTHER)):
         assert copied.commits_to(proof) is (version == 1)
     assert not replace(receipt, version=7 - version).commits_to(proof), "one form does not pass for the other"
+
+
+@given(
+    numbers=st.lists(st.integers(1, 2**53 - 1), min_size=1, max_size=5),
+    digests=st.lists(st.binary(min_size=32, max_size=32), min_size=3, max_size=3, unique=True),
+    entry=st.integers(1, 2**53 - 1),
+)
+def test_what_is_shown_of_receipts_makes_the_signed_bytes_again(numbers: list[int], digests: list[bytes], entry: int) -> None:
+    payload, head, consent = digests
+    names = [f"site-{place}" for place in range(len(numbers))]
+    common = replace(RECEIPT, payload=payload, head=head, consent=consent)
+    receipts = [
+        SignedReceipt(replace(common, participant=name, number=number).to_bytes(), name.encode())
+        for name, number in zip(names, numbers, strict=True)
+    ]
+    word = countersign(replace(WORD, entry=entry, head=head, receipts=receipts_digest(receipts)), CENTRE.signing_key)
+    parts = [part_of_receipt(item) for item in receipts]
+    for own in receipts:
+        whole = whole_receipts(parts, parse_receipt(own.body), names)
+        assert list(whole) == receipts
+        assert whole_word(part_of_word(word), parse_receipt(own.body), WORD.coordinator, whole) == word
+
+
+@pytest.mark.parametrize("names", [[], ["north"], ["north", "south", "west"]])
+def test_a_part_of_each_member_is_shown(names: list[str]) -> None:
+    with pytest.raises(HostileInput, match="exactly one receipt"):
+        whole_receipts([part_of_receipt(sign_receipt(RECEIPT, NORTH.signing_key))] * 2, RECEIPT, names)
 
 
 def test_no_receipt_is_longer_than_what_is_parsed_at_all() -> None:

@@ -129,7 +129,7 @@ def mirrored_object(mirror: Mirror, name: str, after: int) -> bytes:
 def _fixed_object(current: Round) -> bytes:
     if current.countersigned is None or current.fixed is None:
         raise StateError("A sum is shown once the coordinator signed for it.")
-    return fixed_object(current.receipts(), current.countersigned, current.fixed)
+    return fixed_object(current.receipts(), current.countersigned, current.total.digest, current.fixed.signature)
 
 
 def _answers_object(current: Round) -> bytes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.ledger.receipts import SignedReceipt, part_of_receipt, part_of_word
 from veilsum_privacy.securesum.boxes import Box, Purpose
-from veilsum_privacy.securesum.check_words import Signed
 from veilsum_privacy.securesum.roster import Enrolment, Roster
 from veilsum_proto import federation_pb2 as pb
 
@@ -22,12 +21,12 @@ def roster_object(roster: Roster) -> bytes:
     return pb.RosterObject(enrolments=enrolments).SerializeToString()
 
 
-def fixed_object(receipts: Sequence[SignedReceipt], countersigned: SignedReceipt, fixed: Signed) -> bytes:
-    """What the cohort checks a sum by."""
+def fixed_object(receipts: Sequence[SignedReceipt], countersigned: SignedReceipt, total: bytes, signature: bytes) -> bytes:
+    """What the cohort checks a sum by; ``signature`` is the coordinator's, under the statement of the digest ``total``."""
     return pb.FixedObject(
-        receipts=map(receipt_message, receipts),
-        countersigned=receipt_message(countersigned),
-        fixed=pb.SignedStatement(body=fixed.body, signature=fixed.signature),
+        receipts=[pb.MemberReceipt(**part_of_receipt(item)._asdict()) for item in receipts],
+        countersigned=pb.ReceiptsWord(**part_of_word(countersigned)._asdict()),
+        fixed=pb.SumWord(sum=total, signature=signature),
     ).SerializeToString()
 
 

@@ -21,9 +21,9 @@ from veilsum_participant.protocol.openings import Openings, Shown
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.studies import StudyState, find_method
-from veilsum_privacy.ledger.receipts import SignedReceipt
+from veilsum_privacy.ledger.receipts import ReceiptPart, SignedReceipt, WordPart
 from veilsum_privacy.securesum.boxes import Box, Purpose
-from veilsum_privacy.securesum.check_words import CheckAnswer, Signed
+from veilsum_privacy.securesum.check_words import CheckAnswer
 from veilsum_privacy.securesum.context import parse_assignment
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb
@@ -250,10 +250,12 @@ def _needed(directive: pb.Directive, kind: pb.ObjectKind.ValueType, channel: Cha
 
 def _shown(data: bytes, channel: Channel) -> Shown:
     sent = pb.FixedObject.FromString(data)
+    word = sent.countersigned
     return Shown(
-        [SignedReceipt(item.body, item.signature) for item in sent.receipts],
-        SignedReceipt(sent.countersigned.body, sent.countersigned.signature),
-        Signed(sent.fixed.body, sent.fixed.signature),
+        [ReceiptPart(item.payload, item.number, item.head, item.consent, item.signature) for item in sent.receipts],
+        WordPart(word.entry, word.head, word.signature),
+        sent.fixed.sum,
+        sent.fixed.signature,
         channel.coordinator_certificate,
     )
 

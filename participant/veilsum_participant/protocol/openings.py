@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput, Refusal, RefusalCode, StateError
 from veilsum_node.identity import Role, verify_certificate
 from veilsum_node.telemetry.logs import about
@@ -35,12 +37,14 @@ from veilsum_participant.store.attempts import (
 from veilsum_participant.store.peers import keep_mirror_entry, keep_peers, mirror_entry, peer_numbers
 from veilsum_participant.store.studies import find_method
 from veilsum_participant.store.tables import promised
-from veilsum_privacy.ledger import Kind, Receipt, SignedReceipt, Witness
+from veilsum_privacy.ledger import Kind, SignedReceipt, Witness
 from veilsum_privacy.ledger.receipts import (
-    Countersignature,
-    parse_countersignature,
+    ReceiptPart,
+    WordPart,
     parse_receipt,
     verify_countersignature,
+    whole_receipts,
+    whole_word,
 )
 from veilsum_privacy.securesum.check_words import (
     Answered,
@@ -55,7 +59,6 @@ from veilsum_privacy.securesum.check_words import (
     parse_check,
     sign_check,
     sign_consent,
-    sum_stated,
     verify_checks,
     verify_sum,
 )
@@ -65,23 +68,24 @@ from veilsum_privacy.securesum.roster import Roster
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 from veilsum_privacy.study.study import Study
 
-RECEIPT_VERSION = 6
+DIGEST_BYTES = 32
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the coordinator shows before it asks for an answer.
+class Shown(NamedTuple):
+    """What the coordinator shows before it asks for an answer; the rest of what was signed follows from the attempt.
 
     Attributes:
         receipts: of every member, in the cohort's order.
         countersigned: its own word that it shows exactly these to the whole cohort.
-        fixed: its word on the sum, which no later message can change.
+        fixed: digest of the sum.
+        signature: under its word on that sum, which no later message can change.
         certificate: DER of the coordinator's certificate, by which it proved its name in this session.
     """
 
-    receipts: Sequence[SignedReceipt]
-    countersigned: SignedReceipt
-    fixed: Signed
+    receipts: Sequence[ReceiptPart]
+    countersigned: WordPart
+    fixed: bytes
+    signature: bytes
     certificate: bytes
 
 
@@ -144,14 +148,14 @@ class Openings:
         """
         site, key, kept = self._site, opened.digest, row.answered
         assignment, roster = parse_assignment(row.assignment), opened.roster(site)
-        receipts = self._compare(shown.receipts, row, assignment, key)
-        fixed = self._verify_coordinator(shown, opened.study, key, row)
-        rho = challenge(row.context, [item.body for item in shown.receipts], fixed)
+        receipts, word = _whole(shown, row, assignment, opened.study)
+        self._verify_coordinator(shown, receipts, word, opened.study, row)
+        fixed, rho = shown.fixed, challenge(row.context, [item.body for item in receipts], shown.fixed)
         if row.state is AttemptState.PAYLOAD:
             _check_unpaid(connection, key, row.round)
             if row.attempt < opened.row.attempt:
                 raise Refusal(RefusalCode.ROUND, "This site knows of a later attempt.")
-            _check_numbers(connection, key, receipts)
+            _check_numbers(connection, key, assignment.names, shown.receipts)
         plan = _plan(opened, roster, assignment)
         modulus = plan.ring.plain_modulus
         if kept is not None:
@@ -236,13 +240,14 @@ class Openings:
         _check_unpaid(connection, key, row.round)
         statement = self._agree(opened, roster, row, kept, answers)
         shown = _load(promised(row.shown))
-        receipts, word = _parsed(shown.receipts), parse_countersignature(shown.countersigned.body)
-        _check_numbers(connection, key, receipts)
-        keep_peers(connection, key, [(item.participant, item.number, item.head) for item in receipts])
-        self._follow_mirror(connection, word)
+        receipts, word = _whole(shown, row, assignment, opened.study)
+        _check_numbers(connection, key, assignment.names, shown.receipts)
+        parts = zip(assignment.names, shown.receipts, strict=True)
+        keep_peers(connection, key, [(name, part.number, part.head) for name, part in parts])
+        self._follow_mirror(connection, opened.study.coordinator, shown.countersigned.entry)
         certificates = {name: roster.member(name).enrolment.certificate for name in assignment.names}
-        certificates[word.coordinator] = shown.certificate
-        self._charge(connection, row, Witness(tuple(shown.receipts), shown.countersigned, certificates))
+        certificates[opened.study.coordinator] = shown.certificate
+        self._charge(connection, row, Witness(receipts, word, certificates))
         agreed = sign_consent(statement, site.credentials.signing_key).signature
         finish_attempt(connection, key, row.attempt, AttemptState.CONSENTED)
         change_attempt(connection, key, row.attempt, agreed=agreed)
@@ -322,61 +327,58 @@ class Openings:
         except HostileInput as error:
             raise Refusal(RefusalCode.RECEIPT, error.message) from error
 
-    def _verify_coordinator(self, shown: Shown, study: Study, key: bytes, row: AttemptRow) -> bytes:
-        """The digest of the sum that is fixed, by the word of the coordinator that the study names and by the certificate that
-        it showed in this session."""
+    def _verify_coordinator(
+        self, shown: Shown, receipts: Sequence[SignedReceipt], word: SignedReceipt, study: Study, row: AttemptRow
+    ) -> None:
+        """Hold the words on receipts and sum to the coordinator that the study names, by the certificate of this session."""
         site = self._site
         try:
             identity = verify_certificate(shown.certificate, site.credentials.authority, site.clock(), Role.COORDINATOR)
             if identity.name != study.coordinator:
                 raise HostileInput("The receipts come from a different coordinator than the study names.")
-            word = verify_countersignature(shown.countersigned, identity, key, row.context, shown.receipts)
-            if (word.round, word.attempt) != (row.round, row.attempt):
-                raise HostileInput("A countersignature is for another round or attempt.")
+            verify_countersignature(word, identity, row.study, row.context, receipts)
         except HostileInput as error:
             raise Refusal(RefusalCode.RECEIPT, error.message) from error
         try:
-            fixed = sum_stated(shown.fixed.body)
-            said = SumStatement(key, identity.name, row.round, row.attempt, row.context, fixed)
-            verify_sum(shown.fixed, identity, said)
+            said = SumStatement(row.study, identity.name, row.round, row.attempt, row.context, shown.fixed)
+            if len(said.sum) != DIGEST_BYTES:
+                raise HostileInput(f"A sum is named by {DIGEST_BYTES} bytes.")
+            verify_sum(Signed(said.to_bytes(), shown.signature), identity, said)
         except HostileInput as error:
             raise self._unreadable(error) from error
-        return fixed
 
     def _unreadable(self, error: HostileInput) -> Refusal:
         self._site.observer.unreadable(Stage.CHECK)
         return Refusal(RefusalCode.CHECK, error.message)
 
     @staticmethod
-    def _follow_mirror(connection: Connection, word: Countersignature) -> None:
+    def _follow_mirror(connection: Connection, coordinator: str, entry: int) -> None:
         """A mirror whose entries begin anew is read from there again: what it held before is settled or lost."""
-        settled = mirror_entry(connection, word.coordinator)
-        if word.entry <= settled:
-            LOG.warning(
-                "the mirror of coordinator %s is at entry %d, but had reached %d: it was restored or begun anew",
-                word.coordinator,
-                word.entry,
-                settled,
-            )
-            keep_mirror_entry(connection, word.coordinator, word.entry - 1)
+        settled = mirror_entry(connection, coordinator)
+        if entry <= settled:
+            told = "the mirror of coordinator %s is at entry %d, but had reached %d: it was restored or begun anew"
+            LOG.warning(told, coordinator, entry, settled)
+            keep_mirror_entry(connection, coordinator, entry - 1)
 
-    def _compare(
-        self, receipts: Sequence[SignedReceipt], row: AttemptRow, assignment: Assignment, key: bytes
-    ) -> list[Receipt]:
-        """The receipts, if there is one of each member for this sum; who signed them is verified where they are charged."""
-        names = assignment.names
-        if len(receipts) != len(names):
-            raise Refusal(RefusalCode.RECEIPT, "There is not exactly one receipt for each member of the cohort.")
-        if receipts[names.index(self._site.name)] != row.signed_receipt:
-            raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
-        parsed, expected = _parsed(receipts), (key, row.round, row.attempt, row.context)
-        if any((item.study, item.round, item.attempt, item.context) != expected for item in parsed):
-            raise Refusal(RefusalCode.RECEIPT, "A receipt is for another context: not everyone was asked for the same sum.")
-        if any(item.version != RECEIPT_VERSION for item in parsed):
-            raise Refusal(RefusalCode.RECEIPT, "A receipt has the form of another version of the protocol.")
-        if tuple(item.participant for item in parsed) != names:
-            raise Refusal(RefusalCode.RECEIPT, "The receipts are not those of the cohort's members, in its order.")
-        return parsed
+
+def _whole(
+    shown: Shown, row: AttemptRow, assignment: Assignment, study: Study
+) -> tuple[tuple[SignedReceipt, ...], SignedReceipt]:
+    """The receipts and the coordinator's word on them as they were signed, for this very sum and its cohort; who signed the
+    receipts is verified where they are charged.
+
+    Raises:
+        Refusal: there is not one of each member, or the site's own is another one.
+    """
+    own, names = row.signed_receipt, assignment.names
+    try:
+        receipts = whole_receipts(shown.receipts, parse_receipt(own.body), names)
+        word = whole_word(shown.countersigned, parse_receipt(own.body), study.coordinator, receipts)
+    except HostileInput as error:
+        raise Refusal(RefusalCode.RECEIPT, error.message) from error
+    if receipts[names.index(parse_receipt(own.body).participant)] != own:
+        raise Refusal(RefusalCode.RECEIPT, "This site's own receipt is not among the receipts.")
+    return receipts, word
 
 
 def _find(connection: Connection, key: bytes, round_number: int, attempt: int) -> AttemptRow:
@@ -398,32 +400,25 @@ def _check_unpaid(connection: Connection, key: bytes, round_number: int) -> None
         raise Refusal(RefusalCode.ROUND, "This site consented to another attempt of this round.")
 
 
-def _check_numbers(connection: Connection, key: bytes, receipts: Sequence[Receipt]) -> None:
+def _check_numbers(connection: Connection, key: bytes, names: Sequence[str], receipts: Sequence[ReceiptPart]) -> None:
     seen = peer_numbers(connection, key)
-    for receipt in receipts:
-        if receipt.number <= seen[receipt.participant]:
-            raise Refusal(RefusalCode.RECEIPT, f"A receipt of {receipt.participant} has a number seen before.")
+    for name, receipt in zip(names, receipts, strict=True):
+        if receipt.number <= seen[name]:
+            raise Refusal(RefusalCode.RECEIPT, f"A receipt of {name} has a number seen before.")
 
 
 def _plan(opened: OpenStudy, roster: Roster, assignment: Assignment) -> OneTimePlan:
     return opened.agreed.task(assignment.label).plan(len(roster.members), len(assignment.names)).encoding
 
 
-def _parsed(receipts: Sequence[SignedReceipt]) -> list[Receipt]:
-    try:
-        return [parse_receipt(receipt.body) for receipt in receipts]
-    except HostileInput as error:
-        raise Refusal(RefusalCode.RECEIPT, error.message) from error
-
-
 def _dump(shown: Shown) -> bytes:
-    items: list[SignedReceipt | Signed] = [shown.countersigned, shown.fixed, *shown.receipts]
-    signed = [[item.body.decode(), item.signature.hex()] for item in items]
-    return json.dumps({"signed": signed, "certificate": shown.certificate.hex()}).encode()
+    return canonical(shown)
 
 
 def _load(stored: bytes) -> Shown:
-    value = json.loads(stored)
-    word, fixed, *receipts = ((body.encode(), bytes.fromhex(signature)) for body, signature in value["signed"])
-    shown = [SignedReceipt(*item) for item in receipts]
-    return Shown(shown, SignedReceipt(*word), Signed(*fixed), bytes.fromhex(value["certificate"]))
+    receipts, word, *more = json.loads(stored)
+    return Shown(
+        [ReceiptPart(bytes.fromhex(payload), number, *map(bytes.fromhex, rest)) for payload, number, *rest in receipts],
+        WordPart(word[0], *map(bytes.fromhex, word[1:])),
+        *map(bytes.fromhex, more),
+    )

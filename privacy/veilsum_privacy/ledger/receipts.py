@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from veilsum_node.canonical import canonical, digest, parse_canonical
 from veilsum_node.errors import HostileInput
@@ -21,6 +21,7 @@ from veilsum_privacy.ledger.entries import Mechanism, Reservation
 from veilsum_privacy.ledger.rows import read_mechanism
 
 MAX_RECEIPT_BYTES = 2048
+_LARGEST_NUMBER = 2**53 - 1  # in canonical form
 CONSENT_BYTES = 32
 _VERSIONS = (1, 6)
 
@@ -162,6 +163,88 @@ class Witness:
     receipts: tuple[SignedReceipt, ...]
     countersigned: SignedReceipt
     certificates: Mapping[str, bytes]
+
+
+class ReceiptPart(NamedTuple):
+    """What of a member's receipt does not follow from the attempt; fields as of :class:`Receipt`, and the signature under all
+    of it."""
+
+    payload: bytes
+    number: int
+    head: bytes
+    consent: bytes
+    signature: bytes
+
+
+class WordPart(NamedTuple):
+    """The same of a :class:`Countersignature`."""
+
+    entry: int
+    head: bytes
+    signature: bytes
+
+
+def part_of_receipt(signed: SignedReceipt) -> ReceiptPart:
+    """What of a receipt is shown to a cohort.
+
+    Raises:
+        HostileInput: malformed.
+    """
+    receipt = parse_receipt(signed.body)
+    return ReceiptPart(receipt.payload, receipt.number, receipt.head, receipt.consent, signed.signature)
+
+
+def part_of_word(signed: SignedReceipt) -> WordPart:
+    """What of a countersignature is shown to a cohort.
+
+    Raises:
+        HostileInput: malformed.
+    """
+    word = parse_countersignature(signed.body)
+    return WordPart(word.entry, word.head, signed.signature)
+
+
+def whole_receipts(parts: Sequence[ReceiptPart], own: Receipt, names: Sequence[str]) -> tuple[SignedReceipt, ...]:
+    """The receipts of a cohort from what is shown of them: the bytes that each member signed, if it signed for the release
+    that one's own receipt is for. Nothing says that it did but its signature.
+
+    Args:
+        parts: of every member, in the cohort's order.
+        own: the reader's receipt.
+        names: of the cohort.
+
+    Raises:
+        HostileInput: not one of each member, or malformed.
+    """
+    if len(parts) != len(names):
+        raise HostileInput("There is not exactly one receipt for each member of the cohort.")
+    for part in parts:
+        _check_part(part.number, part.payload, part.head, part.consent)
+    return tuple(
+        SignedReceipt(
+            replace(
+                own, participant=name, payload=part.payload, number=part.number, head=part.head, consent=part.consent
+            ).to_bytes(),
+            part.signature,
+        )
+        for part, name in zip(parts, names, strict=True)
+    )
+
+
+def whole_word(part: WordPart, own: Receipt, coordinator: str, receipts: Sequence[SignedReceipt]) -> SignedReceipt:
+    """A coordinator's word on these receipts from what is shown of it, as :func:`whole_receipts`.
+
+    Raises:
+        HostileInput: malformed.
+    """
+    _check_part(part.entry, part.head)
+    about = own.study, coordinator, own.round, own.attempt, own.context
+    return SignedReceipt(Countersignature(*about, receipts_digest(receipts), part.entry, part.head).to_bytes(), part.signature)
+
+
+def _check_part(number: int, *digests: bytes) -> None:
+    if not 1 <= number <= _LARGEST_NUMBER or {len(item) for item in digests} != {32}:
+        raise HostileInput("A number in a receipt is out of range, or a digest does not have 32 bytes.")
 
 
 def sign_receipt(receipt: Receipt, key: SigningKey) -> SignedReceipt:

@@ -209,24 +209,6 @@ class Signed:
     signature: bytes
 
 
-def sum_stated(body: bytes) -> bytes:
-    """Which sum a coordinator's statement names, D (32 bytes); says nothing about the rest of it, nor who signed it.
-
-    Raises:
-        HostileInput: malformed.
-    """
-    if len(body) > MAX_STATEMENT_BYTES:
-        raise HostileInput("A sum statement is larger than allowed.")
-    value = parse_canonical(body, what="sum statement")
-    try:
-        fixed = bytes.fromhex(value["sum"])
-    except (TypeError, KeyError, ValueError) as error:
-        raise HostileInput("A sum statement names no sum.") from error
-    if len(fixed) != 32:
-        raise HostileInput("A sum is named by 32 bytes.")
-    return fixed
-
-
 def sign_check(statement: CheckStatement, key: SigningKey) -> Signed:
     """Sign an answer."""
     body = statement.to_bytes()
