@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -277,31 +278,59 @@ def verify_result(
     with part(STUDY_FILE):
         proof = StudyProof.parse(read(STUDY_FILE))
     checked = check_study(proof, authority)
-    releases = [replace(release, values=release.values[:0].copy()) for release in _released(checked, entries, read)]
-    with part(MANIFEST):
+    releases = _Opened(checked, entries, read)
+    software = manifest.get("software")
+    with part(MANIFEST), releases.finished():
         result = load_result(directory)
     if ARRAYS in manifest["files"]:
-        found[ARRAYS] = _read(directory, ARRAYS)
-    software = manifest.get("software")
+        with releases.finished():
+            found[ARRAYS] = _read(directory, ARRAYS)
     try:
-        replayed, made, again = _replay(
-            directory, checked, entries, releases, result, uses, exact=tolerance == 0.0, software=software
-        )
-        comparison = compare(manifest, found, made, result, again, tolerance)
+        with releases.finished():
+            replayed, made, again = _replay(
+                checked, entries, releases, result, uses, exact=tolerance == 0.0, software=software
+            )
+            comparison = compare(manifest, found, made, result, again, tolerance)
     except ProofFault as fault:
-        if software == SOFTWARE:
+        if software == SOFTWARE or releases.fault is not None:
             raise
-        raise RepetitionFault(fault, software, len(releases)) from fault
-    return Verified(checked, tuple(releases), comparison, replayed, size, software)
+        raise RepetitionFault(fault, software, len(releases.seen)) from fault
+    return Verified(checked, tuple(releases.seen), comparison, replayed, size, software)
 
 
-def _released(
-    checked: CheckedStudy, entries: Iterable[ReleaseEntry], read: Callable[[str], bytes]
-) -> Iterator[CheckedRelease]:
-    """The releases one after the other, each with its values, which are as large as a model."""
-    checker = ReleaseChecker(checked)
-    for entry in entries:
-        yield checker.check(entry, partial(read_proof, entry, read))
+class _Opened(Iterator[CheckedRelease]):
+    """The releases one after the other, each checked, opened and given out once: its values are as large as a model.
+
+    Attributes:
+        seen: those so far, without their values.
+        fault: of the first one that does not hold.
+    """
+
+    def __init__(self, checked: CheckedStudy, entries: Iterable[ReleaseEntry], read: Callable[[str], bytes]) -> None:
+        self._checker, self._left, self._read = ReleaseChecker(checked), iter(entries), read
+        self.seen: list[CheckedRelease] = []
+        self.fault: ProofFault | None = None
+
+    def __next__(self) -> CheckedRelease:
+        entry = next(self._left)
+        try:
+            release = self._checker.check(entry, partial(read_proof, entry, self._read))
+        except ProofFault as fault:
+            self.fault = fault
+            raise
+        self.seen.append(replace(release, values=release.values[:0].copy()))
+        return release
+
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Where anything inside fails, check what is left: a fault of what was signed goes before one of what was made."""
+        try:
+            yield
+        except VeilsumError:
+            if self.fault is None:
+                for _ in self:
+                    pass
+            raise
 
 
 def _manifest(data: bytes) -> tuple[dict[str, Any], list[ReleaseEntry]]:
@@ -323,10 +352,9 @@ def _manifest(data: bytes) -> tuple[dict[str, Any], list[ReleaseEntry]]:
 
 
 def _replay(
-    directory: Path,
     checked: CheckedStudy,
     entries: list[ReleaseEntry],
-    releases: list[CheckedRelease],
+    releases: Iterator[CheckedRelease],
     result: Result,
     uses: Path | None,
     *,
@@ -336,13 +364,11 @@ def _replay(
     """Run the method again; whether its broadcasts were those of the proof, and the files and result that it makes."""
     study = checked.study
     encoder, known = _encoder(study, result, uses)
-
-    again = _released(checked, entries, partial(_read, directory))  # opened once more: as large as a model, each
-    federation = Replayed(study, again, encoder, exact=exact and known)
+    federation = Replayed(study, releases, encoder, exact=exact and known)
     with one_thread(), part(MANIFEST, "The method cannot be run again on the releases:"):
         made = get_method(study.method).run(federation)
-    if federation.releases != len(releases):
-        raise ProofFault(MANIFEST, f"It names {len(releases)} releases, but the method asks for {federation.releases}.")
+    if federation.releases != len(entries):
+        raise ProofFault(MANIFEST, f"It names {len(entries)} releases, but the method asks for {federation.releases}.")
     about = study_fields(study, checked.digest)
     return known and not federation.differing, result_files(made, study=about, releases=entries, software=software), made
 

@@ -33,9 +33,11 @@ from veilsum_coordinator.storage.records import RELEASES
 from veilsum_node.canonical import canonical
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, SigningKey
+from veilsum_privacy.results import sum_evidence
 from veilsum_privacy.results.proof_check import ProofFault
 from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof, round_file, sum_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, load_result
+from veilsum_privacy.securesum.opening import Contribution
 
 FIRST, SECOND = round_file(1), round_file(2)
 TOTAL = sum_file(2)
@@ -315,6 +317,48 @@ def test_what_was_changed_is_named(proven: Proven, tmp_path: Path, change: str) 
     fault = result.fault()
     assert (fault.where, match in fault.what) == (where, True), str(fault)
     assert not look_at(result.directory, result.authority).verified or change == "a digit of an array"
+
+
+def test_each_sum_is_opened_once(proven: Proven, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method runs on the sums as they are opened; none is kept, for each is as large as a model."""
+    opened = []
+    honest = sum_evidence.open_words
+
+    def counted(total: Contribution, *rest: Any) -> Any:
+        opened.append(total)
+        return honest(total, *rest)
+
+    monkeypatch.setattr(sum_evidence, "open_words", counted)
+    found = verify_result(proven.directory, proven.authority)
+    assert len(opened) == len(found.releases) > 1
+    assert not any(release.values.size for release in found.releases)
+
+
+@pytest.mark.parametrize("change", ["a digit of an array", "a digit of the summary", "a byte of the arrays' file"])
+@pytest.mark.parametrize("software", [False, True])
+def test_what_was_signed_is_checked_before_what_was_made(proven: Proven, tmp_path: Path, change: str, software: bool) -> None:
+    """Though the method runs while sums are checked: no result is called one of other software whose proof does not hold."""
+    result = proven.copy(tmp_path / "result")
+    CHANGES[change][0](result)
+    result.change(round_file(4), "agreed", 0, to=flipped)
+    if software:
+        result.change(MANIFEST, "software", to=lambda _: "veilsum 9.9")
+    fault = result.fault()
+    assert (fault.where, type(fault)) == (round_file(4), ProofFault)
+
+
+def test_the_last_sum_is_checked_though_the_method_fails_at_the_first(
+    proven: Proven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = proven.copy(tmp_path / "result")
+
+    def fails(*_: object, **named: object) -> None:
+        raise HostileInput("It does not run.")
+
+    monkeypatch.setattr("veilsum.verification.Replayed.sum", fails)
+    assert result.fault().where == MANIFEST
+    result.change(round_file(4), "consents", 0, to=flipped)
+    assert result.fault().where == round_file(4)
 
 
 def test_a_broadcast_that_the_releases_do_not_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
