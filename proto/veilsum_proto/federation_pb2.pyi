@@ -93,7 +93,7 @@ class _ObjectKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ObjectKind
     OBJECT_KIND_BROADCAST: _ObjectKind.ValueType  # 4
     """safetensors bytes"""
     OBJECT_KIND_FIXED: _ObjectKind.ValueType  # 5
-    """one FixedObject"""
+    """one FixedObject; while answers or consents are waited for"""
     OBJECT_KIND_ANSWERS: _ObjectKind.ValueType  # 6
     """one AnswersObject"""
     OBJECT_KIND_MIRRORED: _ObjectKind.ValueType  # 7
@@ -111,7 +111,7 @@ OBJECT_KIND_BOXES: ObjectKind.ValueType  # 3
 OBJECT_KIND_BROADCAST: ObjectKind.ValueType  # 4
 """safetensors bytes"""
 OBJECT_KIND_FIXED: ObjectKind.ValueType  # 5
-"""one FixedObject"""
+"""one FixedObject; while answers or consents are waited for"""
 OBJECT_KIND_ANSWERS: ObjectKind.ValueType  # 6
 """one AnswersObject"""
 OBJECT_KIND_MIRRORED: ObjectKind.ValueType  # 7

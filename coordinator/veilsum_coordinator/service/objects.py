@@ -53,7 +53,8 @@ class Objects:
         if current is not None and name in current.cohort and (number, attempt) == current.present:
             if kind == pb.OBJECT_KIND_BROADCAST and current.phase is RoundPhase.CONTRIBUTING:
                 return current.broadcast
-            if kind == pb.OBJECT_KIND_FIXED and current.phase is RoundPhase.CHECKING:
+            # who is asked to consent may have to see it once more, by another certificate than it keeps
+            if kind == pb.OBJECT_KIND_FIXED and current.phase in (RoundPhase.CHECKING, RoundPhase.CONSENTING):
                 return [self.once(key, kind, current.fixed, lambda: _fixed_object(current), keep=entry.outcome is None)]
             if kind == pb.OBJECT_KIND_ANSWERS and current.phase is RoundPhase.CONSENTING:
                 return [self.once(key, kind, current.checks, lambda: _answers_object(current), keep=entry.outcome is None)]

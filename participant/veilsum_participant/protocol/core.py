@@ -17,7 +17,7 @@ from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.protocol.approval import decided_studies
 from veilsum_participant.protocol.contributions import Contributions, Payload
 from veilsum_participant.protocol.membership import Membership
-from veilsum_participant.protocol.openings import Openings, Shown
+from veilsum_participant.protocol.openings import Consent, Openings, Shown
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.studies import StudyState, find_method
@@ -193,8 +193,7 @@ class ParticipantCore:
                 answer = self._check(directive, key, channel)
                 channel.answer(key, number, attempt, answer.words, answer.signature)
             case pb.DIRECTIVE_KIND_CONSENT:
-                shown = pb.AnswersObject.FromString(_needed(directive, pb.OBJECT_KIND_ANSWERS, channel))
-                consent = self.openings.on_answers(key, number, attempt, _answers(shown))
+                consent = self._consent(directive, key, channel)
                 channel.consent(key, number, attempt, consent.secret, consent.signature)
             case pb.DIRECTIVE_KIND_GIVE_UP:
                 self.contributions.give_up(key, attempt)
@@ -224,6 +223,24 @@ class ParticipantCore:
             except HostileInput:
                 raise refusal from None
         return self.openings.on_fixed(key, number, attempt, _shown(again, channel))
+
+    def _consent(self, directive: pb.Directive, key: bytes, channel: Channel) -> Consent:
+        number, attempt = directive.round, directive.attempt
+        shown = pb.AnswersObject.FromString(_needed(directive, pb.OBJECT_KIND_ANSWERS, channel))
+        answers = [CheckAnswer(tuple(item.words), item.signature) for item in shown.answers]
+        try:
+            return self.openings.on_answers(key, number, attempt, answers)
+        except Refusal as refusal:
+            # the coordinator's certificate may have ended since it was kept with the receipts; it shows them again by its next
+            if refusal.code is not RefusalCode.RECEIPT:
+                raise
+            _greeted_again(channel)
+            try:
+                again = channel.fetch(pb.OBJECT_KIND_FIXED, key, number, attempt)
+            except HostileInput:
+                raise refusal from None
+        self.openings.on_fixed(key, number, attempt, _shown(again, channel))  # the same question, or it is refused
+        return self.openings.on_answers(key, number, attempt, answers)
 
     def _contribute(self, directive: pb.Directive, key: bytes, channel: Channel) -> None:
         # the attempt is in the assignment; a refusal must name it, so parse before anything can go wrong
@@ -258,10 +275,6 @@ def _shown(data: bytes, channel: Channel) -> Shown:
         sent.fixed.signature,
         channel.coordinator_certificate,
     )
-
-
-def _answers(sent: pb.AnswersObject) -> list[CheckAnswer]:
-    return [CheckAnswer(tuple(item.words), item.signature) for item in sent.answers]
 
 
 def _greeted_again(channel: Channel) -> bool:
