@@ -27,9 +27,13 @@ def plain(value: Any) -> Any:
         Misuse: a value of another type, or a float that is not finite.
     """
     kind = type(value)
-    if value is None or kind is str or kind is bool:
+    if kind is str or value is None or kind is bool:  # the frequent kinds first: each party signs and hashes all day
         return value
-    if kind is dict:  # the frequent kinds first: a ledger is hashed entry by entry
+    if kind is int:
+        return value if -_LARGEST_SAFE <= value <= _LARGEST_SAFE else str(value)
+    if kind is bytes:
+        return value.hex()
+    if kind is dict:
         return {str(key): plain(item) for key, item in value.items()}
     if kind is list or kind is tuple:
         return [plain(item) for item in value]

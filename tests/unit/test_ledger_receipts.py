@@ -92,7 +92,7 @@ def test_what_is_shown_of_receipts_makes_the_signed_bytes_again(numbers: list[in
     word = countersign(replace(WORD, entry=entry, head=head, receipts=receipts_digest(receipts)), CENTRE.signing_key)
     parts = [part_of_receipt(item) for item in receipts]
     for own in receipts:
-        whole = whole_receipts(parts, parse_receipt(own.body), names)
+        whole = whole_receipts(tuple(parts), parse_receipt(own.body), tuple(names))
         assert list(whole) == receipts
         assert whole_word(part_of_word(word), parse_receipt(own.body), WORD.coordinator, whole) == word
 
@@ -100,7 +100,7 @@ def test_what_is_shown_of_receipts_makes_the_signed_bytes_again(numbers: list[in
 @pytest.mark.parametrize("names", [[], ["north"], ["north", "south", "west"]])
 def test_a_part_of_each_member_is_shown(names: list[str]) -> None:
     with pytest.raises(HostileInput, match="exactly one receipt"):
-        whole_receipts([part_of_receipt(sign_receipt(RECEIPT, NORTH.signing_key))] * 2, RECEIPT, names)
+        whole_receipts((part_of_receipt(sign_receipt(RECEIPT, NORTH.signing_key)),) * 2, RECEIPT, tuple(names))
 
 
 def test_no_receipt_is_longer_than_what_is_parsed_at_all() -> None:

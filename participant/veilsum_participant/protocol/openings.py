@@ -372,7 +372,7 @@ def _whole(
     """
     own, names = row.signed_receipt, assignment.names
     try:
-        receipts = whole_receipts(shown.receipts, parse_receipt(own.body), names)
+        receipts = whole_receipts(tuple(shown.receipts), parse_receipt(own.body), names)
         word = whole_word(shown.countersigned, parse_receipt(own.body), study.coordinator, receipts)
     except HostileInput as error:
         raise Refusal(RefusalCode.RECEIPT, error.message) from error

@@ -204,7 +204,8 @@ def part_of_word(signed: SignedReceipt) -> WordPart:
     return WordPart(word.entry, word.head, signed.signature)
 
 
-def whole_receipts(parts: Sequence[ReceiptPart], own: Receipt, names: Sequence[str]) -> tuple[SignedReceipt, ...]:
+@lru_cache(maxsize=8)  # a site writes them when it answers and when it pays
+def whole_receipts(parts: tuple[ReceiptPart, ...], own: Receipt, names: tuple[str, ...]) -> tuple[SignedReceipt, ...]:
     """The receipts of a cohort from what is shown of them: the bytes that each member signed, if it signed for the release
     that one's own receipt is for. Nothing says that it did but its signature.
 
@@ -220,15 +221,11 @@ def whole_receipts(parts: Sequence[ReceiptPart], own: Receipt, names: Sequence[s
         raise HostileInput("There is not exactly one receipt for each member of the cohort.")
     for part in parts:
         _check_part(part.number, part.payload, part.head, part.consent)
-    return tuple(
-        SignedReceipt(
-            replace(
-                own, participant=name, payload=part.payload, number=part.number, head=part.head, consent=part.consent
-            ).to_bytes(),
-            part.signature,
-        )
-        for part, name in zip(parts, names, strict=True)
-    )
+    whole = []
+    for name, (payload, number, head, consent, signature) in zip(names, parts, strict=True):
+        receipt = replace(own, participant=name, payload=payload, number=number, head=head, consent=consent)
+        whole.append(SignedReceipt(receipt.to_bytes(), signature))
+    return tuple(whole)
 
 
 def whole_word(part: WordPart, own: Receipt, coordinator: str, receipts: Sequence[SignedReceipt]) -> SignedReceipt:
