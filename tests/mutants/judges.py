@@ -48,7 +48,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/results/sum_evidence.py": _ONE_TIME,
     "privacy/veilsum_privacy/results/former": ("tests/unit/test_former_results.py", "tests/unit/test_securesum_context.py"),
     "privacy/veilsum_privacy/securesum/seal_files.py": ("tests/unit/test_seal_files.py",),
-    "privacy/veilsum_privacy/mechanism/rounding.py": ("tests/unit/test_one_time_rounding.py",),
+    "privacy/veilsum_privacy/securesum/rounding.py": ("tests/unit/test_one_time_rounding.py",),
     "privacy/veilsum_privacy/securesum/graph.py": ("tests/unit/test_securesum_graph.py",),
     "privacy/veilsum_privacy/mechanism/noise.py": _NOISE,
     "privacy/veilsum_privacy/mechanism/steps.py": ("tests/unit/test_steps.py", "tests/integration/test_fresh_noise.py"),

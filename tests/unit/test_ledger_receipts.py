@@ -89,7 +89,8 @@ def test_what_is_shown_of_receipts_makes_the_signed_bytes_again(numbers: list[in
         SignedReceipt(replace(common, participant=name, number=number).to_bytes(), name.encode())
         for name, number in zip(names, numbers, strict=True)
     ]
-    word = countersign(replace(WORD, entry=entry, head=head, receipts=receipts_digest(receipts)), CENTRE.signing_key)
+    said = replace(WORD, round=RECEIPT.round, attempt=RECEIPT.attempt, entry=entry, head=head)
+    word = countersign(replace(said, receipts=receipts_digest(receipts)), CENTRE.signing_key)
     parts = [part_of_receipt(item) for item in receipts]
     for own in receipts:
         whole = whole_receipts(tuple(parts), parse_receipt(own.body), tuple(names))

@@ -13,9 +13,9 @@ from scipy import stats
 
 from support.randomness import RARE, SeededRandom
 from veilsum_node.errors import Misuse
-from veilsum_privacy.mechanism import rounding
 from veilsum_privacy.mechanism.noise import Sampler, exp_bracket
-from veilsum_privacy.mechanism.rounding import gaussian_rounding
+from veilsum_privacy.securesum import rounding
+from veilsum_privacy.securesum.rounding import gaussian_rounding
 
 VARIANCE = Fraction(42)
 MODULI = (549755813869, 281474976710597, 274877906899, 140737488355213)

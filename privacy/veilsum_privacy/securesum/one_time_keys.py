@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.randomness import RandomSource
-from veilsum_privacy.mechanism.rounding import gaussian_rounding
 from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
 from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials
 from veilsum_privacy.securesum.ring import KEY_VARIANCE, RingParameters
+from veilsum_privacy.securesum.rounding import gaussian_rounding
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]

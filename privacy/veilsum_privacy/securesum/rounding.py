@@ -1,14 +1,14 @@
 """Rounding by a discrete Gaussian: an integer about each rational centre, drawn exactly.
 
-The errors of one-time encryption (:mod:`veilsum_privacy.securesum.one_time_keys`) are drawn about q y / t and not about the
-nearest integer, so that the error of a sum has the same law whatever its summands were. Their standard deviation is a few
-units, where the general sampler of :mod:`.noise` looks at most proposals twice. This one makes the same proposals and decides
+The errors of one-time encryption (:mod:`.one_time_keys`) are drawn about q y / t and not about the nearest integer, so that
+the error of a sum has the same law whatever its summands were. Their standard deviation is a few units, where the general
+sampler (:mod:`veilsum_privacy.mechanism.noise`) looks at most proposals twice. This one makes the same proposals and decides
 them by a table of the block and of the first eight bits of the distance; what the table leaves open, three in a thousand, is
 decided as there: 31 bits against the edges and against exp(-x), then integers of any length. No step uses floating point, and
 the centre is never cut off: a draw has exactly the law of the discrete Gaussian about n / m.
 
-How many proposals are rejected, about one in twelve at variance 42, says nothing about the centres (:mod:`.noise`); the time
-says how many were rejected or looked at again, and nothing else.
+How many proposals are rejected, about one in twelve at variance 42, says nothing about the centres, as there; the time says
+how many were rejected or looked at again, and nothing else.
 """
 
 from __future__ import annotations
