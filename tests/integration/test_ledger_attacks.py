@@ -23,7 +23,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
 from veilsum_node.transport.channel import open_channel
 from veilsum_participant.data.subjects import number_subjects
-from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.mechanism.noise import NoisePlan

@@ -25,7 +25,7 @@ from veilsum_coordinator.service.objects import chunks
 from veilsum_coordinator.service.runner import HubFederation, RoundLostError
 from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Label
-from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import AttemptRow, find_attempt
 from veilsum_privacy.ledger import Kind, LedgerReader

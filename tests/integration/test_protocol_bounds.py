@@ -15,7 +15,8 @@ from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import RoundPhase
 from veilsum_node.errors import HostileInput
 from veilsum_node.identity import Label, hello_digest, load_credentials
-from veilsum_participant.protocol.contributions import Contributions, Payload
+from veilsum_participant.protocol.contributions import Contributions
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.session.channel import GrpcChannel
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import parse_receipt, sign_receipt

@@ -19,8 +19,9 @@ from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant import site as remembered
 from veilsum_participant.observer import AttemptOutcome, SiteObserver, Stage
-from veilsum_participant.protocol import contributions
-from veilsum_participant.protocol.contributions import Contributions, Payload
+from veilsum_participant.protocol import contributions, payloads
+from veilsum_participant.protocol.contributions import Contributions
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.site import Site, Tried
 from veilsum_participant.store.attempts import ATTEMPTS, AttemptState, add_attempt, change_attempt
 from veilsum_participant.store.kept import STATES, find_kept
@@ -368,8 +369,8 @@ def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, wh
     [
         (Payload, {"pieces"}),
         (contributions._Ready, {"arrays", "place", "kept"}),
-        (contributions._Computed, {"values", "noised", "state", "digest"}),
-        (contributions._Drawn, {"values", "words", "payload", "consent"}),
+        (payloads.Computed, {"values", "noised", "state", "digest"}),
+        (payloads.Drawn, {"values", "words", "payload", "consent"}),
     ],
 )
 def test_what_a_log_could_show_of_a_round_is_no_number_of_it(kind: type, hidden: set[str]) -> None:

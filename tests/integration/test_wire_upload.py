@@ -16,8 +16,8 @@ from veilsum_coordinator.protocol.machine import StudyMachine
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.service.server import CoordinatorServer
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.session.channel import GrpcChannel
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.tasks import build_task

@@ -30,7 +30,7 @@ from veilsum_participant import open_studies
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.protocol import membership
-from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.session import channel as wire
 from veilsum_participant.session import client as sessions
 from veilsum_participant.session.client import Client, open_site

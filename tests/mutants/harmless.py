@@ -111,7 +111,7 @@ HARMLESS: dict[str, str] = {
         "nothing is decoded to nothing, whichever of the two it is"
     ),
     (
-        f"{_PARTICIPANT}/protocol/contributions.py::_resume: row.context != checked.context or row.round != "
+        f"{_PARTICIPANT}/protocol/payloads.py::resume_payload: row.context != checked.context or row.round != "
         "checked.assignment.round -> row.context != checked.context"
     ): "the context holds the round",
     f"{_PARTICIPANT}/protocol/limits.py::weight_faults: np.array_equal(before, factors) -> np.array_equal(factors, before)": (

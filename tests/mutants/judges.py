@@ -65,7 +65,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         f"privacy/veilsum_privacy/ledger/{module}.py": tuple(f"tests/unit/test_ledger{part}.py" for part in parts)
         for module, parts in _LEDGER.items()
     },
-    **{f"participant/veilsum_participant/protocol/{part}.py": _ROUNDS for part in ("contributions", "openings")},
+    **{f"participant/veilsum_participant/protocol/{part}.py": _ROUNDS for part in ("contributions", "payloads", "openings")},
     "privacy/veilsum_privacy/mechanism/factors.py": ("tests/unit/test_factors.py", "tests/unit/test_gradients.py"),
     "privacy/veilsum_privacy/mechanism/requests.py": ("tests/unit/test_local_training.py",),
     "privacy/veilsum_privacy/training/losses.py": ("tests/unit/test_outcomes.py",),

@@ -18,7 +18,7 @@ from simulation.books import PAID, Book, require
 from simulation.disks import Disk
 from simulation.parties import Process
 from veilsum_node.errors import RefusalCode
-from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.ledger import LedgerReader, verify_ledger
 from veilsum_privacy.ledger.receipts import parse_receipt
 from veilsum_privacy.results.sum_evidence import total_from_bytes, total_to_bytes

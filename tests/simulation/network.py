@@ -14,7 +14,7 @@ from simulation.parties import Process
 from veilsum_coordinator.protocol.accumulator import OutOfOrder
 from veilsum_coordinator.service.hub import Hub
 from veilsum_node.errors import RefusalCode, VeilsumError
-from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import federation_pb2 as pb

@@ -20,9 +20,9 @@ from veilsum_aggregation.arrays import Integers
 from veilsum_node.canonical import canonical, parse_canonical
 from veilsum_node.identity import Credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
-from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.openings import Consent, Shown
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.store.attempts import AttemptRow, find_attempt
 from veilsum_privacy.ledger import Kind
 from veilsum_privacy.ledger.receipts import (

@@ -25,9 +25,9 @@ from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials, Label
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.open_studies import OpenStudy
-from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.protocol.openings import Shown
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.store.attempts import (
     OPEN,
     AttemptRow,

@@ -18,7 +18,7 @@ from veilsum_coordinator.service.runner import run_study
 from veilsum_node.database import Database, open_database
 from veilsum_node.driver_faults import DatabaseAwayError, DatabaseDamagedError
 from veilsum_node.errors import Unavailable
-from veilsum_participant.protocol import contributions, patience
+from veilsum_participant.protocol import patience, payloads
 from veilsum_participant.protocol.patience import StoreWatch, patiently
 from veilsum_participant.session.client import Client
 from veilsum_proto import federation_pb2 as pb
@@ -143,7 +143,7 @@ def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: p
     """Nothing is drawn twice: the payload that is kept in the end is that of the first try."""
     drawn: list[int] = []
     real, failures = Database.transaction, [0]
-    encrypt = contributions.encrypt_words
+    encrypt = payloads.encrypt_words
 
     def counting(*arguments: object) -> object:
         drawn.append(1)
@@ -157,7 +157,7 @@ def test_a_payload_that_is_drawn_waits_for_its_disk(bed: TestBed, monkeypatch: p
         return real(database)
 
     monkeypatch.setattr(Database, "transaction", failing)
-    monkeypatch.setattr(contributions, "encrypt_words", counting)
+    monkeypatch.setattr(payloads, "encrypt_words", counting)
     monkeypatch.setattr(patience, "FIRST_PAUSE", 0.001)
     for site in bed.sites.values():
         site.patience = 60.0

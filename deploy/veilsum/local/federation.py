@@ -16,8 +16,8 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_coordinator.service.runner import HubFederation, run_study
 from veilsum_node.errors import HostileInput, RefusalCode, StateError
 from veilsum_node.identity import Credentials, Label
-from veilsum_participant.protocol.contributions import Payload
 from veilsum_participant.protocol.core import ParticipantCore
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_privacy.study.study import Study

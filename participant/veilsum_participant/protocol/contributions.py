@@ -1,39 +1,31 @@
-"""From an assignment to a durable payload: check, reserve, compute, add noise, mask, encrypt, sign the receipt.
+"""From an assignment to a payload: check, reserve, compute.
 
 Whatever is checked is checked without records, and the budget is reserved before any is read. After that only a payload
-leaves, whatever the records are: a computation that fails contributes what a site without records would, and pays for it.
-
-One payload for each context, ever: it is durable as it is sent, with its masked words and the secret of its consent, in one
-row before the first byte leaves; after a crash the same bytes go out, or none. Its one-time key and errors are never stored:
-under the same polynomials, another key or other errors for the same words would tell of both.
+leaves (:mod:`.payloads`), whatever the records are: a computation that fails contributes what a site without records would,
+and pays for it.
 """
 
 from __future__ import annotations
 
-import io
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 
 from sqlalchemy import Connection
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.database import after_commit
-from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode
+from veilsum_node.errors import HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.observer import AttemptOutcome, SiteStep
 from veilsum_participant.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
-from veilsum_participant.protocol.patience import patiently
+from veilsum_participant.protocol.payloads import Checked, Computed, Payload, resume_payload, seal_payload
 from veilsum_participant.site import LOG, Reading, Site
 from veilsum_participant.store.attempts import (
     OPEN,
-    AttemptRow,
     AttemptState,
     add_attempt,
     attempts_in,
@@ -42,13 +34,11 @@ from veilsum_participant.store.attempts import (
     finish_attempt,
     is_late,
 )
-from veilsum_participant.store.kept import KeptVector, find_kept, keep_state, keep_vector, paid_state
-from veilsum_participant.store.studies import StudyState, change_study, find_method, find_study
-from veilsum_participant.store.tables import promised
+from veilsum_participant.store.kept import find_kept, paid_state
+from veilsum_participant.store.studies import StudyState, change_study, find_method
 from veilsum_privacy.computation.contribution import Evaluations, SitePlace, contribute
 from veilsum_privacy.computation.rehearsal import rehearse
 from veilsum_privacy.ledger import Mechanism, Reservation
-from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, consent_commitment, consent_proof, sign_receipt
 from veilsum_privacy.securesum.context import (
     Assignment,
     broadcast_digest,
@@ -57,39 +47,9 @@ from veilsum_privacy.securesum.context import (
     encode_broadcast,
     parse_assignment,
 )
-from veilsum_privacy.securesum.data_masks import Words, mask_values
-from veilsum_privacy.securesum.graph import MaskGraph, mask_graph
-from veilsum_privacy.securesum.key_shares import consent_of, mask_key, payload_digest, share_digest, share_to_bytes
-from veilsum_privacy.securesum.one_time_keys import (
-    begin_coefficients_digest,
-    coefficients_to_bytes,
-    draw_key,
-    encrypt_words,
-)
-from veilsum_privacy.securesum.packed import pack_numbers, unpack_numbers
-from veilsum_privacy.securesum.roster import Roster
-from veilsum_privacy.securesum.streams import SECRET_BYTES
-from veilsum_privacy.securesum.sum_plan import OneTimePlan
-from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
+from veilsum_privacy.securesum.graph import mask_graph
+from veilsum_privacy.tasks.agreed import AgreedTask
 from veilsum_privacy.tasks.base import RowTask
-
-
-@dataclass(frozen=True)
-class Payload:
-    """A durable contribution, ready to upload.
-
-    Attributes:
-        round, attempt: what it answers.
-        pieces: of it as it travels, in order: its key share, then coefficients (:attr:`OneTimePlan.pieces`).
-        receipt: signed; goes last.
-        resumed: whether some of it may have been uploaded before.
-    """
-
-    round: int
-    attempt: int
-    pieces: Sequence[memoryview] = field(repr=False)
-    receipt: SignedReceipt
-    resumed: bool = field(default=False, compare=False)
 
 
 def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int | None = None) -> None:
@@ -105,15 +65,6 @@ def give_up_open(connection: Connection, site: Site, study: bytes, attempt: int 
 
 
 @dataclass(frozen=True)
-class _Checked:
-    assignment: Assignment
-    roster: Roster
-    graph: MaskGraph
-    plan: RoundPlan
-    context: bytes
-
-
-@dataclass(frozen=True)
 class _Ready:
     """All that a contribution is computed from, beside the records.
 
@@ -126,43 +77,6 @@ class _Ready:
     arrays: Mapping[str, Floats] = field(repr=False)
     place: SitePlace = field(repr=False)
     kept: Integers | None = field(repr=False)
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """A vector for the sum.
-
-    Attributes:
-        values: in grid units.
-        noised: whether its noise is in it already.
-        state: what was trained for the next round, encoded.
-        digest: of the records that it was computed from, where they came from a query; empty if they could not be read to
-            their end.
-    """
-
-    values: Integers = field(repr=False)
-    noised: bool = field(repr=False)
-    state: bytes = field(default=b"", repr=False)
-    digest: bytes | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """What was drawn and made for one context, and is drawn once.
-
-    Attributes:
-        values: the vector with its noise, in grid units.
-        words: the masked words, packed.
-        payload: as it travels.
-        digest: of the payload, as its receipt has it.
-        consent: the secret of the self streams.
-    """
-
-    values: Integers = field(repr=False)
-    words: bytes = field(repr=False)
-    payload: bytes = field(repr=False)
-    digest: bytes
-    consent: bytes = field(repr=False)
 
 
 class Contributions:
@@ -196,7 +110,7 @@ class Contributions:
             if row is not None and site.steady() >= row.deadline:
                 raise Refusal(RefusalCode.ROUND, "The attempt's deadline has passed.")
         if row is not None:
-            return _resume(row, checked)
+            return resume_payload(row, checked)
         ready = self._prepare(opened, checked, broadcast)
         try:
             with site.database.transaction() as connection:
@@ -207,7 +121,7 @@ class Contributions:
         with site.observer.timed(SiteStep.COMPUTE):
             computed = self._compute(opened, checked, ready)
         with site.observer.timed(SiteStep.ENCRYPT):
-            return self._seal(opened, checked, computed)
+            return seal_payload(site, opened, checked, computed)
 
     def give_up(self, key: bytes, attempt: int) -> None:
         """The attempt is over before consent. Idempotent; an attempt with consent stays as it is."""
@@ -231,7 +145,7 @@ class Contributions:
 
     def _check(
         self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes, *, resumed: bool
-    ) -> _Checked:
+    ) -> Checked:
         site = self._site
         row, study = opened.row, opened.study
         if row.status != StudyState.READY:
@@ -265,9 +179,9 @@ class Contributions:
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
         context = context_digest(plan, roster, assignment)
-        return _Checked(assignment, roster, graph, plan, context)
+        return Checked(assignment, roster, graph, plan, context)
 
-    def _prepare(self, opened: OpenStudy, checked: _Checked, broadcast: bytes) -> _Ready:
+    def _prepare(self, opened: OpenStudy, checked: Checked, broadcast: bytes) -> _Ready:
         """Gather all that the round's task takes beside records, and try it without any.
 
         Raises:
@@ -322,11 +236,11 @@ class Contributions:
         if not known:
             tried.add(task, arrays)
 
-    def _compute(self, opened: OpenStudy, checked: _Checked, ready: _Ready) -> _Computed:
+    def _compute(self, opened: OpenStudy, checked: Checked, ready: _Ready) -> Computed:
         """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
         site, study, plan, task = self._site, opened.study, checked.plan, checked.assignment
         if ready.kept is not None:
-            return _Computed(ready.kept, True)
+            return Computed(ready.kept, True)
         place = ready.place
         readings: list[Reading] = []  # the last is the one that counts
 
@@ -371,9 +285,9 @@ class Contributions:
         LOG.debug("task %s: %d clipped, %d invalid", task.label, part.clipped, part.invalid, extra=fields)
         # Whether there is a digest depends on where records come from, not on what they are: an export of the ledger shows it.
         queried = readings and site.config.datasets[study.dataset].source == "sql"
-        return _Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
+        return Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
 
-    def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
+    def _reserve(self, connection: Connection, opened: OpenStudy, checked: Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
         left = min(assignment.deadline, opened.study.expires) - site.clock()
         give_up_open(connection, site, opened.digest)
@@ -391,7 +305,7 @@ class Contributions:
         )
         change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)
 
-    def _reservation(self, opened: OpenStudy, checked: _Checked) -> Reservation:
+    def _reservation(self, opened: OpenStudy, checked: Checked) -> Reservation:
         return Reservation(
             study=opened.digest,
             round=checked.assignment.round,
@@ -404,138 +318,8 @@ class Contributions:
             context=checked.context,
         )
 
-    def _record_refusal(self, opened: OpenStudy, checked: _Checked, refusal: Refusal) -> None:
+    def _record_refusal(self, opened: OpenStudy, checked: Checked, refusal: Refusal) -> None:
         site = self._site
         with site.database.transaction() as connection:
             give_up_open(connection, site, opened.digest)
             record_refused_release(connection, site, self._reservation(opened, checked), refusal)
-
-    def _seal(self, opened: OpenStudy, checked: _Checked, computed: _Computed) -> Payload:
-        site, assignment, plan, values = self._site, checked.assignment, checked.plan, computed.values
-        if not computed.noised:
-            values = plan.noised(values, opened.study.participants.index(site.name), site.noise_random)
-        drawn = self._draw(opened, checked, values)
-        # what was drawn for this context is drawn once: a disk that takes nothing for the moment is waited for with it in hand
-        signed = patiently(lambda: self._keep(opened, checked, computed, drawn), site.patience, threading.Event())
-        return Payload(assignment.round, assignment.attempt, cut(drawn.payload, plan.encoding), signed)
-
-    def _draw(self, opened: OpenStudy, checked: _Checked, values: Integers) -> _Drawn:
-        """Mask and encrypt a noised vector, under a consent and a one-time key that are drawn here."""
-        site, encoding, context = self._site, checked.plan.encoding, checked.context
-        ring, cohort, seeds = encoding.ring, encoding.cohort, opened.seeds
-        sharing = sharing_masks(checked.graph, checked.assignment, site.name)
-        consent = consent_of(site.random.bytes(SECRET_BYTES), context)
-        words = mask_values(values, encoding, context, site.name, sharing, seeds, consent)
-        key = draw_key(ring, site.random)
-        share = mask_key(key, ring, context, site.name, cohort, sharing, seeds, consent)
-        payload, coefficients = io.BytesIO(), begin_coefficients_digest(len(words))
-        payload.write(share_to_bytes(share, ring, cohort))
-        for batch in encrypt_words(words, key, context, ring, site.random):
-            part = coefficients_to_bytes(batch, ring)
-            coefficients.update(part)
-            payload.write(part)
-        digest = payload_digest(share_digest(share, ring, cohort), coefficients.digest())
-        return _Drawn(values, pack_words(words, encoding), payload.getvalue(), digest, consent)
-
-    def _keep(self, opened: OpenStudy, checked: _Checked, computed: _Computed, drawn: _Drawn) -> SignedReceipt:
-        """Make the payload durable with its receipt and all that later rounds need, in one transaction.
-
-        Raises:
-            Refusal: the attempt was given up, or its time ran out, while it was computed.
-        """
-        site, assignment = self._site, checked.assignment
-        with site.database.transaction() as connection:
-            row = find_study(connection, opened.digest)
-            attempt = find_attempt(connection, opened.digest, assignment.attempt)
-            if row is None or row.status != StudyState.READY or attempt is None or attempt.state != AttemptState.RESERVED:
-                raise Refusal(RefusalCode.ROUND, "The attempt was given up while it was computed.")
-            if site.steady() >= attempt.deadline:
-                raise Refusal(RefusalCode.ROUND, "The attempt's deadline passed while it was computed.")
-            self._keep_for_later(connection, opened, checked, computed, drawn.values)
-            read = None  # the ledger hears of it with the charge: nothing that depends on records stands in it before
-            if computed.digest is not None:
-                read = snapshot(computed.digest, site.credentials.signing_key.secret(KEY_PURPOSE), checked.context)
-            number = row.receipts + 1
-            receipt = self._receipt(opened, checked, drawn, number, site.ledger.head(connection))
-            signed = sign_receipt(receipt, site.credentials.signing_key)
-            change_study(connection, opened.digest, receipts=number)
-            change_attempt(
-                connection,
-                opened.digest,
-                assignment.attempt,
-                state=AttemptState.PAYLOAD,
-                consent=drawn.consent,
-                payload=drawn.payload,
-                words=drawn.words,
-                receipt=signed.body,
-                receipt_signature=signed.signature,
-                snapshot=read,
-            )
-        return signed
-
-    def _keep_for_later(
-        self, connection: Connection, opened: OpenStudy, checked: _Checked, computed: _Computed, values: Integers
-    ) -> None:
-        """Store the noised vector of a task that is kept, and what was trained."""
-        assignment, task = checked.assignment, checked.plan.task
-        if task.declaration.keep and find_kept(connection, opened.digest, task.label) is None:
-            part = task.kept_part(values, opened.study.participants.index(self._site.name))
-            kept = KeptVector(part, values, task.kept_origin(assignment.broadcast))
-            keep_vector(connection, opened.digest, task.label, kept)
-        if computed.state:
-            keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
-
-    def _receipt(self, opened: OpenStudy, checked: _Checked, drawn: _Drawn, number: int, head: bytes) -> Receipt:
-        assignment, plan = checked.assignment, checked.plan
-        return Receipt(
-            study=opened.digest,
-            participant=self._site.name,
-            round=assignment.round,
-            attempt=assignment.attempt,
-            context=checked.context,
-            payload=drawn.digest,
-            number=number,
-            head=head,
-            dataset=opened.study.dataset,
-            mechanism=Mechanism.of(plan.declaration, plan.noise),
-            unit=opened.study.privacy.unit,
-            cohort_size=len(assignment.cohort),
-            consent=consent_commitment(checked.context, self._site.name, consent_proof(drawn.consent)),
-        )
-
-
-def _resume(row: AttemptRow, checked: _Checked) -> Payload:
-    if row.context != checked.context or row.round != checked.assignment.round:
-        raise Refusal(RefusalCode.CONTEXT, "The attempt was assigned before under another context.")
-    if row.state != AttemptState.PAYLOAD:
-        raise Refusal(RefusalCode.ROUND, f"The attempt cannot be uploaded; it is {row.state}.")
-    pieces = cut(promised(row.payload), checked.plan.encoding)
-    return Payload(row.round, row.attempt, pieces, row.signed_receipt, resumed=True)
-
-
-def cut(payload: bytes, plan: OneTimePlan) -> list[memoryview]:
-    """A payload in the pieces in which it travels; none is copied.
-
-    Raises:
-        Damage: it is not as long as its plan says.
-    """
-    if len(payload) != plan.payload_bytes:
-        raise Damage("A stored payload is not as long as its round's plan says.", "Restore a backup.")
-    ends = list(accumulate(map(plan.piece_bytes, range(plan.pieces))))
-    return [memoryview(payload)[start:end] for start, end in pairwise([0, *ends])]
-
-
-def pack_words(words: Words, plan: OneTimePlan) -> bytes:
-    """Masked words as the store keeps them."""
-    return pack_numbers(words, plan.ring.plain_modulus.bit_length())
-
-
-def unpack_words(data: bytes, plan: OneTimePlan) -> Words:
-    """The words of :func:`pack_words`, (plan.words,)."""
-    return unpack_numbers(data, plan.words, plan.ring.plain_modulus.bit_length(), "stored payload")
-
-
-def sharing_masks(graph: MaskGraph, assignment: Assignment, own: str) -> list[str]:
-    """This member and all members of the cohort that it shares masks with, in roster order."""
-    others = graph.neighbours(own)
-    return [name for name in assignment.names if name == own or name in others]

@@ -15,9 +15,10 @@ from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCo
 from veilsum_node.telemetry.logs import about
 from veilsum_participant.observer import AttemptOutcome, SiteStep, Stage
 from veilsum_participant.protocol.approval import decided_studies
-from veilsum_participant.protocol.contributions import Contributions, Payload
+from veilsum_participant.protocol.contributions import Contributions
 from veilsum_participant.protocol.membership import Membership
 from veilsum_participant.protocol.openings import Consent, Openings, Shown
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_participant.protocol.recovery import MirroredReceipt, settle, settled_entry
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.studies import StudyState, find_method

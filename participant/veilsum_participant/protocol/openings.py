@@ -23,7 +23,8 @@ from veilsum_participant.open_studies import OpenStudy, check_certificates, load
 from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse, term_faults
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import by_key, cohort_faults, is_held, remember
-from veilsum_participant.protocol.contributions import give_up_open, sharing_masks, unpack_words
+from veilsum_participant.protocol.contributions import give_up_open
+from veilsum_participant.protocol.payloads import sharing_masks, unpack_words
 from veilsum_participant.site import LOG, Site
 from veilsum_participant.store.attempts import (
     PAID,

@@ -16,7 +16,7 @@ from veilsum_node.errors import HostileInput, RefusalCode
 from veilsum_node.identity import Credentials
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_node.transport.channel import greet
-from veilsum_participant.protocol.contributions import Payload
+from veilsum_participant.protocol.payloads import Payload
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.roster import Enrolment
 from veilsum_proto import CHUNK_BYTES, MAX_OBJECT_BYTES
