@@ -206,7 +206,7 @@ FORGERIES: dict[Callable[[Published], ReleaseProof], str] = {
     only_the_sum: "another sum, or one that does not follow from it",
     the_sum_and_answers_that_fit: "another sum, or one that does not follow from it",
     the_sum_fixed_anew_under_the_old_answers: "another sum, or one that does not follow from it",
-    everything_anew_but_the_honest_members_answer: "did not all answer the same challenge",
+    everything_anew_but_the_honest_members_answer: "challenge about another sum",
     everything_anew_and_the_honest_members_answer_made_up: "signature",
     a_false_sum_fixed_in_time: "not that of the contributions which its members vouched for",
     a_false_sum_fixed_in_time_and_an_answer_changed_after_the_opening: "signature",

@@ -31,8 +31,7 @@ from veilsum_participant.store.attempts import AttemptRow, find_attempt
 from veilsum_privacy.ledger import Kind, LedgerReader
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, sign_receipt
 from veilsum_privacy.ledger.verification import verify_ledger
-from veilsum_privacy.results.sum_evidence import consent_statement
-from veilsum_privacy.securesum.check_words import CheckAnswer, sign_check, sign_consent
+from veilsum_privacy.securesum.check_words import CheckAnswer, consent_statement, sign_check, sign_consent
 from veilsum_privacy.securesum.one_time_keys import coefficients_to_bytes
 from veilsum_proto import CHUNK_BYTES
 from veilsum_proto import federation_pb2 as pb

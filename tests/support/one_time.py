@@ -19,7 +19,7 @@ from support.ledgers import any_receipt
 from support.randomness import SeededRandom
 from veilsum_node.identity import Identity, Role, SigningKey
 from veilsum_privacy.ledger.receipts import SignedReceipt, consent_commitment, consent_proof, sign_receipt
-from veilsum_privacy.results.sum_evidence import Evidence, consent_statement, total_to_bytes
+from veilsum_privacy.results.sum_evidence import Evidence, total_to_bytes
 from veilsum_privacy.securesum.check_words import (
     CheckStatement,
     Signed,
@@ -27,6 +27,7 @@ from veilsum_privacy.securesum.check_words import (
     challenge,
     check_words,
     checks_digest,
+    consent_statement,
     sign_check,
     sign_consent,
     sign_sum,

@@ -30,11 +30,12 @@ from veilsum_privacy.securesum.check_words import (
     CHECK_BITS,
     CHECKS,
     Answered,
+    CheckAnswer,
     Signed,
     products,
     sum_digest,
+    verify_answers,
     verify_check_words,
-    verify_checks,
 )
 from veilsum_privacy.securesum.key_shares import consent_of, open_keys, self_masks
 from veilsum_privacy.securesum.one_time_keys import draw_key
@@ -418,7 +419,8 @@ def test_a_member_is_charged_only_for_answers_to_its_own_question() -> None:
     members = make_members(3)
     played = play(members, some_vectors(members))
     checks, own, cohort = played.checks, played.checks[1], members.identities
-    assert [one.participant for one in verify_checks(checks, cohort, own, T)] == list(members.names)
+    asked = check_words.parse_check(own.body, T)
+    assert verify_answers(own, asked, cohort, answers_of(checks), T) == [item.body for item in checks]
     words, rho, fixed = (1, 2, 3), played.rho, played.fixed[0]
 
     def instead(place: int, item: Signed) -> list[Signed]:
@@ -429,19 +431,27 @@ def test_a_member_is_charged_only_for_answers_to_its_own_question() -> None:
     for bad, match in [
         (checks[:2], "exactly one answer"),
         ([*checks, checks[0]], "exactly one answer"),
-        (instead(1, members.say(members.names[1], words, rho, fixed)), "own is another"),
-        (instead(0, members.say(members.names[0], words, bytes(32), fixed)), "same challenge"),
-        (instead(0, members.say(members.names[0], words, rho, bytes(32))), "same challenge"),
-        (instead(0, members.say(members.names[2], words, rho, fixed)), "in its order"),
-        ([checks[1], checks[0], checks[2]], "in its order"),
+        (instead(1, members.say(members.names[1], words, rho, fixed)), "own answer is another"),
+        (instead(0, members.say(members.names[0], words, bytes(32), fixed)), "signature"),
+        (instead(0, members.say(members.names[0], words, rho, bytes(32))), "signature"),
+        (instead(0, members.say(members.names[2], words, rho, fixed)), "signature"),
+        ([checks[1], checks[0], checks[2]], "signature"),
         (instead(0, forged), "signature"),
         (instead(0, Signed(checks[0].body, signing_key("site-00").sign(Label.RECEIPT, checks[0].body))), "signature"),
     ]:
         with pytest.raises(HostileInput, match=match):
-            verify_checks(bad, cohort, own, T)
+            verify_answers(own, asked, cohort, answers_of(bad), T)
+    for wrong in ((1, 2), (1, 2, 3, 4), (1, 2, T), (1, 2, -1)):
+        with pytest.raises(HostileInput, match="words below"):
+            verify_answers(own, asked, cohort, [CheckAnswer(wrong, b""), *answers_of(checks[1:])], T)
     others = play(make_members(3, seed=5), some_vectors(members)).checks
-    with pytest.raises(HostileInput, match=r"own is another|same challenge"):
-        verify_checks([others[0], own, others[2]], cohort, own, T)
+    with pytest.raises(HostileInput, match="signature"):
+        verify_answers(own, asked, cohort, answers_of([others[0], own, others[2]]), T)
+
+
+def answers_of(checks: Sequence[Signed]) -> list[CheckAnswer]:
+    """What travels of signed answers."""
+    return [CheckAnswer(check_words.parse_check(item.body, T).words, item.signature) for item in checks]
 
 
 def test_grinding_receipts_gives_other_challenges_and_no_answer() -> None:

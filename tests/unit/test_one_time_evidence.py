@@ -23,12 +23,19 @@ from veilsum_privacy.ledger.receipts import SignedReceipt
 from veilsum_privacy.results.proof_files import ReleaseProof
 from veilsum_privacy.results.sum_evidence import (
     Evidence,
-    consent_statement,
     total_from_bytes,
     total_to_bytes,
     verify_evidence,
 )
-from veilsum_privacy.securesum.check_words import Signed, SumStatement, checks_digest, parse_check, products, sign_sum
+from veilsum_privacy.securesum.check_words import (
+    Signed,
+    SumStatement,
+    checks_digest,
+    consent_statement,
+    parse_check,
+    products,
+    sign_sum,
+)
 from veilsum_privacy.securesum.products import common_polynomials
 from veilsum_privacy.securesum.ring import RING_2048, RING_4096, RINGS, RingParameters
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream, derived_key

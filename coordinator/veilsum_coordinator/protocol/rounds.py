@@ -19,16 +19,16 @@ from veilsum_node.errors import HostileInput, StateError
 from veilsum_node.identity import Credentials, Label, verify
 from veilsum_privacy.ledger import Mechanism
 from veilsum_privacy.ledger.receipts import SignedReceipt, parse_receipt, verify_receipt
-from veilsum_privacy.results.sum_evidence import consent_statement
 from veilsum_privacy.securesum.check_words import (
-    CHECKS,
     CheckAnswer,
     CheckStatement,
     Signed,
     SumStatement,
     challenge,
     checks_digest,
+    consent_statement,
     sign_sum,
+    verify_answer,
     verify_check_words,
 )
 from veilsum_privacy.securesum.context import Assignment, Pieces
@@ -80,7 +80,7 @@ class FixedSum:
         number, attempt = self._assignment.round, self._assignment.attempt
         return SumStatement(self._study, coordinator, number, attempt, self.context, self.digest)
 
-    def statement(self, name: str, words: tuple[int, ...]) -> CheckStatement:
+    def statement(self, name: str, words: tuple[int, ...] = ()) -> CheckStatement:
         """What a member signs that answers with these words."""
         number, attempt = self._assignment.round, self._assignment.attempt
         return CheckStatement(self._study, name, number, attempt, self.context, self.challenge, self.digest, words)
@@ -275,10 +275,7 @@ class Round:
                 raise HostileInput("A second, different answer came to one challenge.")
             return
         modulus = self.plan.encoding.ring.plain_modulus
-        if len(answer.words) != CHECKS or any(not 0 <= word < modulus for word in answer.words):
-            raise HostileInput(f"An answer has {CHECKS} words below the study's modulus.")
-        body = self.total.statement(name, answer.words).to_bytes()
-        verify(roster.member(name).identity.public_key, Label.CHECK, body, answer.signature)
+        verify_answer(self.total.statement(name), roster.member(name).identity, answer, modulus)
         self.answers[name] = answer
 
     def agree(self) -> None:
@@ -296,7 +293,7 @@ class Round:
         if receipt is None:
             raise StateError("A consent is checked once all receipts are in.")
         parse_receipt(receipt.body).hold(consent)
-        body = consent_statement(self.total.statement(name, ()), self.checks).to_bytes()
+        body = consent_statement(self.total.statement(name), self.checks).to_bytes()
         verify(roster.member(name).identity.public_key, Label.CONSENT, body, signature)
 
     def sign(self, credentials: Credentials) -> None:

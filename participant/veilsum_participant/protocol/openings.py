@@ -57,10 +57,11 @@ from veilsum_privacy.securesum.check_words import (
     challenge,
     check_words,
     checks_digest,
+    consent_statement,
     parse_check,
     sign_check,
     sign_consent,
-    verify_checks,
+    verify_answers,
     verify_sum,
 )
 from veilsum_privacy.securesum.context import Assignment, parse_assignment
@@ -170,7 +171,7 @@ class Openings:
         sharing = sharing_masks(mask_graph(roster, opened.study.privacy), assignment, site.name)
         masked, consent = unpack_words(promised(row.words), plan), promised(row.consent)
         words = check_words(masked, modulus, row.context, rho, site.name, sharing, opened.seeds, consent)
-        statement = CheckStatement(key, site.name, row.round, row.attempt, row.context, rho, fixed, words)
+        statement = _statement(site.name, row, rho, fixed, words)
         signed = sign_check(statement, site.credentials.signing_key)
         change_attempt(
             connection,
@@ -261,22 +262,15 @@ class Openings:
         self, opened: OpenStudy, roster: Roster, row: AttemptRow, kept: Answered, answers: Sequence[CheckAnswer]
     ) -> ConsentStatement:
         """What this site signs for, if every member signed an answer to the challenge that this site answered."""
-        site, key, assignment = self._site, opened.digest, parse_assignment(row.assignment)
-        modulus, names = _plan(opened, roster, assignment).ring.plain_modulus, assignment.names
-        about_sum = (row.round, row.attempt, row.context, kept.challenge, kept.sum)
+        assignment = parse_assignment(row.assignment)
+        modulus = _plan(opened, roster, assignment).ring.plain_modulus
+        asked = _statement(self._site.name, row, kept.challenge, kept.sum)
+        cohort = [roster.member(name).identity for name in assignment.names]
         try:
-            if len(answers) != len(names):
-                raise HostileInput("There is not exactly one answer for each member of the cohort.")
-            if any(not 0 <= word < modulus for answer in answers for word in answer.words):
-                raise HostileInput("A check word is not below the study's modulus.")
-            said = [
-                Signed(CheckStatement(key, name, *about_sum, answer.words).to_bytes(), answer.signature)
-                for name, answer in zip(names, answers, strict=True)
-            ]
-            verify_checks(said, [roster.member(name).identity for name in names], kept.answer, modulus)
+            said = verify_answers(kept.answer, asked, cohort, answers, modulus)
         except HostileInput as error:
             raise self._unreadable(error) from error
-        return ConsentStatement(key, site.name, *about_sum, checks_digest([item.body for item in said]))
+        return consent_statement(asked, checks_digest(said))
 
     def on_released(self, key: bytes, attempt: int) -> None:
         """The sum opened. Idempotent."""
@@ -410,6 +404,10 @@ def _check_numbers(connection: Connection, key: bytes, names: Sequence[str], rec
 
 def _plan(opened: OpenStudy, roster: Roster, assignment: Assignment) -> OneTimePlan:
     return opened.agreed.task(assignment.label).plan(len(roster.members), len(assignment.names)).encoding
+
+
+def _statement(name: str, row: AttemptRow, rho: bytes, fixed: bytes, words: tuple[int, ...] = ()) -> CheckStatement:
+    return CheckStatement(row.study, name, row.round, row.attempt, row.context, rho, fixed, words)
 
 
 def _dump(shown: Shown) -> bytes:

@@ -17,13 +17,12 @@ from veilsum_node.identity import Identity, Label, verify
 from veilsum_privacy.ledger.receipts import Receipt, SignedReceipt, verify_receipt
 from veilsum_privacy.securesum.check_words import (
     CheckStatement,
-    ConsentStatement,
     Signed,
     SumStatement,
     challenge,
     checks_digest,
-    same_checks,
-    sum_named,
+    consent_statement,
+    parse_check,
     verify_check_words,
     verify_sum,
 )
@@ -119,12 +118,15 @@ def _answers(
     evidence: Evidence, plan: OneTimePlan, receipts: Sequence[Receipt], fixed: bytes, cohort: Sequence[Identity]
 ) -> tuple[CheckStatement, ...]:
     """All members' answers, if they are about this sum and the challenge that follows from it and these receipts."""
-    said = same_checks(evidence.checks, [member.name for member in cohort], plan.ring.plain_modulus)
-    first, receipt = said[0], receipts[0]
+    said = tuple(parse_check(body, plan.ring.plain_modulus) for body in evidence.checks)
+    if [item.participant for item in said] != [member.name for member in cohort]:
+        raise HostileInput("The answers are not those of the cohort's members, in its order.")
+    receipt = receipts[0]
     rho = challenge(receipt.context, [signed.body for signed in evidence.receipts], fixed)
     if any((item.round, item.attempt) != (receipt.round, receipt.attempt) for item in receipts):
         raise HostileInput("The receipts are about different rounds or attempts.")
-    if first.study != receipt.study or sum_named(first) != (receipt.round, receipt.attempt, receipt.context, rho, fixed):
+    about = receipt.study, receipt.round, receipt.attempt, receipt.context, rho, fixed
+    if any((item.study, item.round, item.attempt, item.context, item.challenge, item.sum) != about for item in said):
         raise HostileInput("The members answered a challenge about another sum, or one that does not follow from it.")
     return said
 
@@ -141,8 +143,3 @@ def _agreed(evidence: Evidence, said: Sequence[CheckStatement], cohort: Sequence
     for statement, member, signature in zip(said, cohort, evidence.agreed, strict=True):
         word = consent_statement(statement, checks)
         verify(member.public_key, Label.CONSENT, word.to_bytes(), signature)
-
-
-def consent_statement(own: CheckStatement, checks: bytes) -> ConsentStatement:
-    """What a member signs with its consent, of its own answer and the digest of all answers."""
-    return ConsentStatement(own.study, own.participant, own.round, own.attempt, own.context, own.challenge, own.sum, checks)

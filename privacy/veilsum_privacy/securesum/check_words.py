@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -270,47 +270,54 @@ def verify_sum(signed: Signed, signer: Identity, expected: SumStatement) -> None
     verify(signer.public_key, Label.SUM, signed.body, signed.signature)
 
 
-def verify_checks(
-    signed: Sequence[Signed], cohort: Sequence[Identity], own: Signed, modulus: int
-) -> tuple[CheckStatement, ...]:
+def verify_answer(asked: CheckStatement, member: Identity, answer: CheckAnswer, modulus: int) -> bytes:
+    """Verify that a member gave this answer to the challenge that ``asked`` names; returns what it signed.
+
+    Args:
+        asked: a statement about the challenge; whose it is and its words do not matter.
+        member: who answers.
+        answer: as it travels.
+        modulus: t.
+
+    Raises:
+        HostileInput: other words than a challenge has, or they were not signed as an answer to this one.
+    """
+    if len(answer.words) != CHECKS or any(not 0 <= word < modulus for word in answer.words):
+        raise HostileInput(f"An answer has {CHECKS} words below the study's modulus.")
+    body = replace(asked, participant=member.name, words=answer.words).to_bytes()
+    verify(member.public_key, Label.CHECK, body, answer.signature)
+    return body
+
+
+def verify_answers(
+    own: Signed, asked: CheckStatement, cohort: Sequence[Identity], answers: Sequence[CheckAnswer], modulus: int
+) -> list[bytes]:
     """Before anyone is charged: every member of the cohort answered the challenge that this member did, its own answer stands
     among them as it was given, and every signature is right.
 
     Args:
-        signed: all members' answers, in the cohort's order.
-        cohort: the members.
         own: this member's answer, as it was kept.
-        modulus: t.
+        asked, modulus: as of :func:`verify_answer`.
+        cohort: the members.
+        answers: of all, in the cohort's order.
+
+    Returns:
+        What each signed.
 
     Raises:
         HostileInput: something does not hold.
     """
-    # its own answer among them, and all to one challenge: so all to its own
-    if len(signed) != len(cohort) or [item.body for item in signed].count(own.body) != 1:
-        raise HostileInput("There is not exactly one answer of each member, or this member's own is another one.")
-    said = same_checks([item.body for item in signed], [member.name for member in cohort], modulus)
-    for item, member in zip(signed, cohort, strict=True):
-        verify(member.public_key, Label.CHECK, item.body, item.signature)
+    if len(answers) != len(cohort):
+        raise HostileInput("There is not exactly one answer for each member of the cohort.")
+    said = [verify_answer(asked, member, answer, modulus) for member, answer in zip(cohort, answers, strict=True)]
+    if own.body not in said:
+        raise HostileInput("This member's own answer is another one.")
     return said
 
 
-def same_checks(bodies: Sequence[bytes], names: Sequence[str], modulus: int) -> tuple[CheckStatement, ...]:
-    """The answers, if there is one of each member, in order, and all to one challenge about one sum of one context.
-
-    Raises:
-        HostileInput: there is not.
-    """
-    said = tuple(parse_check(body, modulus) for body in bodies)
-    if tuple(item.participant for item in said) != tuple(names):
-        raise HostileInput("The answers are not those of the cohort's members, in its order.")
-    if len({(item.study, *sum_named(item)) for item in said}) != 1:
-        raise HostileInput("The members did not all answer the same challenge about the same sum.")
-    return said
-
-
-def sum_named(statement: CheckStatement | ConsentStatement) -> tuple[int, int, bytes, bytes, bytes]:
-    """Which sum a statement is about: round, attempt, context, challenge and D."""
-    return statement.round, statement.attempt, statement.context, statement.challenge, statement.sum
+def consent_statement(own: CheckStatement, checks: bytes) -> ConsentStatement:
+    """What a member signs with its consent, of its own answer and the digest of all answers."""
+    return ConsentStatement(own.study, own.participant, own.round, own.attempt, own.context, own.challenge, own.sum, checks)
 
 
 @dataclass(frozen=True)
