@@ -26,8 +26,9 @@ Integers = NDArray[np.int64]
 
 _LOADED = (core,)  # whose imports hold all names that are replaced
 
-RINGS = (dataclasses.replace(ring.RING_2048, degree=8), dataclasses.replace(ring.RING_4096, degree=8))
-"""The real moduli of both sets."""
+REAL = (ring.RING_2048_FEW, ring.RING_4096_FEW, ring.RING_2048, ring.RING_4096)
+RINGS = tuple(dataclasses.replace(real, degree=8) for real in REAL)
+"""The real moduli of the sets for up to 1,024 members."""
 
 
 def replace_everywhere(stack: ExitStack, original: object, stand_in: object) -> None:
@@ -68,7 +69,7 @@ class ToyProducts:
 def stand_ins(*others: tuple[object, object]) -> Iterator[None]:
     """Put the stand-ins in place, and ``others`` as pairs of an original and what stands in for it."""
     with ExitStack() as stack:
-        for real, toy in zip((ring.RING_2048, ring.RING_4096), RINGS, strict=True):
+        for real, toy in zip(REAL, RINGS, strict=True):
             replace_everywhere(stack, real, toy)
         stack.callback(setattr, sum_plan, "PIECE", sum_plan.PIECE)
         sum_plan.PIECE = 1

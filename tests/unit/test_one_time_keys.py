@@ -28,8 +28,10 @@ from veilsum_privacy.securesum.products import BATCH, KeyProducts, common_polyno
 from veilsum_privacy.securesum.ring import (
     KEY_VARIANCE,
     RING_2048,
+    RING_2048_FEW,
     RING_2048_LARGE,
     RING_4096,
+    RING_4096_FEW,
     RING_4096_LARGE,
     RINGS,
     RingParameters,
@@ -40,6 +42,7 @@ from veilsum_privacy.securesum.sum_plan import choose_ring, plan_sum
 RNG = np.random.default_rng()
 CONTEXT = bytes(range(32))
 PACKED_WIDTHS = [*range(1, 59), 60]  # of 59 and 61 some number would lie in nine bytes
+FEW = RING_2048_FEW, RING_4096_FEW
 SETS = pytest.mark.parametrize("ring", RINGS, ids=lambda ring: f"{ring.degree}-{ring.plain_modulus.bit_length()}")
 
 
@@ -110,8 +113,9 @@ def test_key_shares_have_the_stated_sizes() -> None:
     assert [RING_2048.share_bits(n) for n in (4, 16, 1024)] == [9, 10, 13]
     assert [RING_2048.share_size(n) for n in (4, 16, 1024)] == [2306, 2562, 3330]
     assert [RING_4096.share_size(n) for n in (4, 16, 1024)] == [4610, 5122, 6658]
-    assert choose_ring([(62, 10**6, Fraction(10**6))], 4) is RING_2048
-    assert choose_ring([(10**6, 10**5, Fraction(10**6))], 4) is RING_4096
+    for members, small, large in ((2, *FEW), (16, *FEW), (17, RING_2048, RING_4096), (1024, RING_2048, RING_4096)):
+        assert choose_ring([(62, 10**5, Fraction(10**6))], members) is small
+        assert choose_ring([(10**6, 2**21 // members, Fraction(10**6))], members) is large
     assert choose_ring([(62, 10**6, Fraction(10**6))], 1025) is RING_2048_LARGE
     assert choose_ring([(62, 1 << 29, Fraction(10**6))], 1025) is RING_4096_LARGE
     for count in (1, 1025):

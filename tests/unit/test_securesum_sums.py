@@ -119,6 +119,7 @@ def packed(values: Integers, plan: OneTimePlan) -> list[int]:
 
 @given(st.integers(1, 200), st.integers(1, 2**20), st.integers(2, 40), st.integers(0, 2**32), SETS)
 def test_packing_is_a_sum_of_shifted_lanes(size: int, bound: int, count: int, seed: int, ring: RingParameters) -> None:
+    count = min(count, ring.most_members)
     plan = plan_sum(size, bound, Fraction(0), count, ring)
     values = np.random.default_rng(seed).integers(-8 * bound, 8 * bound + 1, size)
     padded = [*values.tolist(), *[0] * (plan.slots * plan.lanes - size)]

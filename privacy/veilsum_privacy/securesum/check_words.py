@@ -38,9 +38,10 @@ CHECKS = 3
 CHECK_BITS = 28
 """Bits of a number of a challenge: three vectors leave a false sum a chance of 2^-84."""
 
-_BLOCK = 1 << 11  # 28-bit numbers times 24-bit halves, so many of them, stay below 2^63
-_HALF = np.uint64(24)
-_LOW = np.uint64((1 << 24) - 1)
+_BLOCK = 1 << 14
+_SUMMED = 1 << 9  # 28-bit numbers times 26-bit halves, so many of them, stay below 2^63
+_HALF = np.uint64(26)
+_LOW = np.uint64((1 << 26) - 1)
 
 MAX_STATEMENT_BYTES = 2048
 
@@ -59,7 +60,7 @@ def challenge(context: bytes, receipts: Sequence[bytes], fixed: bytes) -> bytes:
 
 
 def products(words: Words, context: bytes, rho: bytes) -> tuple[int, ...]:
-    """<r, words> as integers, for each vector r of a challenge; words below 2^48."""
+    """<r, words> as integers, for each vector r of a challenge; words below 2^52."""
     streams = [
         WordStream(rho, StreamPurpose.CHALLENGE, context, bytes([number]), bound=1 << CHECK_BITS) for number in range(CHECKS)
     ]
@@ -69,8 +70,12 @@ def products(words: Words, context: bytes, rho: bytes) -> tuple[int, ...]:
         halves = part & _LOW, part >> _HALF
         for number, stream in enumerate(streams):
             r = stream.take(len(part))
-            totals[number] += int(r @ halves[0]) + (int(r @ halves[1]) << 24)
+            totals[number] += _product(r, halves[0]) + (_product(r, halves[1]) << 26)
     return tuple(totals)
+
+
+def _product(numbers: Words, halves: Words) -> int:
+    return sum(np.add.reduceat(numbers * halves, np.arange(0, len(numbers), _SUMMED)).tolist())
 
 
 def check_words(

@@ -70,7 +70,7 @@ def unmask_values(words: Words, plan: OneTimePlan, context: bytes, consents: Seq
     values, done = np.empty(plan.size, dtype=np.int64), 0
     for start in range(0, plan.words, _BLOCK):  # a long vector is not held several times over
         total = words[start : start + _BLOCK].copy()
-        for stream in streams:  # at most 4,096 words of at most 48 bits: no overflow before
+        for stream in streams:  # 4,096 words of 47 bits, 1,024 of 48 or 16 of 51: no overflow before
             total += np.uint64(modulus) - stream.take(len(total))
         total %= np.uint64(modulus)
         if start == 0 and int(total[0]) != plan.cohort:

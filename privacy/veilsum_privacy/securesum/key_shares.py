@@ -55,7 +55,7 @@ def pairwise_masks(
         if index != place:
             mask = WordStream(seeds[name], purpose, context, *more, bound=bound).take(count)
             total += mask if index > place else np.uint64(bound) - mask
-    return total % np.uint64(bound)  # at most 4,096 words of at most 48 bits: no overflow before
+    return total % np.uint64(bound)  # 4,096 words of 47 bits, 1,024 of 48 or 16 of 51: no overflow before
 
 
 def self_masks(

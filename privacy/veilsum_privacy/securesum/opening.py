@@ -126,7 +126,7 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
 def _rounded(phase: Words, ring: RingParameters, members: int) -> Words:
     """round(t phase / q) mod t, if the error of every one is within what so many contributions leave.
 
-    t phase - M q is right modulo 2^64, because it is less than 2^60 either way: a float64 finds M to one.
+    t phase - M q is right modulo 2^64, because it is less than 2^61 either way: a float64 finds M to one, of 51 bits too.
     """
     prime, modulus = ring.prime, ring.plain_modulus
     words = np.rint(phase.astype(np.float64) * (modulus / prime)).astype(np.uint64)

@@ -28,7 +28,8 @@ class RingParameters:
     Attributes:
         degree: N.
         prime: q, the modulus of every coefficient.
-        plain_modulus: t, the modulus of every word, a prime just below 2^k; q / t exceeds 2^12, or 2^13 for large cohorts.
+        plain_modulus: t, the modulus of every word, a prime just below 2^k; q / t exceeds 2^9 for up to 16 members, 2^12 for
+            up to 1,024 and 2^13 beyond: their errors add up.
         most_members: the largest cohort whose sum's error stays within its bound.
     """
 
@@ -81,12 +82,14 @@ class RingParameters:
         return {"degree": self.degree, "prime": str(self.prime), "plain_modulus": str(self.plain_modulus)}
 
 
+RING_2048_FEW = RingParameters(2048, 2251799813640193, 4398046510961, 16)
+RING_4096_FEW = RingParameters(4096, 1152921504606830593, 2251799813685119, 16)
 RING_2048 = RingParameters(2048, 2251799813640193, 549755813869, 1024)
 RING_4096 = RingParameters(4096, 1152921504606830593, 281474976710597, 1024)
 RING_2048_LARGE = RingParameters(2048, 2251799813640193, 274877906899, 4096)
 RING_4096_LARGE = RingParameters(4096, 1152921504606830593, 140737488355213, 4096)
 
-RINGS = (RING_2048, RING_4096, RING_2048_LARGE, RING_4096_LARGE)
+RINGS = (RING_2048_FEW, RING_4096_FEW, RING_2048, RING_4096, RING_2048_LARGE, RING_4096_LARGE)
 
 
 def known_ring(degree: int, prime: int, plain_modulus: int) -> RingParameters:
