@@ -22,7 +22,7 @@ from veilsum_participant.policy import mask_faults, member_faults, noise_faults,
 from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
-from veilsum_participant.protocol.payloads import Checked, Computed, Payload, resume_payload, seal_payload
+from veilsum_participant.protocol.payloads import Assigned, Computed, Payload, resume_payload, seal_payload
 from veilsum_participant.site import LOG, Reading, Site
 from veilsum_participant.store.attempts import (
     OPEN,
@@ -145,7 +145,7 @@ class Contributions:
 
     def _check(
         self, connection: Connection, opened: OpenStudy, assignment: Assignment, broadcast: bytes, *, resumed: bool
-    ) -> Checked:
+    ) -> Assigned:
         site = self._site
         row, study = opened.row, opened.study
         if row.status != StudyState.READY:
@@ -179,9 +179,9 @@ class Contributions:
         counts = count_faults(connection, opened, assignment, policy, resumed=resumed)
         refuse([*noise_faults(plan.noise, members, policy, site.name), *counts])
         context = context_digest(plan, roster, assignment)
-        return Checked(assignment, roster, graph, plan, context)
+        return Assigned(assignment, roster, graph, plan, context)
 
-    def _prepare(self, opened: OpenStudy, checked: Checked, broadcast: bytes) -> _Ready:
+    def _prepare(self, opened: OpenStudy, checked: Assigned, broadcast: bytes) -> _Ready:
         """Gather all that the round's task takes beside records, and try it without any.
 
         Raises:
@@ -236,7 +236,7 @@ class Contributions:
         if not known:
             tried.add(task, arrays)
 
-    def _compute(self, opened: OpenStudy, checked: Checked, ready: _Ready) -> Computed:
+    def _compute(self, opened: OpenStudy, checked: Assigned, ready: _Ready) -> Computed:
         """The site's vector, of its records or of what it kept. Raises nothing, whatever the records are."""
         site, study, plan, task = self._site, opened.study, checked.plan, checked.assignment
         if ready.kept is not None:
@@ -287,7 +287,7 @@ class Contributions:
         queried = readings and site.config.datasets[study.dataset].source == "sql"
         return Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
 
-    def _reserve(self, connection: Connection, opened: OpenStudy, checked: Checked, data: bytes) -> None:
+    def _reserve(self, connection: Connection, opened: OpenStudy, checked: Assigned, data: bytes) -> None:
         site, assignment = self._site, checked.assignment
         left = min(assignment.deadline, opened.study.expires) - site.clock()
         give_up_open(connection, site, opened.digest)
@@ -305,7 +305,7 @@ class Contributions:
         )
         change_study(connection, opened.digest, round=assignment.round, attempt=assignment.attempt)
 
-    def _reservation(self, opened: OpenStudy, checked: Checked) -> Reservation:
+    def _reservation(self, opened: OpenStudy, checked: Assigned) -> Reservation:
         return Reservation(
             study=opened.digest,
             round=checked.assignment.round,
@@ -318,7 +318,7 @@ class Contributions:
             context=checked.context,
         )
 
-    def _record_refusal(self, opened: OpenStudy, checked: Checked, refusal: Refusal) -> None:
+    def _record_refusal(self, opened: OpenStudy, checked: Assigned, refusal: Refusal) -> None:
         site = self._site
         with site.database.transaction() as connection:
             give_up_open(connection, site, opened.digest)

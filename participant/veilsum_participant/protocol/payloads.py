@@ -70,7 +70,7 @@ class Payload:
 
 
 @dataclass(frozen=True)
-class Checked:
+class Assigned:
     """An assignment that holds, and what follows from it: roster, who shares masks, plan and context digest."""
 
     assignment: Assignment
@@ -117,7 +117,7 @@ class Drawn:
     consent: bytes = field(repr=False)
 
 
-def seal_payload(site: Site, opened: OpenStudy, checked: Checked, computed: Computed) -> Payload:
+def seal_payload(site: Site, opened: OpenStudy, checked: Assigned, computed: Computed) -> Payload:
     """Mask, encrypt and make durable what was computed.
 
     Raises:
@@ -132,7 +132,7 @@ def seal_payload(site: Site, opened: OpenStudy, checked: Checked, computed: Comp
     return Payload(assignment.round, assignment.attempt, cut(drawn.payload, plan.encoding), signed)
 
 
-def _draw(site: Site, opened: OpenStudy, checked: Checked, values: Integers) -> Drawn:
+def _draw(site: Site, opened: OpenStudy, checked: Assigned, values: Integers) -> Drawn:
     """Mask and encrypt a noised vector, under a consent and a one-time key that are drawn here."""
     encoding, context = checked.plan.encoding, checked.context
     ring, cohort, seeds = encoding.ring, encoding.cohort, opened.seeds
@@ -151,7 +151,7 @@ def _draw(site: Site, opened: OpenStudy, checked: Checked, values: Integers) -> 
     return Drawn(values, pack_words(words, encoding), payload.getvalue(), digest, consent)
 
 
-def _keep(site: Site, opened: OpenStudy, checked: Checked, computed: Computed, drawn: Drawn) -> SignedReceipt:
+def _keep(site: Site, opened: OpenStudy, checked: Assigned, computed: Computed, drawn: Drawn) -> SignedReceipt:
     """Make the payload durable with its receipt and all that later rounds need, in one transaction.
 
     Raises:
@@ -192,7 +192,7 @@ def _keep_for_later(
     connection: Connection,
     site: Site,
     opened: OpenStudy,
-    checked: Checked,
+    checked: Assigned,
     computed: Computed,
     values: Integers,
 ) -> None:
@@ -206,7 +206,7 @@ def _keep_for_later(
         keep_state(connection, opened.digest, assignment.attempt, task.label, computed.state)
 
 
-def _receipt(site: Site, opened: OpenStudy, checked: Checked, drawn: Drawn, number: int, head: bytes) -> Receipt:
+def _receipt(site: Site, opened: OpenStudy, checked: Assigned, drawn: Drawn, number: int, head: bytes) -> Receipt:
     assignment, plan = checked.assignment, checked.plan
     return Receipt(
         study=opened.digest,
@@ -225,7 +225,7 @@ def _receipt(site: Site, opened: OpenStudy, checked: Checked, drawn: Drawn, numb
     )
 
 
-def resume_payload(row: AttemptRow, checked: Checked) -> Payload:
+def resume_payload(row: AttemptRow, checked: Assigned) -> Payload:
     """The payload of an attempt that was assigned before, as it was kept.
 
     Raises:
