@@ -327,6 +327,7 @@ def _files(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.system
 def test_nothing_is_left_open(network: FaultedProcesses) -> None:
     """After all that: a study as any other, and every ledger whole."""
     _check_finished(network, _submit(network))

@@ -261,6 +261,7 @@ def test_the_command_makes_records_of_images(photos: Path, tmp_path: Path, capsy
     assert (code, "cannot be read as an image" in " ".join(err.split())) == (2, True)
 
 
+@pytest.mark.system
 def test_the_pages_two_commands_run(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,7 +173,7 @@ def test_checkpoints_are_models_and_progress_is_told(bed: TestBed, tmp_path: Pat
     assert result_model(load_result(folder / "round-000002")).sha256  # a federated evaluation takes it as well
 
 
-@pytest.mark.parametrize("centre", [True, False])
+@pytest.mark.parametrize("centre", [True, pytest.param(False, marks=pytest.mark.system)])
 def test_the_last_checkpoint_of_the_last_step_is_the_model(bed: TestBed, tmp_path: Path, centre: bool) -> None:
     """What the study's features are centred by is in a checkpoint's model as in the result's."""
     study = bed.compile(training(4, checkpoint_every=3, average=0.0, centre=centre))
@@ -282,7 +282,7 @@ def test_a_study_of_the_models_alignment_is_not_evaluated(tmp_path: Path) -> Non
         evaluation(tmp_path / "aligned", 1.0)
 
 
-@pytest.mark.parametrize("method", ["gbdt", "fedsgd"])
+@pytest.mark.parametrize("method", [pytest.param("gbdt", marks=pytest.mark.system), "fedsgd"])
 def test_a_model_of_a_number_is_trained_and_evaluated_over_the_protocol(bed: TestBed, tmp_path: Path, method: str) -> None:
     """Trees' and a perceptron's R squared and error for the last column: scikit-learn's, nearly without noise."""
     bed.know_noise()

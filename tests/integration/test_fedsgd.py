@@ -69,7 +69,11 @@ def softmax_rows(x: Floats, labels: NDArray[np.int64], weight: Floats, bias: Flo
 
 @pytest.mark.parametrize(
     ("rate", "clip", "centred"),
-    [pytest.param(1.0, 0.1, False, marks=pytest.mark.system), (0.4, 0.5, False), (0.7, 0.2, True)],
+    [
+        pytest.param(1.0, 0.1, False, marks=pytest.mark.system),
+        pytest.param(0.4, 0.5, False, marks=pytest.mark.system),
+        (0.7, 0.2, True),
+    ],
 )
 def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, clip: float, centred: bool) -> None:
     """Same samples and same noise: the released sums agree to the grid and the models step by step."""

@@ -373,6 +373,7 @@ def plain(rows: list[dict[str, Any]], names: list[str]) -> list[tuple[object, ..
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "form"), [*(("cohort", form) for form in FORMS), *itertools.product(QUERIES[1:], ("ndjson", "bundle"))]
 )
@@ -509,6 +510,7 @@ def test_all_files_of_the_recipe_know_the_same_code_systems(recipe: Path) -> Non
     assert sum(table is not None for table in tables) == 3, "encounters have a class, which is no code of these"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUERIES)
 def test_nothing_of_one_person_changes_another_s_rows(tmp_path: Path, recipe: Path, name: str) -> None:
     """Ids of resources are shared between persons here, as where exports of several servers are put together."""

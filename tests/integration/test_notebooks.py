@@ -47,6 +47,7 @@ def test_a_notebook_runs_and_shows_what_is_kept(path: Path, tmp_path: Path) -> N
         assert before.execution_count == now.execution_count
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("few_rehearsals")
 def test_the_first_notebooks_cells_show_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat

@@ -89,6 +89,7 @@ def test_each_type_becomes_what_a_file_would_hold(url: str, tmp_path: Path) -> N
     assert [(float(row[0]) if row[0] else None, *row[1:]) for row in rows_of(found)] == want  # NUMERIC comes as text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -326,7 +327,7 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
     assert list(compare_snapshots(bed.sites["b"])) == []
 
 
-@pytest.mark.sampled(3)  # each query in one of the ways
+@pytest.mark.sampled(5)  # each query in one of the ways
 @pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize(
     "text",

@@ -46,6 +46,7 @@ def near(figure: dict[str, Any], truth: float, deviations: float) -> bool:
     return bool(abs(middle - truth) <= deviations * error)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("known_randomness", "few_rehearsals")
 def test_the_page_leads_to_tables_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     follow(tmp_path, monkeypatch)

@@ -154,6 +154,7 @@ def test_a_running_participant_takes_the_word(scene: Scene) -> None:
     assert scene.answers() == "upload"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("which", "says"),
     [("mirror", "mirror of coordinator"), ("own", "site's own ledger"), ("old", "ends at"), ("edited", "verify")],

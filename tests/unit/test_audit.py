@@ -172,7 +172,7 @@ def test_every_registered_task_is_audited() -> None:
 
 
 # Audited here are the ways of release; every setting's sensitivity is shown by test_tasks.py, and by one-run audits.
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_ours_passes_at_its_worst(path: Path) -> None:
     found = audit(releases(path, worst_worlds(path), SeededRandom(1)), path.booked)
@@ -188,7 +188,7 @@ def test_ours_passes_on_any_neighbours(path: Path) -> None:
         assert not audit(releases(path, random_worlds(path, seed), SeededRandom(seed)), path.booked).flagged
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "factor",
     [pytest.param(0.25, id="half the deviation", marks=pytest.mark.system), pytest.param(0.5, id="half the variance")],

@@ -213,6 +213,7 @@ def test_at_the_exact_estimate_it_is_statsmodels_to_the_last_digits(family: str)
         assert (figure.value, figure.sampling_error * unit) == (pytest.approx(value), pytest.approx(errors[place], rel=1e-6))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_intervals_cover_the_effect_over_all_sites_where_sites_differ(family: str) -> None:
     """Those of independent records do not."""
@@ -226,6 +227,7 @@ def test_intervals_cover_the_effect_over_all_sites_where_sites_differ(family: st
     assert np.mean(naive) <= 0.7
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "family", [family for family in FAMILIES if family != "poisson"]
 )  # typical counts vary more than these
@@ -285,7 +287,7 @@ def task_of(family: str, **more: Any) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_broadcast_makes_a_score_longer_than_1(family: str) -> None:
     task, rng, longest = task_of(family), np.random.default_rng(3), 0.0
-    (records, *_) = Pooled(family, each=300).sites.values()
+    (records, *_) = Pooled(family, each=150).sites.values()
     assert task.clip() == 1.0
     for size in (1e-3, 1.0, 1e3, LARGEST_ENTRY):
         given = {name: rng.uniform(-size, size, array.shape) for name, array in task.example_broadcast(6).items()}
@@ -320,6 +322,7 @@ def test_without_noise_the_error_is_students(sites: int) -> None:
         assert errors.figure(value).p_value == pytest.approx(2 * student.sf(value / 2, sites - 1), rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("hidden", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("between", [1.0, 4.0])
 @pytest.mark.parametrize("sites", [3, 8])

@@ -133,6 +133,7 @@ def test_without_noise_it_is_a_poisson_regression_of_periods() -> None:
         assert row["log"]["sampling_error"] == pytest.approx(error, rel=0.03)
 
 
+@pytest.mark.system
 def test_planned_intervals_widen_with_the_noise() -> None:
     draft = drafted(request_of(COX, 3.0), SITES)
     studies = [draft.compile_with(multiplier) for multiplier in (0.1, 1.0, 10.0, 100.0, 20_000.0)]
@@ -420,6 +421,7 @@ def dependent(n: int, seed: int) -> Records:
     return records
 
 
+@pytest.mark.system
 def test_follow_up_that_depends_on_a_term_does_not_bias_its_ratio() -> None:
     """With a constant hazard the mean was .012, where .03 is true; the seeds are fixed, and 24 studies know it to .0025."""
     study, found = compiled({**COX, "over": ["age"]}, 8.0), []

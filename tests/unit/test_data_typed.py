@@ -54,6 +54,7 @@ ANY_NUMBER = st.one_of(st.none(), st.floats(), st.integers(-(2**63), 2**63 - 1).
 ROWS = st.tuples(ANY_TEXT, ANY_NUMBER, ANY_TEXT, ANY_TEXT)
 
 
+@pytest.mark.sampled(2)
 @EXAMPLES
 @given(before=st.lists(ROWS, max_size=4), after=st.lists(ROWS, max_size=4), added=ROWS)
 @pytest.mark.parametrize("form", ["plain", "dictionary", "binary"])

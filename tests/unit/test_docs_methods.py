@@ -254,6 +254,7 @@ def pooled(family: str, frame: pd.DataFrame) -> float:
     return float(fitted.params_["arm"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parameters", FAMILIES, ids=[family["family"] for family in FAMILIES])
 def test_families_of_regressions_run_as_the_page_says(parameters: dict[str, Any]) -> None:
     frame = registry()
@@ -273,6 +274,7 @@ def test_families_of_regressions_run_as_the_page_says(parameters: dict[str, Any]
     assert float(said[2]) == pytest.approx(np.mean(found), abs=0.01)
 
 
+@pytest.mark.system
 def test_clustered_errors_cover_as_the_page_says() -> None:
     (parameters,) = map(tomllib.loads, re.findall(r"^```toml clustered\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
     names = [f"site-{index}" for index in range(8)]

@@ -123,6 +123,7 @@ def test_no_table_is_written_outside_of_out(tmp_path: Path, name: str) -> None:
     assert sorted(tree(tmp_path)) == sorted(f"deep/er/out/{path.name}" for path in files)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PATHS[:-1])
 @pytest.mark.parametrize("way", ["load", "export", "api", "mlflow", "save"])
 def test_a_result_whose_names_are_none_is_not_read(

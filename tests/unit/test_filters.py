@@ -239,6 +239,7 @@ def test_alignment_undoes_a_permutation(kind: type[nn.Module], groups: tuple[Cha
         assert aligned.moved == displaced / sum(group.size for group in groups) > 0.0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "groups"), NETWORKS, ids=IDS)
 def test_alignment_of_networks_that_have_nothing_in_common_keeps_their_function(
     kind: type[nn.Module], groups: tuple[ChannelGroup, ...]
@@ -265,6 +266,7 @@ def trained(kind: type[nn.Module], arrays: dict[str, np.ndarray], seed: int) -> 
     return {name: array.detach().numpy().copy() for name, array in module.state_dict().items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "groups"), NETWORKS, ids=IDS)
 def test_from_a_shared_start_nothing_moves(kind: type[nn.Module], groups: tuple[ChannelGroup, ...]) -> None:
     start = network(kind, 5)

@@ -80,9 +80,11 @@ def test_rare_events_are_not_promised() -> None:
     assert all(item.told == 0.0 for item in lost.forecast(lost.compile()) if item.main)
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
-@pytest.mark.parametrize("query", [{"kind": "mean", "over": ["age"]}, {"kind": "table-one", "over": ["age", "sex"]}])
+@pytest.mark.parametrize("epsilon", [0.5, *(pytest.param(each, marks=pytest.mark.system) for each in (0.1, 2.0))])
+@pytest.mark.parametrize(
+    "query",
+    [pytest.param({"kind": "mean", "over": ["age"]}, marks=pytest.mark.system), {"kind": "table-one", "over": ["age", "sex"]}],
+)
 def test_one_more_category_makes_no_verdict_better(query: dict[str, Any], epsilon: float) -> None:
     order = [Verdict.NOT_WORTH, Verdict.WEAK, Verdict.WORTH]
     by = [{}, {"by": ["arm"]}, {"by": ["arm", "ward"]}]
@@ -109,6 +111,7 @@ def test_the_question_to_blame_is_named(capsys: pytest.CaptureFixture[str]) -> N
     assert sum(plan.weights.values()) == pytest.approx(1.0)
 
 
+@pytest.mark.usefixtures("few_rehearsals", "plans_without_search")
 def test_a_plan_is_the_same_each_time_and_guesses_stay_in_it() -> None:
     asked = [study_of("regression", 3.0, parameters=FOUR, expected=guess) for guess in (FEW, FEW, {})]
     one, again, other = (plan_of(each) for each in asked)
@@ -304,6 +307,7 @@ def test_a_plan_says_what_is_shown_of_single_sites(
     assert plan_study(plain, plain.compile()).notes == ()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg", "pca"])
 @pytest.mark.parametrize("disclosed", [{}, alignment("barycenter", "iterated")])
 def test_every_method_says_what_matters_most_and_gets_there_by_an_error(method: str, disclosed: dict[str, Any]) -> None:

@@ -317,6 +317,7 @@ def test_random_representations_follow_the_channels_that_the_head_reads() -> Non
     assert trained.linear_layers() == inner.linear_layers()
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not (DATA / "digits4").is_dir(), reason="the digits of four origins are not in ../shared/data/digits4")
 def test_the_evaluation_runs_and_its_table_has_a_row_for_every_merge(tmp_path: Path) -> None:
     options = "--seeds 1 --records 12 --tests 20 --rounds 1 --long-epochs 1 --baselines FedAvg --domains usps --epsilons 1"

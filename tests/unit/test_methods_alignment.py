@@ -245,6 +245,7 @@ def test_where_nothing_can_be_aligned_iterated_releases_no_heads() -> None:
         assert not any(row["aligned"] for row in shot.summary["sites"])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reference", [*REFERENCES, "slopes"])
 def test_sites_with_hardly_a_record_end_a_study_without_noise_in_a_result(reference: str, mode: str) -> None:

@@ -296,6 +296,7 @@ def shape_errors(values: Floats, target: Floats) -> Floats:
     )
 
 
+@pytest.mark.system
 def test_four_moments_leave_at_most_a_third_of_the_errors_of_two() -> None:
     """Over all ordered pairs of distributions whose moments rising cubics have."""
     columns = {name: sample(name, centre=0.05 * index) for index, name in enumerate(FAMILIES)}

@@ -331,6 +331,7 @@ def test_without_noise_it_is_regression_in_one_place(kind: str, tolerance: float
     assert result.application["outcome"]["column"] == "stay"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", sorted(EACH))
 def test_defaults_under_noise_come_near_what_is_without(kind: str) -> None:
     records = drawn(kind, 4000)

@@ -211,6 +211,7 @@ def test_with_few_records_nothing_is_told(fits: Path) -> None:
         assert all("not_estimable" in row["value"] for row in summary["measures"]), family
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["event", "number", "rate", pytest.param("hazard", marks=pytest.mark.system)])
 def test_intervals_cover(kind: str) -> None:
     """The population's values, of 400,000 records, at about the noise of epsilon 1."""

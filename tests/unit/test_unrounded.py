@@ -69,7 +69,7 @@ def density(y: int, centre: Fraction | mpmath.mpf, variance: Fraction | int) -> 
     return mpmath.exp(-((y - z) ** 2) / (2 * v)) / mpmath.sqrt(2 * mpmath.pi * v)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("share", [Fraction(16), Fraction(70, 3)])
 @pytest.mark.parametrize(
     "centres",
@@ -118,6 +118,7 @@ def test_a_draw_is_a_rounding_of_the_continuous_mechanism(centre: Fraction) -> N
             assert abs(found / drawn[y] - 1) < mpmath.mpf(10) ** -30
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("apart", [Fraction(1, 2), Fraction(7, 3), Fraction(5)])
 def test_the_cost_is_the_real_sensitivitys(apart: Fraction) -> None:
     """Renyi divergences of sums of three shares, a real number apart: never above those of the Gaussian that is booked."""
