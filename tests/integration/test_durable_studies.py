@@ -150,6 +150,7 @@ def test_a_replay_gets_the_very_releases(trial: Trial) -> None:
     assert federation.sum("gradient", model(2.0)).round == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("label", "value", "members", "reason"),
     [

@@ -15,7 +15,9 @@ from support.network import wait_for
 from support.processes import lasting_port
 
 
-@pytest.mark.parametrize("source", ["system", "package"])
+@pytest.mark.parametrize(
+    "source", ["system", pytest.param("package", marks=pytest.mark.system if find_tool("initdb") else [])]
+)
 def test_a_cluster_is_made_served_with_a_password_and_removed(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

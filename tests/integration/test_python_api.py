@@ -162,6 +162,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", QUESTIONS)
 def test_a_question_is_the_study_that_a_file_would_say(exact: Dataset, kind: str) -> None:
     ask, keys = QUESTIONS[kind]

@@ -444,6 +444,7 @@ def test_a_peers_receipts_have_rising_numbers(attack: Adversary, seen: int, answ
         assert peer_numbers(connection, attack.key) == dict.fromkeys(NAMES, 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("settled", "entry", "after"), [(4, 5, 4), (5, 5, 4), (9, 5, 4), (0, 5, 0), (5, 1, 0)])
 def test_a_mirror_that_begins_anew_is_read_anew(attack: Adversary, settled: int, entry: int, after: int) -> None:
     receipts = attack.collect()

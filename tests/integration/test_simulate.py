@@ -175,6 +175,7 @@ def write_study(path: Path, method: str = "statistics", privacy: str = "epsilon 
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
 def test_statistics_of_all_sites_without_noise_are_numpys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], encryption: str

@@ -125,6 +125,7 @@ def _filled(method: Method) -> bytes:
     return bytes(message.SerializeToString())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_bytes_that_are_no_message(
     method: Method, running: tuple[CoordinatorServer, str], dial: Callable[[str], grpc.Channel]

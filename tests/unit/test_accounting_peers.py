@@ -69,6 +69,7 @@ def random_history(random: random.Random) -> list[GaussianEvent]:
     return events
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.system) for seed in range(4, 50))])
 def test_random_histories_against_privacy_loss_distributions(seed: int) -> None:
     generator = random.Random(seed)
@@ -109,6 +110,7 @@ def test_steps_that_round_one_way_against_privacy_loss_distributions() -> None:
     assert truth <= estimate <= truth + 0.011
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("sigma", "delta"),
     [
@@ -125,6 +127,7 @@ def test_without_sampling_the_estimate_is_exact_and_not_below_a_finer_grid(sigma
     assert pld_epsilon([event(sigma)], delta, 1e-4 if sigma < 1 else 2e-5) == pytest.approx(estimate - 1e-5, abs=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Optimal order", "ignore:divide by zero")
 @pytest.mark.parametrize("events", [SAMPLED, ONE + FIFTY + SAMPLED, [event(2.0, 0.3, 20), event(9.0, 0.01, 5000)]])
 def test_prv_equals_opacus(events: list[GaussianEvent]) -> None:

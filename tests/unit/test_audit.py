@@ -181,7 +181,7 @@ def test_ours_passes_at_its_worst(path: Path) -> None:
     assert found.lower > 0.75 * MU, "the audit must come near what was booked, or it shows nothing"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", MAIN, ids=str)
 def test_ours_passes_on_any_neighbours(path: Path) -> None:
     for seed in (1, 2):
@@ -292,6 +292,7 @@ def test_the_missing_noise_of_a_dropped_site_is_flagged(path: Path) -> None:
     assert not audit(releases(path, worlds, SeededRandom(9), noise=anew, dropped=1), path.booked).flagged
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", [path for path in SUMS if path.unit == "subject"], ids=str)
 def test_a_subject_whose_records_are_clipped_one_by_one_only_is_flagged(path: Path) -> None:
     one_by_one = replace(path, unit="record").total

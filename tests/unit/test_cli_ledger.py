@@ -501,6 +501,7 @@ def test_a_report_comes_with_its_twin_and_the_verdict(
     assert "Year one" in page.read_text()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -92,6 +92,7 @@ BETWEEN = [
 """RDP at orders 1.1, 5.5 and 10.9, integrated with 40 digits."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rate", "ratio", "between"), BETWEEN)
 def test_curves_are_rounded_up_by_a_hair(rate: float, ratio: float, between: tuple[float, ...]) -> None:
     orders = [1.1, 5.5, 10.9, 2, 3, 10, 11, 63, 64, 256, 1024]

@@ -159,6 +159,7 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned() -> None:
     assert np.median(widths) == pytest.approx(told["log hazard ratio of age"], rel=0.5)
 
 
+@pytest.mark.system
 def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
     for row in run(compiled(COX, 0.05), records_of(400)[0])["coefficients"]:
         assert "not_estimable" in row["hazard_ratio"]

@@ -75,7 +75,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(csv_files, "_BLOCK", 256)
 
 
-@EXAMPLES
+@settings(EXAMPLES, max_examples=30)
 @given(before=st.lists(LINES, max_size=5), after=st.lists(LINES, max_size=5), added=LINES, end=ENDS, last=st.booleans())
 @pytest.mark.parametrize("schema", [SCHEMA, HEADLESS], ids=["header", "no header"])
 def test_one_line_more_of_a_csv_file_is_one_record_more_at_most(

@@ -98,6 +98,7 @@ def test_the_error_of_the_transform_is_bounded(rate: float, sigma: float, steps:
     assert 0 < off <= error < 1e-11
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rate", "sigma", "steps", "slack"), STEPS)
 def test_against_another_accountant(rate: float, sigma: float, steps: int, slack: float) -> None:
     """Profiles lie between dp-accounting's bounds; the pair dominates what a hundredth less does not."""

@@ -621,6 +621,7 @@ def many(count: int, studies: int) -> list[Entry]:
     return entries
 
 
+@pytest.mark.system
 def test_a_ledger_of_ten_thousand_releases_stays_readable() -> None:
     entries = many(10_000, 60)
     proof = replace(proof_of(Site()), entries=len(entries))

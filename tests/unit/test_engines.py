@@ -240,6 +240,7 @@ def watched(study: Study, watch: Callable[[str], None], **options: Any) -> None:
     get_method(study.method).run(WatchedFederation(federation, watch))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gradients", "aligned", "training with noise", "gradients of a perceptron"])
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_killed_run_is_taken_up_with_the_sums_that_it_had(name: str, rounds: int, tmp_path: Path) -> None:

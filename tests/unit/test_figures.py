@@ -307,6 +307,7 @@ def test_log_rank_without_noise_is_lifelines() -> None:
     assert found.degrees == 2
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("records", "bins"), [(500, 6), pytest.param(5000, 12, marks=pytest.mark.system)])
 def test_survival_figures_cover_and_log_rank_keeps_its_level(records: int, bins: int) -> None:
     rng = np.random.default_rng(records)

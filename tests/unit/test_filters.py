@@ -221,6 +221,7 @@ def test_blocks_of_a_norm_are_not_torn_apart() -> None:
     assert np.abs(outputs(Vgg, permute(arrays, unaware, torn)) - outputs(Vgg, arrays)).max() > 1e-4
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
 @pytest.mark.parametrize(("kind", "groups"), NETWORKS, ids=IDS)
 def test_alignment_undoes_a_permutation(kind: type[nn.Module], groups: tuple[ChannelGroup, ...], solver: str) -> None:

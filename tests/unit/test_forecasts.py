@@ -204,7 +204,7 @@ def hostile(question: Question, change: str) -> dict[str, Any]:
 CHANGES = ("one record", "a million records", "narrow bounds", "256 categories", "a level that nobody has")
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_question_has_a_plan_at_any_schema(name: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +350,7 @@ TRAINED = {"fedsgd", "fedavg", "hfedatm"}
 """Methods that train in many steps."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("expected", [20, pytest.param(800, marks=pytest.mark.system)])
 def test_of_every_method_a_verdict_on_the_models_figures_or_none(
@@ -374,6 +374,7 @@ def test_of_every_method_a_verdict_on_the_models_figures_or_none(
         assert any(part.main for part in plan.parts)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("share", [0.1, 0.6])
 @pytest.mark.parametrize("moments", [{}, {"records": 1.0}, {"order": 4}])
 def test_a_plan_says_when_alignment_by_moments_is_in_vain(share: float, moments: dict[str, Any]) -> None:

@@ -340,6 +340,7 @@ TABLE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", TABLE)
 def test_sites_train_by_any_method_on_what_they_generate(method: str) -> None:
     even = skewed(50, n=100, shares=(0.34, 0.33, 0.33))

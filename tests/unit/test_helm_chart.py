@@ -227,6 +227,7 @@ def test_a_changed_configuration_restarts_the_pod_and_nothing_else_does() -> Non
     assert mark() != mark(participant={"config": {"policy": {"min_cohort": 4}}})
 
 
+@pytest.mark.sampled(3)
 def test_helm_lints_the_chart(example: str) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", CHART, "--values", EXAMPLES / f"{example}.yaml")
 

@@ -101,6 +101,7 @@ def test_a_merge_is_the_mean_of_stations_by_their_numbers_of_clients(fot: bool) 
     assert [release.label for release in watched.releases] == [LOCAL] * 6
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("objective", ["none", "prox", "sr", "iir"])
 def test_from_a_shared_start_fot_equals_the_average(objective: str) -> None:
     sites = records(144)

@@ -250,7 +250,7 @@ def test_halved_noise_is_found(release: str, monkeypatch: pytest.MonkeyPatch) ->
     assert found.noise == pytest.approx(0.5, abs=0.1)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", [name for name in RELEASES if "steps" not in name and name != "sampled"])
 def test_a_sum_added_twice_is_found_from_the_release_alone(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     doubled(monkeypatch)
@@ -466,6 +466,7 @@ def test_nothing_is_said_of_a_release_that_no_canary_moves() -> None:
 # The instrument, against closed forms and other libraries.
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("t", "freedom", "shift"), [(10.0, 998, 4.24), (9.0, 20_000, 3.0), (5.3, 1998, 0.5), (30.0, 20, 10.0), (5.0, 8, 1.0)]
 )

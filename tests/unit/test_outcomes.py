@@ -322,6 +322,7 @@ def in_one_place(kind: str, records: Records) -> Floats:
     return -np.expm1(-patient.fit(x, told[:, 1] / risk, sample_weight=risk).predict(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "tolerance"), [("number", 0.01), ("count", 0.01), ("time", 0.001)])
 def test_without_noise_it_is_regression_in_one_place(kind: str, tolerance: float) -> None:
     records = drawn(kind, 800)
@@ -382,6 +383,7 @@ def test_without_a_stated_model_fedavg_learns_under_noise() -> None:
 # -- what a result says ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("outcome", "kind"), [(NUMBER, "number"), (COUNT, "count"), (TIME, "time")])
 def test_the_score_is_the_models_prediction(outcome: dict[str, Any], kind: str) -> None:
     """The formula of columns that evaluations take, computed as queries compute it, against the model."""

@@ -152,6 +152,7 @@ def oracle(family: str, h: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", list(FITS))
 def test_without_noise_measures_are_those_of_other_packages(fits: Path, family: str) -> None:
     """To a quarter of what sampling does to them, records being counted by level of the prediction."""

@@ -66,6 +66,7 @@ def log_odds(result: Result, records: Records) -> Floats:
     return np.asarray(scores[:, 1] - scores[:, 0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [kind for kind in TRAINED if "aligned" not in kind])
 def test_without_noise_it_is_statsmodels_logit_on_the_models_log_odds(kind: str) -> None:
     method, parameters = TRAINED[kind]

@@ -240,7 +240,7 @@ def test_one_record_each_is_the_same_in_both_units(setting: Setting) -> None:
     assert sums[0].any()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @EVERY
 @BOTH_UNITS
 def test_nothing_that_a_record_holds_raises(setting: Setting, unit: Unit) -> None:
