@@ -86,6 +86,7 @@ def test_the_iterated_reference_is_the_plain_one_within_the_grid(protocol: Any, 
         np.testing.assert_allclose(result.arrays[name], array, rtol=0, atol=1e-9)
 
 
+@pytest.mark.system
 def test_fedcgs_after_an_iterated_alignment_on_a_released_projection(protocol: Any, tmp_path: Path) -> None:
     kit, local, sites = protocol
     results = tmp_path / "results"

@@ -123,6 +123,7 @@ def test_each_method_runs_by_its_study_file(
         assert min(found["accuracy_by_domain"][0].values()) > 0.6
 
 
+@pytest.mark.system
 def test_a_sweep_leaves_each_domain_out(photos: Path, features: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = study(photos, 'method = "fedpft"')
     vary = ("--vary", "leave_out=without,ink,chalk", "--vary", "partition=domains,domains+dirichlet:2")
@@ -139,6 +140,7 @@ def test_a_sweep_leaves_each_domain_out(photos: Path, features: Path, capsys: py
     assert pooled["without"] > 0.9
 
 
+@pytest.mark.system
 def test_each_leaves_every_domain_out_in_turn(photos: Path, features: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = study(photos, 'method = "fedpft"')
     options = ("--vary", "leave_out=without,each,ink", "--baselines", "none", "--jobs", 1, "--json")

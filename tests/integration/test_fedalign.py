@@ -62,7 +62,7 @@ def plain_federation(bed: TestBed, study: Study) -> PlainFederation:
     return PlainFederation(study, sites)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("method", "epsilon", "moments"),
     [

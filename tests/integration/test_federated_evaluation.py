@@ -137,6 +137,7 @@ def test_sites_refuse_another_model_than_the_studys(bed: TestBed, tmp_path: Path
         assert key not in [entry.study for entry in site.ledger.entries(kind=Kind.CHARGE)]
 
 
+@pytest.mark.system
 def test_checkpoints_are_models_and_progress_is_told(bed: TestBed, tmp_path: Path) -> None:
     results = tmp_path / "results"
     study = bed.compile(training(6, checkpoint_every=2))
@@ -282,6 +283,7 @@ def test_a_study_of_the_models_alignment_is_not_evaluated(tmp_path: Path) -> Non
         evaluation(tmp_path / "aligned", 1.0)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", [pytest.param("gbdt", marks=pytest.mark.system), "fedsgd"])
 def test_a_model_of_a_number_is_trained_and_evaluated_over_the_protocol(bed: TestBed, tmp_path: Path, method: str) -> None:
     """Trees' and a perceptron's R squared and error for the last column: scikit-learn's, nearly without noise."""

@@ -173,6 +173,7 @@ def test_no_more_steps_than_declared(bed: TestBed) -> None:
         recorder.inner.sum("gradient", recorder.steps[-1][0])
 
 
+@pytest.mark.system
 def test_without_noise_the_sum_is_divided_by_how_many_records_there_are(bed: TestBed) -> None:
     study = compiled(bed, epsilon=None, steps=3)
     _, recorder = run(bed, study)
@@ -180,6 +181,7 @@ def test_without_noise_the_sum_is_divided_by_how_many_records_there_are(bed: Tes
     assert recorder.steps[0][1].values["count"][0] == pytest.approx(total, abs=1e-3)
 
 
+@pytest.mark.system
 def test_checkpoints_say_what_was_spent_so_far(bed: TestBed, tmp_path: Path) -> None:
     study = compiled(bed, steps=6, checkpoint_every=1)
     key_results = tmp_path / "results"

@@ -477,6 +477,7 @@ def test_a_check_shows_the_site_what_is_left_aside(tmp_path: Path, recipe: Path)
     assert any(re.fullmatch(r"[0-9]+ other kinds? of misses looked for, none found", line) for line in told)
 
 
+@pytest.mark.system
 def test_a_file_of_which_nothing_is_read_is_no_success(tmp_path: Path, recipe: Path) -> None:
     """A document in lines of its own under a name that says a value a line; a type of which there is nothing."""
     files = write_export(tmp_path / "export", make_export(), "pretty")

@@ -186,6 +186,7 @@ def test_a_proof_is_sent_where_it_is_asked_for(server: Server, federation: veils
     assert "model/model.onnx" not in files
 
 
+@pytest.mark.system
 def test_rounds_are_steps_and_checkpoints_are_runs_of_their_own(
     server: Server, federation: veilsum.Federation, tmp_path: Path
 ) -> None:

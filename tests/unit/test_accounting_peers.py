@@ -46,6 +46,7 @@ def pld_epsilon(events: list[GaussianEvent], delta: float, width: float = 1e-4) 
     return float(accountant.get_epsilon(delta))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("events", "reference"),
     [(SAMPLED, 1.5154), (ONE + FIFTY + SAMPLED, 4.3249)],
@@ -102,6 +103,7 @@ def test_against_privacy_loss_distributions(events: list[GaussianEvent], delta: 
     assert rdp_epsilon(events, delta) >= truth
 
 
+@pytest.mark.system
 def test_steps_that_round_one_way_against_privacy_loss_distributions() -> None:
     """Nearly all of the losses are smaller than the grid's width, and inversion does not get there."""
     events = [event(0.35, 5.3e-5, 479)]

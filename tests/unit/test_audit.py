@@ -308,6 +308,7 @@ def gaussians(mu: float, rng: np.random.Generator, d: int = 1) -> Callable[[int,
     return lambda world, count: rng.standard_normal((count, d)) + world * shift
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("level", [0.3, 0.02])
 def test_a_mechanism_at_its_mu_is_flagged_no_more_often_than_stated(level: float) -> None:
     rng = np.random.default_rng(11)

@@ -141,7 +141,7 @@ EXACT = {"linear": 0.02, "logistic": 0.002, "poisson": 0.01, "cox": 0.03}
 """Of moments rounded to the grid; of information that is partly of earlier steps; of follow-ups that end early."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("epsilon", [None, 1e4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_noise_it_is_statsmodels(family: str, epsilon: float | None) -> None:
@@ -246,6 +246,7 @@ def test_a_plan_foretells_how_much_wider_intervals_are_where_sites_are_alike(fam
     assert np.median(wider) == pytest.approx(np.median(planned), rel=0.35)
 
 
+@pytest.mark.system
 def test_only_the_scores_are_disclosed_per_site_under_the_sites_own_noise() -> None:
     for family in FAMILIES:
         study = compiled(family, 1.0)

@@ -34,6 +34,7 @@ def test_every_collection_has_its_reader() -> None:
     assert tuple(_READERS) == COLLECTIONS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_records_are_those_of_the_participants_reader(name: str, tmp_path: Path) -> None:
     collection = load_collection(name, write_collection(name, tmp_path / "data"))

@@ -143,6 +143,7 @@ def test_planned_intervals_widen_with_the_noise() -> None:
     assert (widths[1:] >= widths[:-1]).all()
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("plans_without_search")
 def test_with_noise_intervals_cover_and_are_as_wide_as_planned() -> None:
     study, covered, widths = compiled(COX, 3.0), [], []

@@ -60,7 +60,7 @@ def test_statistics_without_noise(name: str, caplog: pytest.LogCaptureFixture) -
     assert held >= 10
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("question", [question for question in QUESTIONS if QUESTIONS[question].arrays])
 @pytest.mark.parametrize("epsilon", [None, 8.0])
 def test_a_classifiers_figures_are_those_of_scikit_learn(

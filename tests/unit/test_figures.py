@@ -195,6 +195,7 @@ def test_prefix_sums_decode_exactly() -> None:
     assert math.sqrt(float((weights**2).sum(axis=1).mean())) == pytest.approx(2.23, abs=0.02)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("q", [0.25, 0.5, 0.9])
 @pytest.mark.parametrize("records", [500, 5000])
 def test_quantiles_cover(q: float, records: int) -> None:

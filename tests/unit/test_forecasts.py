@@ -75,6 +75,10 @@ def test_rare_events_are_not_promised() -> None:
     assert rare.verdict is Verdict.NOT_WORTH
     assert {part.name for part in rare.blame} == {f"log odds ratio of {term}" for term in FOUR["over"]}
     assert all(part.told < 0.5 for part in rare.blame)
+
+
+@pytest.mark.system
+def test_what_so_many_records_tell_is_promised_and_what_noise_hides_is_not() -> None:
     assert verdict_of(study_of("regression", 8.0, 100_000, parameters=FOUR, expected=FEW)) is Verdict.WORTH
     lost = study_of("regression", 1.0, 1000, parameters={"family": "linear", "outcome": "stay", "over": FOUR["over"]})
     assert all(item.told == 0.0 for item in lost.forecast(lost.compile()) if item.main)
@@ -227,6 +231,7 @@ def test_one_column_has_a_plan() -> None:
             assert verdict_of(draft(method, {}, schema, epsilon=2.0, expected=50)) is not Verdict.NOT_FORECAST
 
 
+@pytest.mark.system
 def test_forecasts_are_what_studies_then_tell() -> None:
     """Against the real grid and noise on other made-up records: 9% with the event, a skewed column, unequal wards."""
     expected = {"age": (63, 16), "severity": (16, 7.5), "stay": (2.6, 4.7, 8.5), "ward": {"a": 0.7, "b": 0.25}, **FEW}
@@ -283,6 +288,7 @@ def wide(columns: int, records: int) -> DatasetSchema:
     )
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("plans_without_search")
 def test_a_plan_says_what_is_shown_of_single_sites(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -307,7 +313,7 @@ def test_a_plan_says_what_is_shown_of_single_sites(
     assert plan_study(plain, plain.compile()).notes == ()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg", "pca"])
 @pytest.mark.parametrize("disclosed", [{}, alignment("barycenter", "iterated")])
 def test_every_method_says_what_matters_most_and_gets_there_by_an_error(method: str, disclosed: dict[str, Any]) -> None:

@@ -83,6 +83,7 @@ def operator() -> ModuleType:
     return v1
 
 
+@pytest.mark.system
 def test_objects_of_the_prometheus_operator_fit_its_definitions(release: Release, operator: ModuleType) -> None:
     for kind, model in (("ServiceMonitor", operator.ServiceMonitor), ("PrometheusRule", operator.PrometheusRule)):
         for item in release.of(kind):

@@ -101,7 +101,7 @@ def test_a_merge_is_the_mean_of_stations_by_their_numbers_of_clients(fot: bool) 
     assert [release.label for release in watched.releases] == [LOCAL] * 6
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("objective", ["none", "prox", "sr", "iir"])
 def test_from_a_shared_start_fot_equals_the_average(objective: str) -> None:
     sites = records(144)
@@ -251,6 +251,7 @@ def test_checkpoints_hold_merged_models() -> None:
     assert watched.kept == []
 
 
+@pytest.mark.system
 def test_the_encrypted_study_is_the_plain_one(tmp_path: Path) -> None:
     sites = records(sites=("a", "b", "c", "d"))
     bed = make_bed(tmp_path, {name: (own.features, own.labels) for name, own in sites.items()})

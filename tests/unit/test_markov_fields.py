@@ -46,6 +46,7 @@ def field() -> MarkovField:
     return fit_field(PLAN, SUMS, 0.0)
 
 
+@pytest.mark.system
 def test_a_field_without_noise_has_the_tables_of_all_pairs(field: MarkovField) -> None:
     assert set(field.pairs) == {(0, 1), (0, 2), (1, 2)}
     drawn = field.sample(4000, 1)

@@ -107,6 +107,7 @@ def test_statistics_without_noise_are_numpys(tmp_path: Path) -> None:
     assert summary["classes"][1]["share"]["value"] == pytest.approx(ill.mean(), abs=1e-9)
 
 
+@pytest.mark.system
 def test_noise_errors_of_statistics_are_those_of_the_noise(tmp_path: Path) -> None:
     age, bmi, _, ill = mixed_file(tmp_path / "d.npz", 3000)
     records, _ = load_records(tmp_path / "d.npz", MIXED)

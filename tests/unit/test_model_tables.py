@@ -145,6 +145,7 @@ def test_without_noise_measures_are_those_of_other_packages(which: str, tmp_path
     assert outer < 0.05 * counted  # few predictions are cut to the bounds
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "which",
     [

@@ -158,7 +158,7 @@ def aligned_by_hand(sites: dict[str, Records], share: float, adjust: str) -> dic
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("adjust", ["both", "mean", "variance"])
 def test_training_is_on_the_other_records_moved_by_hand(method: str, adjust: str) -> None:
@@ -202,7 +202,7 @@ def test_alignment_takes_gains_and_offsets_of_sites_away(method: str) -> None:
     assert share({"records": 1.0}) > share(None) + 0.03
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("moments", [{}, {"order": 4, "records": 1.0, "tau": 0.7}, {"channels": 3}, {"reference": "within"}])
 @pytest.mark.parametrize("noise", [False, True])

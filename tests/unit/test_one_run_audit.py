@@ -498,6 +498,7 @@ def test_epsilon_of_a_release_is_the_closed_form_and_the_integral(mu: float) -> 
     assert epsilon <= both + 1e-3, "adding alone costs no more than both directions together"
 
 
+@pytest.mark.system
 def test_the_release_bound_holds_exactly_as_often_as_stated() -> None:
     rng = np.random.default_rng(5)
     for mu in (0.3, 2.0):
@@ -508,6 +509,7 @@ def test_the_release_bound_holds_exactly_as_often_as_stated() -> None:
         assert stats.binomtest(over, 200, 0.1).pvalue > 1e-6
 
 
+@pytest.mark.system
 def test_unequal_canaries_only_lower_the_bound() -> None:
     rng = np.random.default_rng(6)
     over = 0
@@ -535,6 +537,7 @@ def test_the_sampled_bound_holds_and_comes_near() -> None:
     assert float(np.median(bounds)) > 0.75 * mu
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("epsilon", "share"), [(1.0, 0.28), (3.0, 0.86), (8.0, 1.0)])
 def test_a_thousand_canaries_see_noise_a_fifth_too_low_in_so_many_runs(epsilon: float, share: float) -> None:

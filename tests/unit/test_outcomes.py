@@ -355,6 +355,7 @@ def test_outliers_hardly_move_huber() -> None:
     assert errors["huber"] < 0.5 * errors["squared"]
 
 
+@pytest.mark.system
 def test_fedavg_trains_on_outcomes() -> None:
     records = drawn("number")
     parameters = {"model": {"name": "linear"}, "rounds": 30, "epochs": 2}

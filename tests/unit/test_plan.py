@@ -117,6 +117,7 @@ def test_an_error_that_needs_next_to_no_epsilon_takes_the_most_noise() -> None:
     assert study.privacy.epsilon < 0.01
 
 
+@pytest.mark.system
 def test_an_error_out_of_reach_or_too_dear_is_said_with_figures() -> None:
     with pytest.raises(ConfigurationError, match=r"0\.001 of the expected size is out of reach") as caught:
         draft(error=0.001, expected_records=1).compile()
@@ -164,7 +165,7 @@ def test_a_study_is_worth_it_if_every_question_is(shares: list[float], more: flo
         ({"noise": "none"}, 400, Verdict.EXACT),
     ],
 )
-@pytest.mark.parametrize("method", ["statistics", "fedcgs"])
+@pytest.mark.parametrize("method", ["statistics", pytest.param("fedcgs", marks=pytest.mark.system)])
 def test_verdicts(method: str, privacy: dict[str, Any], records: int, expected: Verdict) -> None:
     asked = draft(method, expected_records=records, **privacy)
     assert plan_study(asked, asked.compile()).verdict is expected
@@ -366,6 +367,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.system
 def test_a_plan_without_a_connection_in_a_process_of_its_own(study_file: Path) -> None:
     command = [sys.executable, "-m", "veilsum_deploy.cli", "study", "plan", str(study_file), "--participants", "4", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=study_file.parent, timeout=120)

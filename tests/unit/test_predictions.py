@@ -178,6 +178,7 @@ def test_without_noise_measures_are_those_of_other_packages(fits: Path, family: 
         assert middle["observed"]["value"] == pytest.approx(middle["predicted"], abs=4 * middle["observed"]["sampling_error"])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[pytest.mark.system] * (name in ("cox", "poisson"))) for name in FITS]
 )

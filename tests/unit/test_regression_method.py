@@ -237,6 +237,7 @@ def test_the_score_is_the_prediction_as_a_derived_number(parameters: dict[str, A
     assert middle + half * found.x[inside] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("parameters", [pytest.param(LOGISTIC, marks=pytest.mark.system), POISSON])
 def test_planned_intervals_widen_with_the_noise(parameters: dict[str, Any]) -> None:
     draft = drafted(request_of(parameters, 4.0), SITES)
