@@ -220,6 +220,7 @@ def test_killed_while_it_seals(network: Processes) -> None:
     network.audit(key, charged="bcd", released="bcd")
 
 
+@pytest.mark.system
 def test_an_upload_that_is_cut_goes_on_at_the_next_piece(network: Processes) -> None:
     network.proxies["b"].limit(MID_UPLOAD, cut=True)
     study, key = _begin(network)

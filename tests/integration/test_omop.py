@@ -100,7 +100,7 @@ def plain(schema: DatasetSchema, rows: list[Row]) -> list[tuple[object, ...]]:
     return sorted(found, key=repr)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_yields_what_it_says(ask: Ask, recipe: Path, rows: Rows, name: str) -> None:
     schema = load_schema(recipe / f"{name}.toml")

@@ -117,6 +117,7 @@ def test_what_the_server_does_not_accept_is_refused_whatever_is_in_it(url: str, 
     check_structure(query(url, "SELECT age / 0 AS age, town, ill FROM records"), SCHEMA)  # only a record makes that fail
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", [";\n", " -- all of them", "\n-- all of them\n", " ;\n\n", " ORDER BY age"])
 def test_how_a_query_ends_does_not_matter(url: str, end: str) -> None:
     text = SELECT + end

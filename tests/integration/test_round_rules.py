@@ -125,6 +125,7 @@ def test_no_round_before_the_keys(tmp_path: Path) -> None:
     assert attack.kinds("a")["reserve"] == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("named", "hours", "left"), [(600, 1, 600), (7200, 1, 3600), (10**8, 2, 7200), (10**8, 720, 1000)])
 def test_how_long_a_reservation_lasts(fresh: Adversary, named: int, hours: int, left: int) -> None:
     """As long as the assignment, the study and the site's own policy all say, by the time that passes."""

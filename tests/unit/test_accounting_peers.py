@@ -93,7 +93,7 @@ HISTORIES = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("events", "delta"), list(itertools.product(HISTORIES, [1e-5, 1e-6])))
 def test_against_privacy_loss_distributions(events: list[GaussianEvent], delta: float) -> None:
     truth = pld_epsilon(events, delta)

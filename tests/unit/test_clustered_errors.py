@@ -285,6 +285,7 @@ def task_of(family: str, **more: Any) -> Any:
     return AgreedStudy(compiled(family, 1.0, **more)).task(SCORES).task
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_broadcast_makes_a_score_longer_than_1(family: str) -> None:
     task, rng, longest = task_of(family), np.random.default_rng(3), 0.0

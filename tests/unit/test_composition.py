@@ -206,7 +206,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("delta", [1e-4, 1e-7])
 @pytest.mark.parametrize(("groups", "unsampled"), MIXED)

@@ -339,6 +339,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("std", [0.0, 1.0, 5.0, 40.0])
 def test_any_life_table_has_a_baseline_that_sites_take(name: str, std: float) -> None:

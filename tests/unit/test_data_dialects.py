@@ -162,6 +162,7 @@ def test_without_a_header_nothing_is_told_of_a_first_record(tmp_path: Path) -> N
     assert check_dataset(path, schema, header=False).advice == ""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("change", ["other", "cut", "spoiled"])
 def test_a_file_that_is_not_compressed_so_is_named(tmp_path: Path, compression: str, change: str) -> None:

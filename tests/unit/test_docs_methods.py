@@ -118,7 +118,7 @@ def axes(tmp_path_factory: pytest.TempPathFactory, own_model: None) -> Path:
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("study", STUDIES, ids=[study["name"] for study in STUDIES])
 def test_every_study_of_the_page_compiles(study: dict[str, Any], axes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("veilsum_deploy.simulation.study.load_encoder", lambda path, declared: declared)

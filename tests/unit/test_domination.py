@@ -64,6 +64,7 @@ def exact_profile(rate: float, ratio: float, direction: Direction, epsilon: floa
         return below - mpmath.exp(e) * ((1 - q) * below + q * moved)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("rate", "sigma", "direction", "spacing"),
     list(product([0.001, 0.1, 0.9], [0.4, 1.3, 40.0], DIRECTIONS, [1e-1, 1e-3])),
@@ -79,6 +80,7 @@ def test_one_step_on_the_grid_is_rounded_up_by_little(rate: float, sigma: float,
         assert exact - 4e-15 <= found <= exact + spacing * float(masses.max()) + 1e-9  # between two places it is their chord
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rate", "sigma", "steps", "slack"), STEPS)
 def test_the_error_of_the_transform_is_bounded(rate: float, sigma: float, steps: int, slack: float) -> None:
     """Against the power of a polynomial in integers: masses are whole multiples of 2^-1074."""

@@ -214,6 +214,7 @@ def test_table_ones_test_is_scipys_of_the_levels_that_there_are(name: str) -> No
     assert row["degrees"] == 2  # with noise a level that nobody has cannot be told from a rare one; "missing" is left out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", [0.0, 3.0, 7.0, 41.7])
 def test_without_noise_a_constant_column_is_what_it_is(value: float) -> None:
     frame = RECORDS.assign(stay=value)

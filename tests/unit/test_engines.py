@@ -97,6 +97,7 @@ def assert_same(one: tuple[Result, list[Any]], other: tuple[Result, list[Any]]) 
         np.testing.assert_array_equal(array, other[0].arrays[name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "gradients of a perceptron"])
 def test_sites_together_are_sites_one_by_one_to_the_bit(name: str) -> None:
     study = study_of(name)

@@ -154,7 +154,7 @@ def test_drift_correction_reaches_the_common_optimum() -> None:
     assert sizes["dyn"] < sizes["none"] / 10
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 @pytest.mark.parametrize("epsilon", [None, 50.0])
 def test_every_objective_learns(name: str, epsilon: float | None) -> None:

@@ -73,6 +73,7 @@ def test_means_and_variances_without_noise_are_numpys() -> None:
     assert mean.scaled(35.0, 55.0).low == pytest.approx(mean.low * 35 + 55)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("records", [80, 120, 500, 5000])
 @pytest.mark.parametrize("shape", ["normal", "skewed", "even"])
 def test_intervals_of_means_and_variances_cover_near_the_noise_floor(records: int, shape: str) -> None:

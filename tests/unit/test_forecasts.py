@@ -208,7 +208,7 @@ def hostile(question: Question, change: str) -> dict[str, Any]:
 CHANGES = ("one record", "a million records", "narrow bounds", "256 categories", "a level that nobody has")
 
 
-@pytest.mark.sampled(17)
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_question_has_a_plan_at_any_schema(name: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +356,7 @@ TRAINED = {"fedsgd", "fedavg", "hfedatm"}
 """Methods that train in many steps."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("expected", [20, pytest.param(800, marks=pytest.mark.system)])
 def test_of_every_method_a_verdict_on_the_models_figures_or_none(

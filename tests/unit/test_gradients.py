@@ -97,6 +97,7 @@ def test_engines_agree_with_torch_func(key: str, mode: Mode) -> None:
     assert (found.clipped, found.invalid) == (5, 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", SPECS)
 def test_named_models_agree_with_torch_func(key: str) -> None:
     architecture = build(key)
@@ -356,6 +357,7 @@ class _Words(nn.Module):
         return torch.tanh(self.inner(x.reshape(-1, 3, 2))).reshape(-1, 6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("middle", [_Twice(), _Free(), _Words(), nn.LayerNorm(6), nn.GroupNorm(2, 6)])
 @pytest.mark.parametrize("mode", ["ghost", "hooks"])
 def test_other_layers_agree_with_torch_func(middle: nn.Module, mode: Mode) -> None:

@@ -50,7 +50,7 @@ def kubernetes() -> ModuleType:
     return kubernetes_validate
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_fit_the_schemas_of_kubernetes(release: Release, version: str, kubernetes: ModuleType) -> None:
     for item in built_in(release):

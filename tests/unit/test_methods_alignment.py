@@ -171,7 +171,7 @@ def test_joined_moments_are_those_of_the_mapped_records() -> None:
     assert joined(release).noise_std["squares"] == pytest.approx(6.0)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reference", REFERENCES)
 @pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg"])

@@ -104,7 +104,7 @@ def test_every_task_that_reads_records_has_a_reference() -> None:
     assert set(NEIGHBOURS) == set(REFERENCES) - {"local-training"}
 
 
-@pytest.mark.sampled(11)  # test_tasks.py has the worst record of every setting
+@pytest.mark.sampled(23)  # test_tasks.py has the worst record of every setting
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.task}-{setting.name}")
 def test_the_worst_record_of_every_task_is_seen_at_what_is_booked(setting: Setting) -> None:
     found = run(of_setting(setting))
@@ -115,7 +115,7 @@ def test_the_worst_record_of_every_task_is_seen_at_what_is_booked(setting: Setti
     assert abs(found.noise - 1) < 0.15
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("task", sorted(REFERENCES))
 @pytest.mark.parametrize("unit", ["record", "subject"])
 def test_references_pass_and_find_canaries(task: str, unit: Unit) -> None:

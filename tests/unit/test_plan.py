@@ -195,6 +195,7 @@ def test_two_guarantees(sites: int, colluders: int, honest: int) -> None:
     assert epsilon_alone(draft(sites=sites, noise="none").compile()) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("plans_without_search")
 @pytest.mark.parametrize(
     ("sites", "colluders", "wider"), [(4, 1, 0.1547), (16, 1, 0.0328), (9, 2, 0.1339), (4, 3, 1.0), (2, 1, 0.4142)]

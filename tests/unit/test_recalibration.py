@@ -104,6 +104,7 @@ def test_with_noise_the_mean_risk_is_within_the_interval_of_what_is_observed(kin
     assert interval.low <= float(expit(log_odds(found, records)).mean()) <= interval.high
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("epsilon", [None, 8.0])
 @pytest.mark.parametrize("intercept", [-60.0, 60.0])
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])

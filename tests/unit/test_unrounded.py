@@ -148,6 +148,7 @@ def test_how_many_proposals_are_rejected_is_the_same_for_all_centres() -> None:
 # -- the sampler ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("fraction", [0, 1, ONE // 3, ONE // 2, ONE - 1])
 @pytest.mark.parametrize("variance", [Fraction(16), Fraction(71, 3)])
 @pytest.mark.parametrize("whole", [0, -1, 2**30 - 1, -(2**30)])
