@@ -123,6 +123,7 @@ def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> Non
     assert network.kept_sums(key) == 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("limit", [pytest.param(BEFORE_UPLOAD, marks=pytest.mark.system), MID_UPLOAD])
 def test_killed_during_its_upload(network: Processes, limit: int) -> None:
     study, key = _begin(network, c=limit)
@@ -220,7 +221,6 @@ def test_killed_while_it_seals(network: Processes) -> None:
     network.audit(key, charged="bcd", released="bcd")
 
 
-@pytest.mark.system
 def test_an_upload_that_is_cut_goes_on_at_the_next_piece(network: Processes) -> None:
     network.proxies["b"].limit(MID_UPLOAD, cut=True)
     study, key = _begin(network)
