@@ -119,6 +119,7 @@ def consoles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consoles]:
         yield Consoles(federation, browser, site, stack.enter_context(console("coordinator", place)))
 
 
+@pytest.mark.system
 def test_from_an_empty_inbox_to_a_study_on_record(consoles: Consoles) -> None:
     """An officer sees who asks and why, decides by clicks under her name, and finds it on record once it ran."""
     page = consoles.person("Olga Maier", "officer")
