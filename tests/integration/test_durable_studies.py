@@ -69,6 +69,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[s
     return of
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("method", "place"), DYING)
 def test_dying_after_every_second_write(tmp_path: Path, expected: Any, method: str, place: str) -> None:
     """No process of the coordinator writes more than twice, and the study ends as if one had done it all."""

@@ -576,6 +576,7 @@ def test_a_transaction_names_its_patient_by_a_place_in_it(tmp_path: Path, recipe
     ]  # fmt: skip
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", range(2))
 def test_the_order_of_lines_does_not_matter(tmp_path: Path, recipe: Path, seed: int) -> None:
     found = []

@@ -45,7 +45,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestBed,
 
 @pytest.mark.parametrize(
     "how",
-    [pytest.param("closed", marks=pytest.mark.system), "kept", pytest.param("caught", marks=pytest.mark.system), "command"],
+    [*(pytest.param(how, marks=pytest.mark.system) for how in ("closed", "kept", "caught")), "command"],
 )
 def test_one_ctrl_c_ends_it_and_the_study_goes_on(running: tuple[TestBed, str, bytes, CoordinatorServer], how: str) -> None:
     bed, address, key, server = running

@@ -33,6 +33,8 @@ from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof
 from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.study import parse_study, study_digest
 
+pytestmark = pytest.mark.system  # a tracking server takes ten seconds to start; test_file_names.py sends it a folder
+
 SCHEMA: dict[str, Any] = {
     "max_records": 400,
     "columns": [

@@ -348,6 +348,7 @@ def test_components_are_features_of_later_studies(exact: Dataset, tmp_path: Path
     assert np.allclose(model.released.features(model.released.read(tmp_path / "new.csv")), encoder.transform(FRAME))
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_frozen_network_makes_features(tmp_path: Path) -> None:
     import torch

@@ -131,6 +131,7 @@ def rows(bed: TestBed, name: str) -> tuple[int, int]:
         return len(connection.execute(select(SITE_STUDIES)).all()), len(connection.execute(select(KEPT)).all())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("retention", "left"), [((None, None), (1, 1)), ((7, None), (0, 0)), ((None, 7), (1, 0)), ((9, 7), (1, 0))]
 )

@@ -190,6 +190,7 @@ def test_a_long_first_record_is_a_record(tmp_path: Path) -> None:
     assert read_table(path, HEADLESS).columns["age"].to_pylist() == ["60", "61"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("most", [100, lines.MAX_LINE], ids=["short", "as built"])
 def test_a_line_without_end_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Also where it is quoted, ends a file or has no more than quotation marks; a shorter one is used."""

@@ -100,7 +100,7 @@ SOME = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("question", "name", "epsilon"), SOME)
 def test_some_of_the_matrix(question: str, name: str, epsilon: float | None, caplog: pytest.LogCaptureFixture) -> None:
     check(question, name, epsilon, caplog)

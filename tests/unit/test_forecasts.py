@@ -84,6 +84,7 @@ def test_what_so_many_records_tell_is_promised_and_what_noise_hides_is_not() -> 
     assert all(item.told == 0.0 for item in lost.forecast(lost.compile()) if item.main)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("epsilon", [0.5, *(pytest.param(each, marks=pytest.mark.system) for each in (0.1, 2.0))])
 @pytest.mark.parametrize(
     "query",

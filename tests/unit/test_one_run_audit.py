@@ -260,7 +260,7 @@ def test_a_sum_added_twice_is_found_from_the_release_alone(release: str, monkeyp
     assert found.limit > found.booked
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("release", [name for name in RELEASES if name != "subjects"])
 def test_records_counted_twice_are_found(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted_twice(monkeypatch)

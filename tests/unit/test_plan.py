@@ -88,7 +88,7 @@ def draft(method: str = "statistics", schema: DatasetSchema = SCHEMA, sites: int
 # -- an error in place of an epsilon ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("method", "error", "records", "noise", "sites"),
     [("statistics", 0.1, 150, "distributed", 4), ("statistics", 0.05, 400, "local", 9), ("pca", 0.3, 400, "distributed", 2)],

@@ -316,7 +316,7 @@ def query_on_lines(directory: Path) -> Source:
 QUERIES = {"duck": odd_query, "csv": query_on_csv, "lines": query_on_lines, "sqlite": sqlite, "postgres": postgres}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", QUERIES)
 def test_batches_of_a_query_are_together_what_one_reading_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
