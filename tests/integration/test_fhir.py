@@ -455,6 +455,7 @@ def offered(recipe: Path, files: dict[str, Path]) -> DatasetConfig:
     )
 
 
+@pytest.mark.system
 def test_a_check_shows_the_site_what_is_left_aside(tmp_path: Path, recipe: Path) -> None:
     entries = make_export(4)
     files = write_export(tmp_path / "export", entries)

@@ -99,7 +99,9 @@ def sums_of(records: Records, broadcast: dict[str, Floats], classes: int) -> tup
     return gradients, hessians
 
 
-@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.system), 3, NUMBER])
+@pytest.mark.parametrize(
+    "classes", [pytest.param(2, marks=pytest.mark.system), 3, pytest.param(NUMBER, marks=pytest.mark.system)]
+)
 def test_encrypted_releases_are_sums_of_all_records_and_the_noise_of_the_sites(bed: TestBed, classes: int) -> None:
     study = compiled(bed, classes, 8.0)
     key = bed.local.submit(study, bed.analyst)

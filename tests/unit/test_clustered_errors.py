@@ -213,6 +213,7 @@ def test_at_the_exact_estimate_it_is_statsmodels_to_the_last_digits(family: str)
         assert (figure.value, figure.sampling_error * unit) == (pytest.approx(value), pytest.approx(errors[place], rel=1e-6))
 
 
+@pytest.mark.system
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_intervals_cover_the_effect_over_all_sites_where_sites_differ(family: str) -> None:
@@ -227,6 +228,7 @@ def test_intervals_cover_the_effect_over_all_sites_where_sites_differ(family: st
     assert np.mean(naive) <= 0.7
 
 
+@pytest.mark.system
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "family", [family for family in FAMILIES if family != "poisson"]

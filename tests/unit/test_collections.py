@@ -76,6 +76,7 @@ def test_an_unknown_collection_is_refused(tmp_path: Path) -> None:
     assert "digits4" in caught.value.advice
 
 
+@pytest.mark.system
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_the_published_files_have_the_known_sizes(name: str) -> None:

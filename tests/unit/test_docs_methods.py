@@ -255,6 +255,7 @@ def pooled(family: str, frame: pd.DataFrame) -> float:
     return float(fitted.params_["arm"])
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("parameters", FAMILIES, ids=[family["family"] for family in FAMILIES])
 def test_families_of_regressions_run_as_the_page_says(parameters: dict[str, Any]) -> None:

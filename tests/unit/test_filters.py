@@ -240,6 +240,7 @@ def test_alignment_undoes_a_permutation(kind: type[nn.Module], groups: tuple[Cha
         assert aligned.moved == displaced / sum(group.size for group in groups) > 0.0
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "groups"), NETWORKS, ids=IDS)
 def test_alignment_of_networks_that_have_nothing_in_common_keeps_their_function(

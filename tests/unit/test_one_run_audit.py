@@ -155,6 +155,7 @@ def test_unrounded_vectors_pass_as_rounded_ones_do(setting: Setting) -> None:
     assert not run(audited).flagged
 
 
+@pytest.mark.system
 def test_a_thousand_canaries_in_one_encrypted_release() -> None:
     """The case that the audit is named after, all of it through masks, encryption and opening."""
     audited = of_reference("tables", way="shared noise", sealed=1)
@@ -466,6 +467,7 @@ def test_nothing_is_said_of_a_release_that_no_canary_moves() -> None:
 # The instrument, against closed forms and other libraries.
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("t", "freedom", "shift"), [(10.0, 998, 4.24), (9.0, 20_000, 3.0), (5.3, 1998, 0.5), (30.0, 20, 10.0), (5.0, 8, 1.0)]
@@ -567,6 +569,7 @@ def test_guessing_is_theorem_5_2() -> None:
     assert guessing_bound(100, 50, 1000, 1e-5, 0.05) == 0.0
 
 
+@pytest.mark.system
 def test_guessing_holds_of_randomised_response() -> None:
     rng, epsilon = np.random.default_rng(10), 1.0
     truth = 1 / (1 + math.exp(-epsilon))

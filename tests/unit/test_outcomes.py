@@ -332,6 +332,7 @@ def test_without_noise_it_is_regression_in_one_place(kind: str, tolerance: float
     assert result.application["outcome"]["column"] == "stay"
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", sorted(EACH))
 def test_defaults_under_noise_come_near_what_is_without(kind: str) -> None:
@@ -342,6 +343,7 @@ def test_defaults_under_noise_come_near_what_is_without(kind: str) -> None:
     assert abs(np.mean(noised) / np.mean(exact) - 1.0) < 0.1
 
 
+@pytest.mark.system
 def test_outliers_hardly_move_huber() -> None:
     records = drawn("number")
     spoilt = records.features.copy()

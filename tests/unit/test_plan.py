@@ -144,6 +144,7 @@ def test_a_part_is_judged_by_more_than_half_of_its_quantities(found: list[tuple[
     assert part.outlook is (Outlook.NOTHING if lost else Outlook.WEAK if rough or rare else Outlook.GOOD)
 
 
+@pytest.mark.system
 @given(st.lists(st.sampled_from([0.1, 0.5, 2.0]), min_size=1, max_size=6), st.sampled_from([0.1, 0.5, 2.0]))
 def test_a_study_is_worth_it_if_every_question_is(shares: list[float], more: float) -> None:
     study = draft().compile()

@@ -213,6 +213,7 @@ def test_with_few_records_nothing_is_told(fits: Path) -> None:
         assert all("not_estimable" in row["value"] for row in summary["measures"]), family
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["event", "number", "rate", pytest.param("hazard", marks=pytest.mark.system)])
 def test_intervals_cover(kind: str) -> None:

@@ -152,6 +152,7 @@ NEAR = 6.2 * math.sqrt(0.95 * 0.05 / RUNS)
 """A share of runs that is right in .95 of them is off by more less than once in 1e9 times."""
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("risk", "odds"), [(0.09, 1.0), (0.09, 2.0), (0.3, 0.5)])
 def test_intervals_cover_what_noise_and_sampling_do_together(risk: float, odds: float) -> None:
