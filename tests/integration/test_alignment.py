@@ -73,6 +73,7 @@ def encrypted(kit: Kit, local: LocalFederation, study: Study, results: Path) -> 
     return load_result(results_directory(results, study_digest(study.to_bytes())))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("reference", ["barycenter", pytest.param("two-way", marks=pytest.mark.system)])
 def test_the_iterated_reference_is_the_plain_one_within_the_grid(protocol: Any, reference: str, tmp_path: Path) -> None:
     kit, local, sites = protocol

@@ -98,6 +98,7 @@ def test_the_page_has_every_method() -> None:
     assert set(PARAMETERS) == set(METHODS)
 
 
+@pytest.mark.system
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("method", PARAMETERS)
 def test_each_method_runs_by_its_study_file(

@@ -274,6 +274,7 @@ def test_a_release_is_told_to_whom_it_was_not(trial: Trial) -> None:
         assert len(site.ledger.entries(kind=Kind.RELEASE_SEEN)) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("version", ["0.1", "0.2", "enrolling"])
 def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, version: str) -> None:
     """Nobody speaks it any more: it ends with the reason, is told to its members, and what it released stays."""

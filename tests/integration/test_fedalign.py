@@ -66,10 +66,10 @@ def plain_federation(bed: TestBed, study: Study) -> PlainFederation:
 @pytest.mark.parametrize(
     ("method", "epsilon", "moments"),
     [
-        ("fedsgd", None, {"reference": "within"}),
-        ("fedavg", None, {"order": 4}),
+        pytest.param("fedsgd", None, {"reference": "within"}, marks=pytest.mark.system),
+        pytest.param("fedavg", None, {"order": 4}, marks=pytest.mark.system),
         ("fedsgd", 30.0, {}),
-        ("fedavg", 30.0, {}),
+        pytest.param("fedavg", 30.0, {}, marks=pytest.mark.system),
         pytest.param("fedavg", None, {"reference": "within"}, marks=pytest.mark.system),
         pytest.param("fedsgd", None, {"order": 4}, marks=pytest.mark.system),
     ],

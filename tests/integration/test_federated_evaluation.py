@@ -77,7 +77,9 @@ def bed(tmp_path: Path) -> TestBed:
     return make_bed(tmp_path / "bed", make_clusters(SITES, WIDTH, CLASSES, 60, 10), min_cohort=3)
 
 
-@pytest.mark.parametrize("model", [{}, {"name": "mlp", "options": {"hidden": 6}}], ids=["linear", "mlp"])
+@pytest.mark.parametrize(
+    "model", [{}, pytest.param({"name": "mlp", "options": {"hidden": 6}}, marks=pytest.mark.system)], ids=["linear", "mlp"]
+)
 def test_without_noise_the_counts_are_those_of_all_records(bed: TestBed, tmp_path: Path, model: dict[str, Any]) -> None:
     results = tmp_path / "results"
     trained = planted(results, **model)

@@ -373,7 +373,7 @@ def plain(rows: list[dict[str, Any]], names: list[str]) -> list[tuple[object, ..
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "form"), [*(("cohort", form) for form in FORMS), *itertools.product(QUERIES[1:], ("ndjson", "bundle"))]
 )
@@ -616,7 +616,7 @@ ODD: list[Any] = [
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.system) for name in QUERIES[1:]), QUERIES[0]])
 def test_no_resource_makes_a_query_fail_or_changes_another_persons_rows(tmp_path: Path, recipe: Path, name: str) -> None:
     files = write_export(tmp_path / "export", make_export())
     schema = load_schema(recipe / f"{name}.toml")

@@ -150,6 +150,7 @@ def _leaves_follow_from_the_releases(recorder: Recorder, result: Result, classes
         np.testing.assert_allclose(result.arrays["model.leaves"][own], np.clip(step, -4, 4) / TREES, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.system), 3])
 def test_a_released_model_is_evaluated_on_the_sites_records(bed: TestBed, tmp_path: Path, classes: int) -> None:
     """Trained with noise and evaluated without: the figures are scikit-learn's of the released model on all records."""

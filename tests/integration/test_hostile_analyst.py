@@ -314,7 +314,7 @@ PARTS = 17
 
 
 @pytest.mark.sampled(17)
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [*(pytest.param(part, marks=pytest.mark.system) for part in range(PARTS - 1)), PARTS - 1])
 def test_no_task_shows_that_a_record_makes_it_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     """Messages, receipts with their heads, and every word of the ledgers are alike, though r has a fault of its own."""
     real = contributions.contribute

@@ -141,6 +141,7 @@ def test_a_running_site_is_not_left(site: BackupOwner, tmp_path: Path) -> None:
     assert restore(tmp_path / "plain", site).marked is False  # it was not marked by what was refused
 
 
+@pytest.mark.system
 def test_who_says_when_the_last_backup_was(site: BackupOwner, tmp_path: Path) -> None:
     assert last_backup(site.state) is None
     before = int(time.time())

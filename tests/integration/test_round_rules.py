@@ -338,6 +338,7 @@ class Meanwhile(RandomSource):
         return SYSTEM_RANDOM.bytes(count)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["given up", "late", "left", "study lost", "attempt lost"])
 def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, what: str) -> None:
     attack, site = fresh, fresh.bed.sites["a"]

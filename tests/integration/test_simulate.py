@@ -596,6 +596,7 @@ def test_progress_tells_rounds_and_epsilon(
     assert spent[-1] == pytest.approx(5, rel=0.01)
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
 def test_one_study_runs_on_a_collections_domains(tmp_path: Path, capsys: pytest.CaptureFixture[str], encryption: str) -> None:

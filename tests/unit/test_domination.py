@@ -237,6 +237,7 @@ WIDE = list(product([1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1], [0.3, 0.5, 1.0, 4.0], [
 LADDERS = [(1e-4, 1.0, 2e-7), (0.02, 1.0, 2e-7), *(pytest.param(*item, marks=pytest.mark.system) for item in WIDE)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("rate", "sigma", "slack"), LADDERS)
 def test_prices_rise_with_steps_rate_and_less_noise_and_fall_with_slack(rate: float, sigma: float, slack: float) -> None:
     """Fewer steps are more without some; a lower rate is a higher one without some records of the sample; less noise is more

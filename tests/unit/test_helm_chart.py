@@ -91,6 +91,7 @@ def test_objects_of_the_prometheus_operator_fit_its_definitions(release: Release
             assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == item  # it knew every key
 
 
+@pytest.mark.system
 def test_a_spoilt_monitor_does_not_fit(operator: ModuleType) -> None:
     item = copy.deepcopy(render("coordinator-production").of("ServiceMonitor")[0])
     item["spec"]["endpoints"][0]["tlsConfig"]["serverNames"] = "x"

@@ -55,6 +55,7 @@ def test_a_field_without_noise_has_the_tables_of_all_pairs(field: MarkovField) -
     assert shares(drawn, 0, 1, 2) != pytest.approx(shares(CODES, 0, 1, 2), abs=1e-4)  # of the largest entropy, not a copy
 
 
+@pytest.mark.system
 def test_the_same_seed_draws_the_same_records(field: MarkovField) -> None:
     assert np.array_equal(field.sample(4000, 3), field.sample(4000, 3))  # as many as above: mbi compiles for each number anew
     assert not np.array_equal(field.sample(4000, 3), field.sample(4000, 4))

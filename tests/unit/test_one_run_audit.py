@@ -437,6 +437,7 @@ def test_a_missing_share_of_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.noise == pytest.approx(math.sqrt(0.5), abs=0.05)
 
 
+@pytest.mark.system
 def test_a_step_that_always_samples_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Booked at q = 1/2; the noise is as declared, so only the scores tell."""
     audited = of_reference("local-training", rate=0.5)

@@ -375,6 +375,7 @@ def white_fit(rng: np.random.Generator, n: int, score_std: float, information_st
     return fit, truth
 
 
+@pytest.mark.system
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "score_std", "information_std"), [(2000, 0.0, 0.0), (2000, 12.0, 12.0), (20_000, 60.0, 100.0)])
 def test_a_fit_covers_both_errors(n: int, score_std: float, information_std: float) -> None:

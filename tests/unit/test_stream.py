@@ -476,6 +476,7 @@ begun.wait()
 """A process that ends while a thread of its own reads, as a participant that is stopped may."""
 
 
+@pytest.mark.system
 def test_a_process_may_end_while_texts_are_read(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 2_000_000)
     done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "t.csv"], capture_output=True, text=True, timeout=120)

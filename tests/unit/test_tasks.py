@@ -173,7 +173,7 @@ EVERY_SUM = pytest.mark.parametrize(
 BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @EVERY
 @BOTH_UNITS
 @settings(max_examples=20, deadline=None)
@@ -196,7 +196,7 @@ def test_neighbours_change_a_sum_by_at_most_the_grid(
     assert off <= setting.rounded, "what one adds does not depend on the others, but for a sum's rounding"
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @EVERY
 @BOTH_UNITS
 def test_the_worst_neighbours_reach_the_grid(setting: Setting, unit: Unit) -> None:
@@ -211,7 +211,7 @@ def test_the_worst_neighbours_reach_the_grid(setting: Setting, unit: Unit) -> No
             assert 0.95 * grid <= change <= grid
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @EVERY
 @BOTH_UNITS
 def test_more_records_than_agreed_cost_no_privacy(setting: Setting, unit: Unit) -> None:
