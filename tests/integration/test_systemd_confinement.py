@@ -83,7 +83,6 @@ def test_a_study_runs_under_the_units_restrictions(tmp_path: Path, monkeypatch: 
     assert all("NoNewPrivs:\t1" in text and "Seccomp:\t2" in text for text in states)
 
 
-@pytest.mark.system
 def test_pytorch_works_and_the_rest_is_refused(tmp_path: Path) -> None:
     done = probe(tmp_path)
     assert done.returncode == 0, done.stderr
