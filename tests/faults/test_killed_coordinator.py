@@ -151,7 +151,6 @@ def test_killed_twice_while_keys_are_exchanged(network: Processes) -> None:
     _check_goes_on(network, key)
 
 
-@pytest.mark.system
 def test_asked_to_stop_while_it_asks_for_consent(network: Processes) -> None:
     """A clean stop ends no study either."""
     key = _begin(network)

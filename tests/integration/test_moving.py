@@ -34,7 +34,7 @@ def run_study(network: Processes) -> None:
     assert network.await_end(key).phase == "finished"
 
 
-@pytest.mark.system
+@pytest.mark.system  # what leaves and joins is tested below by default
 def test_the_page_moves_a_site_and_the_coordinator(tmp_path: Path) -> None:
     with running_processes(tmp_path / "kit", make_data("abc"), waits=WAITS, budget=(10.0, 1e-5)) as network:
         run_study(network)

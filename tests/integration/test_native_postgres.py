@@ -15,7 +15,7 @@ from support.network import wait_for
 from support.processes import lasting_port
 
 
-@pytest.mark.system
+@pytest.mark.system  # support/postgres.py makes clusters for other tests by default
 @pytest.mark.parametrize(
     "source", ["system", pytest.param("package", marks=pytest.mark.system if find_tool("initdb") else [])]
 )

@@ -27,7 +27,7 @@ def settled(cell: Any) -> list[Any]:
     return [output for output in cell["outputs"] if output["output_type"] != "stream" or output["name"] != "stderr"]
 
 
-@pytest.mark.system  # the first one's cells run in this process by default
+@pytest.mark.system  # test_python_api.py runs the calls that they show by default
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 def test_a_notebook_runs_and_shows_what_is_kept(path: Path, tmp_path: Path) -> None:
     import nbformat

@@ -388,7 +388,6 @@ def test_a_sweeps_cell_without_noise_is_pooled_analysis(tmp_path: Path, capsys: 
     assert noisy["statuses"].get("not-estimable", 0) == 2 or noisy["average"]["mean"] < 0.5
 
 
-@pytest.mark.system
 def test_a_sweep_is_taken_up_where_it_was_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_bare_study(tmp_path / "study.toml", method='"fedcgs"', parameters="{ clip = 3 }")
     out = tmp_path / "out"

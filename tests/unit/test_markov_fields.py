@@ -87,7 +87,7 @@ def result_of() -> Result:
     return Result("statistics", {f"cohort{RECORDS}": levels}, arrays)
 
 
-@pytest.mark.system  # by default a field is drawn from without an export
+@pytest.mark.system  # test_query_answers.py draws a synthetic cohort by default
 def test_an_export_draws_from_the_graph_instead_of_the_tree(tmp_path: Path) -> None:
     for model in ("tree", "graph"):
         export_result(result_of(), tmp_path / model, ["csv"], model)
