@@ -118,7 +118,7 @@ def _stall_upload(network: FaultedProcesses, **privacy: Any) -> bytes:
     return key
 
 
-@pytest.mark.system
+@pytest.mark.system  # histories have disks that fail there by default
 @pytest.mark.parametrize("fault", [_Full, pytest.param(_Limited, marks=pytest.mark.system)])
 def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Callable[..., _Full]) -> None:
     """It pays and consents when it can, and the others wait for it."""
