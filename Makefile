@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for processes and disks half of the time, so there are more workers than cores.
 WORKERS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN) + 1)))
 
-.PHONY: help venv tools tools-debian tools-helm tools-s3 tools-if-possible demo deploy-local test test-system test-loaded lint style types format bench audit mutants proto proto-check constraints docs wheels wheelhouse clean
+.PHONY: help venv tools tools-debian tools-helm tools-s3 tools-if-possible demo deploy-local test test-costs test-system test-loaded lint style types format bench audit mutants proto proto-check constraints docs wheels wheelhouse clean
 
 help:
 	@echo "Try it"
@@ -27,6 +27,7 @@ help:
 	@echo "Check it"
 	@echo "  make test          format, lint, types, import contracts, generated code and the tests (fetches the tools they run)"
 	@echo "  make test-system   what takes long: kills at every write, chaos, load, guides, Ray, images, all planted faults"
+	@echo "  make test-costs    what each test takes of the processors, with all processes that it starts (ARGS=FILE)"
 	@echo "  make test-loaded   tests that once waited for the clock, repeated beside busy processes"
 	@echo "  make lint format   ruff, mypy and import contracts; ruff's fixes"
 	@echo "  make bench         speed, against peers in the same run (ARGS=\"sums --quick\")"
@@ -91,6 +92,10 @@ test: style tools-if-possible
 	status=0; $(PYTEST) $(ARGS) || status=$$?; \
 	wait $$beside || status=1; \
 	cat "$$checks"; exit $$status
+
+# What is dear here and shows what another test shows belongs to test-system.
+test-costs: .venv/.installed tools-if-possible
+	PYTHONPATH=tests $(PYTEST) -p costs $(ARGS)
 
 # Whole federations for long, and properties with all their examples: for a release, and for whoever changes the protocol.
 test-system: .venv/.installed tools-if-possible

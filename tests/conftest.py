@@ -1,7 +1,7 @@
 """Loaded first: the transport's setting before any test's import of gRPC, and what runs where nobody asks for more.
 
 Tests marked ``system`` run whole federations for long. They are left out unless their file, or they themselves, are named on
-the command line, or a mark expression decides (``-m system``). Properties are tried on half of the examples that they state
+the command line, or a mark expression decides (``-m system``). Properties are tried on a third of the examples that they state
 but under ``--hypothesis-profile=thorough``. `make test-system` asks for both.
 
 ``@pytest.mark.sampled(n)`` stands at a test with many parameters that exercise one path: its first and last case and every nth
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _mark_what_is_not_sampled(items)
     if settings.get_current_profile_name() != THOROUGH:
         for item in items:
-            _halve_examples(item)
+            _try_fewer_examples(item)
     if config.option.markexpr:
         return
     named = {(config.invocation_params.dir / word.partition("::")[0]).resolve() for word in config.args}
@@ -130,17 +130,17 @@ def _mark_what_is_not_sampled(items: list[pytest.Item]) -> None:
                 item.add_marker("system")
 
 
-def _halve_examples(item: pytest.Item) -> None:
-    """Try half of the examples that a property or a state machine asks for; no profile overrides what a test states."""
+def _try_fewer_examples(item: pytest.Item) -> None:
+    """Try a third of the examples that a property or a state machine asks for; no profile overrides what a test states."""
     machine = getattr(item, "cls", None)
     if isinstance(stated := getattr(machine, "settings", None), settings):
-        machine.settings = _half(stated)
+        machine.settings = _third(stated)
     function = getattr(item, "obj", None)
     asked = getattr(function, "_hypothesis_internal_use_settings", None)
     if asked is not None and not hasattr(function, _STATED):  # one function stands behind all its parameters
         setattr(function, _STATED, asked)
-        function._hypothesis_internal_use_settings = _half(asked)
+        function._hypothesis_internal_use_settings = _third(asked)
 
 
-def _half(stated: settings) -> settings:
-    return settings(stated, max_examples=max(1, stated.max_examples // 2))
+def _third(stated: settings) -> settings:
+    return settings(stated, max_examples=max(1, stated.max_examples // 3))

@@ -251,7 +251,7 @@ save_result(Path(sys.argv[1]), Result("statistics", {}, {"x": np.ones(9)}))
 """
 
 
-@pytest.mark.parametrize("place", ["ab", "ab/checkpoints/round-000001"])
+@pytest.mark.parametrize("place", [pytest.param("ab", marks=pytest.mark.system), "ab/checkpoints/round-000001"])
 def test_a_coordinator_killed_while_it_writes_a_result_leaves_no_file_behind(tmp_path: Path, place: str) -> None:
     """The next start clears it away; a partial file would be listed among the study's results."""
     folder = tmp_path / place

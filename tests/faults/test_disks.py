@@ -118,6 +118,7 @@ def _stall_upload(network: FaultedProcesses, **privacy: Any) -> bytes:
     return key
 
 
+@pytest.mark.system  # histories have disks that fail there by default
 @pytest.mark.parametrize("fault", [_Full, pytest.param(_Limited, marks=pytest.mark.system)])
 def test_failing_between_payload_and_charge(network: FaultedProcesses, fault: Callable[..., _Full]) -> None:
     """It pays and consents when it can, and the others wait for it."""
@@ -327,6 +328,7 @@ def _files(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.system
 def test_nothing_is_left_open(network: FaultedProcesses) -> None:
     """After all that: a study as any other, and every ledger whole."""
     _check_finished(network, _submit(network))

@@ -123,6 +123,7 @@ def _check_sum(network: Processes, study: Study, key: bytes, cohort: str) -> Non
     assert network.kept_sums(key) == 0
 
 
+@pytest.mark.system  # test_killed_writes.py kills a site at its writes by default
 @pytest.mark.parametrize("limit", [pytest.param(BEFORE_UPLOAD, marks=pytest.mark.system), MID_UPLOAD])
 def test_killed_during_its_upload(network: Processes, limit: int) -> None:
     study, key = _begin(network, c=limit)

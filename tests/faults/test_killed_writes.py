@@ -79,8 +79,8 @@ def _freed_attempt(bed: TestBed, victim: KillableSite, key: bytes) -> int:
 @pytest.mark.parametrize(
     ("history", "first", "stride"),
     [  # together at every twelfth or thirteenth
-        (_whole_round, 1, 25),
-        (_freed_attempt, 13, 25),
+        (_whole_round, 1, 50),
+        (_freed_attempt, 26, 50),
         pytest.param(_whole_round, 1, 1, marks=pytest.mark.system),
         pytest.param(_freed_attempt, 1, 1, marks=pytest.mark.system),
     ],

@@ -73,7 +73,8 @@ def encrypted(kit: Kit, local: LocalFederation, study: Study, results: Path) -> 
     return load_result(results_directory(results, study_digest(study.to_bytes())))
 
 
-@pytest.mark.parametrize("reference", ["barycenter", "two-way"])
+@pytest.mark.system
+@pytest.mark.parametrize("reference", ["barycenter", pytest.param("two-way", marks=pytest.mark.system)])
 def test_the_iterated_reference_is_the_plain_one_within_the_grid(protocol: Any, reference: str, tmp_path: Path) -> None:
     kit, local, sites = protocol
     study = compiled(kit, "slot-align", {"alignment": {"reference": reference, "mode": "iterated"}})
@@ -86,6 +87,7 @@ def test_the_iterated_reference_is_the_plain_one_within_the_grid(protocol: Any, 
         np.testing.assert_allclose(result.arrays[name], array, rtol=0, atol=1e-9)
 
 
+@pytest.mark.system
 def test_fedcgs_after_an_iterated_alignment_on_a_released_projection(protocol: Any, tmp_path: Path) -> None:
     kit, local, sites = protocol
     results = tmp_path / "results"

@@ -367,6 +367,7 @@ def test_a_spoilt_bundle_ends_in_one_typed_error(
     assert "Traceback" not in err
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["one-shot", "iterated"])
 @pytest.mark.parametrize("reference", ["barycenter", "two-way"])
 @pytest.mark.parametrize("epsilon", [None, 30.0])

@@ -122,6 +122,7 @@ def pay(searcher: Searcher, *, releases: int = 1) -> None:
     searcher.attack.finish()
 
 
+@pytest.mark.system
 def test_studies_that_pay_all_that_they_declared_do_not_count(searcher: Searcher) -> None:
     """An analyst at work: study after study, each released, some refused in between."""
     for number in range(MOST + 4):

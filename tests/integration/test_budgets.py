@@ -51,7 +51,7 @@ def figures(bed: TestBed, name: str) -> dict[str, float]:
     return {key: float.fromhex(value) for key, value in entry.detail["figures"].items()}
 
 
-@pytest.mark.parametrize(("delta", "fit"), [(1e-10, 3), (1e-5, 7)])
+@pytest.mark.parametrize(("delta", "fit"), [(1e-10, 3), pytest.param(1e-5, 7, marks=pytest.mark.system)])
 def test_studies_of_epsilon_one_fill_a_budget_of_three(tmp_path: Path, delta: float, fit: int) -> None:
     """The one that the budget does not bear is refused at every site: figures in each ledger, a fixed code outside.
 

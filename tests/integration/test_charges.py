@@ -115,7 +115,7 @@ class Drawn:
         monkeypatch.setattr(module, name, counted)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(13)
 @pytest.mark.filterwarnings("ignore:Optimal order")
 @pytest.mark.parametrize(
     "name",

@@ -97,6 +97,7 @@ def another_session(cohort: Cohort) -> None:
     cohort.cores["a"] = ParticipantCore(cohort.bed.sites["a"])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("meanwhile", [nothing, crash, another_session])
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_another_question_of_one_context_ends_the_attempt(
@@ -317,6 +318,7 @@ def test_what_does_not_fit_a_sum_is_counted(cohort: Cohort) -> None:
 # -- when it is asked ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("state", list(AttemptState))
 def test_only_a_payload_is_checked_and_what_was_paid_for_repeats_itself(cohort: Cohort, state: AttemptState) -> None:
     shown = cohort.shown()

@@ -85,6 +85,7 @@ def test_it_is_completed_with_its_proof_and_nobody_is_charged_again(tmp_path: Pa
     assert trial.released(key) == 1
 
 
+@pytest.mark.system
 def test_what_it_would_have_asked_further_is_not_estimable_and_the_sums_are_given(tmp_path: Path) -> None:
     trial, key = failed(tmp_path, steps, "fedsgd", 2)
     assert complete(trial.open().hub, key, trial.results)

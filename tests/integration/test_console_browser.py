@@ -119,6 +119,7 @@ def consoles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consoles]:
         yield Consoles(federation, browser, site, stack.enter_context(console("coordinator", place)))
 
 
+@pytest.mark.system
 def test_from_an_empty_inbox_to_a_study_on_record(consoles: Consoles) -> None:
     """An officer sees who asks and why, decides by clicks under her name, and finds it on record once it ran."""
     page = consoles.person("Olga Maier", "officer")
@@ -156,6 +157,7 @@ def test_from_an_empty_inbox_to_a_study_on_record(consoles: Consoles) -> None:
     assert page.alarms == []  # type: ignore[attr-defined]
 
 
+@pytest.mark.system
 def test_a_decline_and_a_session_that_ended(consoles: Consoles) -> None:
     key = consoles.submit("heart-declined")
     page = consoles.person("Olga Maier", "officer")
@@ -177,6 +179,7 @@ def test_a_decline_and_a_session_that_ended(consoles: Consoles) -> None:
     assert PURPOSE not in page.content()  # what was shown is not kept
 
 
+@pytest.mark.system
 def test_four_eyes_and_the_keyboard(consoles: Consoles) -> None:
     """Two officers in two windows, the second without a mouse."""
     key = consoles.submit("heart-large", epsilon=3.0)
@@ -246,6 +249,7 @@ def test_no_other_page_frames_it_or_sends_its_forms(consoles: Consoles) -> None:
     assert consoles.waiting("a")[key] == "waiting"
 
 
+@pytest.mark.system
 def test_every_page_reads_well(consoles: Consoles) -> None:
     """axe-core finds nothing, nothing is wider than its window, at 1280 and 360 px, in light and dark; also what was asked."""
     wrong: list[str] = []
@@ -268,6 +272,7 @@ def test_every_page_reads_well(consoles: Consoles) -> None:
     assert officer.alarms == []  # type: ignore[attr-defined]
 
 
+@pytest.mark.system
 def test_the_operators_page(consoles: Consoles) -> None:
     """Members, a study by its rounds, storage; a reader may not abort, and an operator's abort ends the study."""
     key = consoles.submit("heart-aborted")
@@ -294,6 +299,7 @@ def test_the_operators_page(consoles: Consoles) -> None:
     assert page.alarms == []  # type: ignore[attr-defined]
 
 
+@pytest.mark.system
 def test_an_operator_deletes_a_study_whose_name_was_typed(consoles: Consoles) -> None:
     """What is lost stands beside the button; another name deletes nothing; the running coordinator lets go of the study."""
     key = consoles.submit("heart-old")

@@ -121,6 +121,7 @@ def test_it_does_not_start_where_its_user_may(attack: Adversary, capsys: pytest.
     assert "--records-in-reach" in said
 
 
+@pytest.mark.system
 def test_it_serves_on_its_socket_under_its_unit(attack: Adversary) -> None:
     """What the unit's system calls and mounts leave is enough to log in, decide and print the dossier, through the socket."""
     need_tool("systemd-analyze")

@@ -13,6 +13,7 @@ from veilsum_participant.telemetry.metrics import SiteMetrics
 SCHEMA = schema_of(2).model_copy(update={"max_records": 10})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stated", "told"), [(0, True), (15, True), (60, False)])
 def test_a_cut_sum_is_told_to_its_site_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stated: int, *, told: bool

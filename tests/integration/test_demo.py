@@ -93,6 +93,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return directory, json.loads(out.read_text())
 
 
+@pytest.mark.system
 def test_accuracies_are_those_of_the_held_out_patients(demo: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     accuracy = demo[1]["accuracy"]
     assert set(accuracy["alone"]) == set(HOSPITALS)
@@ -113,6 +114,7 @@ def test_accuracies_are_those_of_the_held_out_patients(demo: tuple[Path, dict[st
     assert accuracy["federated"]["3"] > 0.75  # the larger class alone is 0.63
 
 
+@pytest.mark.system
 def test_epsilon_is_what_the_ledgers_events_cost(demo: tuple[Path, dict[str, Any]]) -> None:
     found = demo[1]
     for name, path in found["ledgers"].items():
@@ -133,6 +135,7 @@ def test_epsilon_is_what_the_ledgers_events_cost(demo: tuple[Path, dict[str, Any
         assert figures["left"] > 0
 
 
+@pytest.mark.system
 def test_the_killed_hospital_is_not_in_the_sum_and_not_charged(demo: tuple[Path, dict[str, Any]]) -> None:
     found = demo[1]
     dropout = found["dropout"]
@@ -151,6 +154,7 @@ def test_the_killed_hospital_is_not_in_the_sum_and_not_charged(demo: tuple[Path,
     assert last["noise_std"]["counts"] / first["noise_std"]["counts"] == pytest.approx((9 / 8) ** 0.5, rel=1e-3)
 
 
+@pytest.mark.system
 def test_sums_and_files_are_where_the_report_says(demo: tuple[Path, dict[str, Any]]) -> None:
     directory, found = demo
     studies = [item["study"] for item in found["releases"][:5]]
@@ -177,6 +181,7 @@ def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, json.loads(out.read_text())
 
 
+@pytest.mark.system
 def test_a_third_party_repeats_the_verification_from_the_export_alone(
     demo: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -207,6 +212,7 @@ def test_a_third_party_repeats_the_verification_from_the_export_alone(
     assert (code, body["valid"], body["entry"]) == (1, False, json.loads(lines[charge])["seq"])
 
 
+@pytest.mark.system
 def test_dossiers_say_what_the_ledgers_say(demo: tuple[Path, dict[str, Any]]) -> None:
     found = demo[1]
     for name, paper in found["dossiers"].items():

@@ -152,7 +152,7 @@ def a_signal_stops_everything_and_nothing_is_left(local: Local) -> None:
         assert '"stopped"' in (local.directory / "logs" / f"{name}.log").read_text(), name
 
 
-@pytest.mark.system  # the demo and test_compose.py cover its services and its file by default
+@pytest.mark.system  # test_compose.py covers its services and its file by default
 def test_a_deployment_from_its_start_to_its_end(tmp_path: Path) -> None:
     # One test, since the parallel runner would start a deployment in each of its workers.
     for tool in ("prometheus", "alertmanager"):

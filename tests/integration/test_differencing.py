@@ -124,6 +124,7 @@ def test_one_site_in_the_place_of_another_is_a_difference_of_two(tmp_path: Path)
     assert scene.asked("abce") == {**refused("abc"), "e": "upload"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("first", "second"), [("none", "distributed"), ("distributed", "none"), ("distributed", "distributed")]
 )

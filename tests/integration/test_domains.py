@@ -98,7 +98,8 @@ def test_the_page_has_every_method() -> None:
     assert set(PARAMETERS) == set(METHODS)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.system
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("method", PARAMETERS)
 def test_each_method_runs_by_its_study_file(
     photos: Path, features: Path, capsys: pytest.CaptureFixture[str], method: str
@@ -123,6 +124,7 @@ def test_each_method_runs_by_its_study_file(
         assert min(found["accuracy_by_domain"][0].values()) > 0.6
 
 
+@pytest.mark.system
 def test_a_sweep_leaves_each_domain_out(photos: Path, features: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = study(photos, 'method = "fedpft"')
     vary = ("--vary", "leave_out=without,ink,chalk", "--vary", "partition=domains,domains+dirichlet:2")
@@ -139,6 +141,7 @@ def test_a_sweep_leaves_each_domain_out(photos: Path, features: Path, capsys: py
     assert pooled["without"] > 0.9
 
 
+@pytest.mark.system
 def test_each_leaves_every_domain_out_in_turn(photos: Path, features: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = study(photos, 'method = "fedpft"')
     options = ("--vary", "leave_out=without,each,ink", "--baselines", "none", "--jobs", 1, "--json")
@@ -261,6 +264,7 @@ def test_the_command_makes_records_of_images(photos: Path, tmp_path: Path, capsy
     assert (code, "cannot be read as an image" in " ".join(err.split())) == (2, True)
 
 
+@pytest.mark.system
 def test_the_pages_two_commands_run(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[s
     return of
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("method", "place"), DYING)
 def test_dying_after_every_second_write(tmp_path: Path, expected: Any, method: str, place: str) -> None:
     """No process of the coordinator writes more than twice, and the study ends as if one had done it all."""
@@ -150,6 +151,7 @@ def test_a_replay_gets_the_very_releases(trial: Trial) -> None:
     assert federation.sum("gradient", model(2.0)).round == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("label", "value", "members", "reason"),
     [
@@ -272,6 +274,7 @@ def test_a_release_is_told_to_whom_it_was_not(trial: Trial) -> None:
         assert len(site.ledger.entries(kind=Kind.RELEASE_SEEN)) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("version", ["0.1", "0.2", "enrolling"])
 def test_a_study_of_an_earlier_version_of_the_protocol_ends(trial: Trial, version: str) -> None:
     """Nobody speaks it any more: it ends with the reason, is told to its members, and what it released stays."""

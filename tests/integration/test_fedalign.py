@@ -62,14 +62,14 @@ def plain_federation(bed: TestBed, study: Study) -> PlainFederation:
     return PlainFederation(study, sites)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("method", "epsilon", "moments"),
     [
-        ("fedsgd", None, {"reference": "within"}),
-        ("fedavg", None, {"order": 4}),
+        pytest.param("fedsgd", None, {"reference": "within"}, marks=pytest.mark.system),
+        pytest.param("fedavg", None, {"order": 4}, marks=pytest.mark.system),
         ("fedsgd", 30.0, {}),
-        ("fedavg", 30.0, {}),
+        pytest.param("fedavg", 30.0, {}, marks=pytest.mark.system),
         pytest.param("fedavg", None, {"reference": "within"}, marks=pytest.mark.system),
         pytest.param("fedsgd", None, {"order": 4}, marks=pytest.mark.system),
     ],
@@ -96,7 +96,7 @@ def test_encrypted_rounds_are_the_plain_ones(
     assert encrypted.application == expected.application
 
 
-@pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize("method", [pytest.param("fedsgd", marks=pytest.mark.system), "fedavg"])
 def test_one_ledger_holds_moments_and_training(bed: TestBed, method: str) -> None:
     """Each site books both in full: the moments as its own noise alone, since it keeps them, and every release of training."""
     study = compiled(bed, method, 3.0, share=0.3)
@@ -123,7 +123,7 @@ def test_one_ledger_holds_moments_and_training(bed: TestBed, method: str) -> Non
         assert spent == pytest.approx(study.privacy.epsilon)
 
 
-@pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize("method", ["fedsgd", pytest.param("fedavg", marks=pytest.mark.system)])
 def test_each_site_keeps_its_own_moments_and_applies_the_result_by_them(bed: TestBed, method: str, tmp_path: Path) -> None:
     study = compiled(bed, method, None)
     key = study_digest(study.to_bytes())

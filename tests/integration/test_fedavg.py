@@ -42,7 +42,7 @@ def compiled(bed: TestBed, epsilon: float | None, **parameters: Any) -> Study:
     return bed.compile(request.model_copy(update={"parameters": {"model": model, **parameters}}))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("epsilon", "objective"),
     [

@@ -77,7 +77,9 @@ def bed(tmp_path: Path) -> TestBed:
     return make_bed(tmp_path / "bed", make_clusters(SITES, WIDTH, CLASSES, 60, 10), min_cohort=3)
 
 
-@pytest.mark.parametrize("model", [{}, {"name": "mlp", "options": {"hidden": 6}}], ids=["linear", "mlp"])
+@pytest.mark.parametrize(
+    "model", [{}, pytest.param({"name": "mlp", "options": {"hidden": 6}}, marks=pytest.mark.system)], ids=["linear", "mlp"]
+)
 def test_without_noise_the_counts_are_those_of_all_records(bed: TestBed, tmp_path: Path, model: dict[str, Any]) -> None:
     results = tmp_path / "results"
     trained = planted(results, **model)
@@ -137,6 +139,7 @@ def test_sites_refuse_another_model_than_the_studys(bed: TestBed, tmp_path: Path
         assert key not in [entry.study for entry in site.ledger.entries(kind=Kind.CHARGE)]
 
 
+@pytest.mark.system
 def test_checkpoints_are_models_and_progress_is_told(bed: TestBed, tmp_path: Path) -> None:
     results = tmp_path / "results"
     study = bed.compile(training(6, checkpoint_every=2))
@@ -173,7 +176,7 @@ def test_checkpoints_are_models_and_progress_is_told(bed: TestBed, tmp_path: Pat
     assert result_model(load_result(folder / "round-000002")).sha256  # a federated evaluation takes it as well
 
 
-@pytest.mark.parametrize("centre", [True, False])
+@pytest.mark.parametrize("centre", [True, pytest.param(False, marks=pytest.mark.system)])
 def test_the_last_checkpoint_of_the_last_step_is_the_model(bed: TestBed, tmp_path: Path, centre: bool) -> None:
     """What the study's features are centred by is in a checkpoint's model as in the result's."""
     study = bed.compile(training(4, checkpoint_every=3, average=0.0, centre=centre))
@@ -282,7 +285,8 @@ def test_a_study_of_the_models_alignment_is_not_evaluated(tmp_path: Path) -> Non
         evaluation(tmp_path / "aligned", 1.0)
 
 
-@pytest.mark.parametrize("method", ["gbdt", "fedsgd"])
+@pytest.mark.system
+@pytest.mark.parametrize("method", [pytest.param("gbdt", marks=pytest.mark.system), "fedsgd"])
 def test_a_model_of_a_number_is_trained_and_evaluated_over_the_protocol(bed: TestBed, tmp_path: Path, method: str) -> None:
     """Trees' and a perceptron's R squared and error for the last column: scikit-learn's, nearly without noise."""
     bed.know_noise()

@@ -69,7 +69,11 @@ def softmax_rows(x: Floats, labels: NDArray[np.int64], weight: Floats, bias: Flo
 
 @pytest.mark.parametrize(
     ("rate", "clip", "centred"),
-    [pytest.param(1.0, 0.1, False, marks=pytest.mark.system), (0.4, 0.5, False), (0.7, 0.2, True)],
+    [
+        pytest.param(1.0, 0.1, False, marks=pytest.mark.system),
+        pytest.param(0.4, 0.5, False, marks=pytest.mark.system),
+        (0.7, 0.2, True),
+    ],
 )
 def test_encrypted_steps_are_those_of_central_dp_sgd(bed: TestBed, rate: float, clip: float, centred: bool) -> None:
     """Same samples and same noise: the released sums agree to the grid and the models step by step."""
@@ -169,6 +173,7 @@ def test_no_more_steps_than_declared(bed: TestBed) -> None:
         recorder.inner.sum("gradient", recorder.steps[-1][0])
 
 
+@pytest.mark.system
 def test_without_noise_the_sum_is_divided_by_how_many_records_there_are(bed: TestBed) -> None:
     study = compiled(bed, epsilon=None, steps=3)
     _, recorder = run(bed, study)
@@ -176,6 +181,7 @@ def test_without_noise_the_sum_is_divided_by_how_many_records_there_are(bed: Tes
     assert recorder.steps[0][1].values["count"][0] == pytest.approx(total, abs=1e-3)
 
 
+@pytest.mark.system
 def test_checkpoints_say_what_was_spent_so_far(bed: TestBed, tmp_path: Path) -> None:
     study = compiled(bed, steps=6, checkpoint_every=1)
     key_results = tmp_path / "results"

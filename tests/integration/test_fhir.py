@@ -373,6 +373,7 @@ def plain(rows: list[dict[str, Any]], names: list[str]) -> list[tuple[object, ..
     )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "form"), [*(("cohort", form) for form in FORMS), *itertools.product(QUERIES[1:], ("ndjson", "bundle"))]
 )
@@ -454,6 +455,7 @@ def offered(recipe: Path, files: dict[str, Path]) -> DatasetConfig:
     )
 
 
+@pytest.mark.system
 def test_a_check_shows_the_site_what_is_left_aside(tmp_path: Path, recipe: Path) -> None:
     entries = make_export(4)
     files = write_export(tmp_path / "export", entries)
@@ -476,6 +478,7 @@ def test_a_check_shows_the_site_what_is_left_aside(tmp_path: Path, recipe: Path)
     assert any(re.fullmatch(r"[0-9]+ other kinds? of misses looked for, none found", line) for line in told)
 
 
+@pytest.mark.system
 def test_a_file_of_which_nothing_is_read_is_no_success(tmp_path: Path, recipe: Path) -> None:
     """A document in lines of its own under a name that says a value a line; a type of which there is nothing."""
     files = write_export(tmp_path / "export", make_export(), "pretty")
@@ -509,6 +512,7 @@ def test_all_files_of_the_recipe_know_the_same_code_systems(recipe: Path) -> Non
     assert sum(table is not None for table in tables) == 3, "encounters have a class, which is no code of these"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUERIES)
 def test_nothing_of_one_person_changes_another_s_rows(tmp_path: Path, recipe: Path, name: str) -> None:
     """Ids of resources are shared between persons here, as where exports of several servers are put together."""
@@ -573,6 +577,7 @@ def test_a_transaction_names_its_patient_by_a_place_in_it(tmp_path: Path, recipe
     ]  # fmt: skip
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", range(2))
 def test_the_order_of_lines_does_not_matter(tmp_path: Path, recipe: Path, seed: int) -> None:
     found = []
@@ -611,7 +616,7 @@ ODD: list[Any] = [
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.system) for name in QUERIES[1:]), QUERIES[0]])
 def test_no_resource_makes_a_query_fail_or_changes_another_persons_rows(tmp_path: Path, recipe: Path, name: str) -> None:
     files = write_export(tmp_path / "export", make_export())
     schema = load_schema(recipe / f"{name}.toml")

@@ -102,7 +102,7 @@ def noises(attack: Adversary, number: int, attempt: int) -> list[Floats]:
     return found
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_no_payload_bears_the_noise_of_another(tmp_path: Path, name: str) -> None:
     case = CASES[name]

@@ -99,7 +99,9 @@ def sums_of(records: Records, broadcast: dict[str, Floats], classes: int) -> tup
     return gradients, hessians
 
 
-@pytest.mark.parametrize("classes", [2, 3, NUMBER])
+@pytest.mark.parametrize(
+    "classes", [pytest.param(2, marks=pytest.mark.system), 3, pytest.param(NUMBER, marks=pytest.mark.system)]
+)
 def test_encrypted_releases_are_sums_of_all_records_and_the_noise_of_the_sites(bed: TestBed, classes: int) -> None:
     study = compiled(bed, classes, 8.0)
     key = bed.local.submit(study, bed.analyst)
@@ -148,7 +150,8 @@ def _leaves_follow_from_the_releases(recorder: Recorder, result: Result, classes
         np.testing.assert_allclose(result.arrays["model.leaves"][own], np.clip(step, -4, 4) / TREES, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.system
+@pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.system), 3])
 def test_a_released_model_is_evaluated_on_the_sites_records(bed: TestBed, tmp_path: Path, classes: int) -> None:
     """Trained with noise and evaluated without: the figures are scikit-learn's of the released model on all records."""
     results = tmp_path / "results"

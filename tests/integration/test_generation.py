@@ -21,6 +21,7 @@ DOMAINS = ("mnist", "optdigits", "semeion", "usps")
 WIDTH = 32
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [
@@ -111,6 +112,7 @@ def correct(result: Result, site: int, x: np.ndarray, y: np.ndarray) -> float:
     return float(100 * np.mean(classes[x.argmax(axis=1)] == y))
 
 
+@pytest.mark.system
 def test_alignment_before_fedpft_gains_on_digits(digits: dict[str, tuple[np.ndarray, ...]]) -> None:
     gains = []
     for seed in range(3):
@@ -122,6 +124,7 @@ def test_alignment_before_fedpft_gains_on_digits(digits: dict[str, tuple[np.ndar
     assert np.mean(gains) > 0.5
 
 
+@pytest.mark.system
 def test_generation_at_sites_gains_on_digits(digits: dict[str, tuple[np.ndarray, ...]]) -> None:
     """The published direction: both steps raise the mean over domains, and bring the domains closer together."""
     common = {"rounds": 5, "hidden": 32, "extra": 100}

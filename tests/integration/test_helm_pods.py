@@ -152,6 +152,7 @@ def status(url: str, authority: Path, token: str | None = None) -> int:
         return 0
 
 
+@pytest.mark.system
 def test_a_coordinator_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) -> None:
     release = render("coordinator-production")
     pod, tester = release.pod("coordinator"), release.pod("test")

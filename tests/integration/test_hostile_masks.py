@@ -137,6 +137,7 @@ def test_a_site_keeps_to_complete_studies(ring: Adversary) -> None:
     assert ring.charges("a") == 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("pinned", "accepted"),
     [

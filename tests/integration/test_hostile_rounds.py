@@ -409,6 +409,7 @@ def test_consent_to_what_was_given_up_or_never_was(attack: Adversary) -> None:
     assert attack.ask_check("c", receipts, bytes(32)).refused is RefusalCode.CLOSED
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ahead", [-18_000, 0, 7_200])
 def test_a_deadline_is_what_is_left_of_it(attack: Adversary, ahead: int) -> None:
     """It is a time of day; whatever a site's elapsed time has gained or lost since its start, what is left passes once."""

@@ -43,7 +43,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestBed,
         yield bed, address, key, server
 
 
-@pytest.mark.parametrize("how", ["closed", "kept", "caught", "command"])
+@pytest.mark.parametrize(
+    "how",
+    [*(pytest.param(how, marks=pytest.mark.system) for how in ("closed", "kept", "caught")), "command"],
+)
 def test_one_ctrl_c_ends_it_and_the_study_goes_on(running: tuple[TestBed, str, bytes, CoordinatorServer], how: str) -> None:
     bed, address, key, server = running
     identity = str(bed.kit.analyst.identity)

@@ -60,7 +60,7 @@ def release(bed: TestBed, unit: Unit) -> dict[str, list[float]]:
     return {name: np.ravel(block).tolist() for name, block in values.items()}
 
 
-@pytest.mark.parametrize("unit", ["record", "subject"])
+@pytest.mark.parametrize("unit", [pytest.param("record", marks=pytest.mark.system), "subject"])
 def test_a_release_is_the_same_whether_records_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: Unit) -> None:
     held = release(bed_of(tmp_path / "held", SMALL, unit), unit)
     bed = bed_of(tmp_path / "streamed", LARGE, unit)
@@ -90,7 +90,7 @@ def test_a_querys_snapshot_is_that_of_its_records(tmp_path: Path) -> None:
     assert [item.same for item in compare_snapshots(site)] == [False]
 
 
-@pytest.mark.parametrize(("name", "query"), [("a", []), ("c", [Kind.SNAPSHOT])])
+@pytest.mark.parametrize(("name", "query"), [("a", []), pytest.param("c", [Kind.SNAPSHOT], marks=pytest.mark.system)])
 def test_what_fails_in_the_midst_of_a_file_is_charged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, query: list[Kind]
 ) -> None:

@@ -221,7 +221,7 @@ BETWEEN: dict[str, tuple[Callable[[Adversary], None], list[Kind]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", [False, True])
 @pytest.mark.parametrize("what", BETWEEN)
 def test_who_guesses_everything_right_does_not_notice(

@@ -54,7 +54,8 @@ def test_integers_are_cut(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     assert [value for piece in found for value in piece] == list(range(-5, size - 5))
 
 
-@pytest.mark.parametrize(("method", "place"), [("fedavg", "file"), ("fedsgd", "server")])
+@pytest.mark.system
+@pytest.mark.parametrize(("method", "place"), [("fedavg", "file"), pytest.param("fedsgd", "server", marks=pytest.mark.system)])
 def test_a_coordinator_that_dies_ends_with_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, place: str
 ) -> None:

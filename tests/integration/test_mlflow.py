@@ -33,6 +33,8 @@ from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof
 from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.study import parse_study, study_digest
 
+pytestmark = pytest.mark.system  # a tracking server takes ten seconds to start; test_file_names.py sends it a folder
+
 SCHEMA: dict[str, Any] = {
     "max_records": 400,
     "columns": [
@@ -186,6 +188,7 @@ def test_a_proof_is_sent_where_it_is_asked_for(server: Server, federation: veils
     assert "model/model.onnx" not in files
 
 
+@pytest.mark.system
 def test_rounds_are_steps_and_checkpoints_are_runs_of_their_own(
     server: Server, federation: veilsum.Federation, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def run_study(network: Processes) -> None:
     assert network.await_end(key).phase == "finished"
 
 
+@pytest.mark.system  # what leaves and joins is tested below by default
 def test_the_page_moves_a_site_and_the_coordinator(tmp_path: Path) -> None:
     with running_processes(tmp_path / "kit", make_data("abc"), waits=WAITS, budget=(10.0, 1e-5)) as network:
         run_study(network)
@@ -140,6 +141,7 @@ def test_a_running_site_is_not_left(site: BackupOwner, tmp_path: Path) -> None:
     assert restore(tmp_path / "plain", site).marked is False  # it was not marked by what was refused
 
 
+@pytest.mark.system
 def test_who_says_when_the_last_backup_was(site: BackupOwner, tmp_path: Path) -> None:
     assert last_backup(site.state) is None
     before = int(time.time())

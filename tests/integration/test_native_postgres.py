@@ -15,6 +15,7 @@ from support.network import wait_for
 from support.processes import lasting_port
 
 
+@pytest.mark.system  # support/postgres.py makes clusters for other tests by default
 @pytest.mark.parametrize("source", ["system", "package"])
 def test_a_cluster_is_made_served_with_a_password_and_removed(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

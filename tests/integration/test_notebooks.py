@@ -27,7 +27,7 @@ def settled(cell: Any) -> list[Any]:
     return [output for output in cell["outputs"] if output["output_type"] != "stream" or output["name"] != "stderr"]
 
 
-@pytest.mark.system  # the first one's cells run in this process by default
+@pytest.mark.system  # test_python_api.py runs the calls that they show by default
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 def test_a_notebook_runs_and_shows_what_is_kept(path: Path, tmp_path: Path) -> None:
     import nbformat
@@ -45,32 +45,6 @@ def test_a_notebook_runs_and_shows_what_is_kept(path: Path, tmp_path: Path) -> N
     for before, now in zip([cell for cell in kept.cells if cell.cell_type == "code"], code, strict=True):
         assert kinds(before) == kinds(now), now.source
         assert before.execution_count == now.execution_count
-
-
-@pytest.mark.usefixtures("few_rehearsals")
-def test_the_first_notebooks_cells_show_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nbformat
-    from IPython.core.interactiveshell import InteractiveShell
-    from IPython.core.pylabtools import select_figure_formats
-    from IPython.utils.capture import capture_output
-
-    monkeypatch.chdir(tmp_path)
-    shell = InteractiveShell.instance()
-    select_figure_formats(shell, {"png"})
-    for cell in nbformat.read(NOTEBOOKS[0], as_version=4).cells:
-        if cell.cell_type != "code":
-            continue
-        with capture_output() as shown:
-            done = shell.run_cell(cell.source, store_history=True)
-        done.raise_error()
-        found = {kind for output in shown.outputs for kind in output.data}
-        if done.result is not None:
-            found |= set(shell.display_formatter.format(done.result)[0])
-        if shown.stdout.partition(f"Out[{done.execution_count}]: ")[0]:
-            found.add("stream")
-        assert found == kinds({"outputs": settled(cell)}), cell.source
-        assert done.execution_count == cell.execution_count
-    InteractiveShell.clear_instance()
 
 
 def test_notebooks_are_tutorials() -> None:

@@ -100,7 +100,7 @@ def plain(schema: DatasetSchema, rows: list[Row]) -> list[tuple[object, ...]]:
     return sorted(found, key=repr)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_yields_what_it_says(ask: Ask, recipe: Path, rows: Rows, name: str) -> None:
     schema = load_schema(recipe / f"{name}.toml")
@@ -157,6 +157,7 @@ def test_what_is_left_aside_is_counted(ask: Ask, rows: Rows) -> None:
         assert found[f"measurement: {kind} without a value"][0] == sum(row["value_as_number"] is None for row in own)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", QUERIES)
 def test_its_schema_fits_what_it_yields(ask: Ask, recipe: Path, rows: Rows, name: str) -> None:
     """Columns vary within their bounds, and nothing is wrong but what was made up outside of them."""

@@ -57,7 +57,7 @@ def assert_nothing_clear(directory: Path) -> None:
     assert not [cell for cell in cells if cell in held]
 
 
-@pytest.mark.system  # test_demo.py and test_cli_processes.py run studies of real processes by default
+@pytest.mark.system  # test_cli_processes.py runs a study of real processes by default
 def test_own_studies_on_real_processes(tmp_path: Path) -> None:
     data = write_sites(tmp_path / "sites")
     studies = [

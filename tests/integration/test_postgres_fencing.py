@@ -336,6 +336,7 @@ def test_a_place_where_nothing_lasts_or_that_is_none(wrong: str, bed: TestBed) -
 # -- a server that is not there yet ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_a_coordinator_waits_for_its_database(bed: TestBed, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever an orchestrator starts first."""
     caplog.set_level("INFO", "veilsum")

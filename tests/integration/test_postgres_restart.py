@@ -81,6 +81,7 @@ def audit(bed: TestBed, hub: Hub, key: bytes, mirror: LedgerReader, steps: int) 
     assert [row["phase"] for row in hub.journal.studies()] == ["finished"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "immediate", [pytest.param(False, id="fast", marks=pytest.mark.system), pytest.param(True, id="immediate")]
 )

@@ -89,6 +89,7 @@ def test_each_type_becomes_what_a_file_would_hold(url: str, tmp_path: Path) -> N
     assert [(float(row[0]) if row[0] else None, *row[1:]) for row in rows_of(found)] == want  # NUMERIC comes as text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -116,6 +117,7 @@ def test_what_the_server_does_not_accept_is_refused_whatever_is_in_it(url: str, 
     check_structure(query(url, "SELECT age / 0 AS age, town, ill FROM records"), SCHEMA)  # only a record makes that fail
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", [";\n", " -- all of them", "\n-- all of them\n", " ;\n\n", " ORDER BY age"])
 def test_how_a_query_ends_does_not_matter(url: str, end: str) -> None:
     text = SELECT + end
@@ -326,7 +328,7 @@ def test_the_site_can_tell_which_records_a_release_was_computed_from(tmp_path: P
     assert list(compare_snapshots(bed.sites["b"])) == []
 
 
-@pytest.mark.sampled(3)  # each query in one of the ways
+@pytest.mark.sampled(5)  # each query in one of the ways
 @pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize(
     "text",

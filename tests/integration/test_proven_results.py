@@ -309,6 +309,7 @@ CHANGES: dict[str, tuple[Callable[[Copied], object], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_changed_is_named(proven: Proven, tmp_path: Path, change: str) -> None:
     result = proven.copy(tmp_path / "result")

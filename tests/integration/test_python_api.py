@@ -162,6 +162,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", QUESTIONS)
 def test_a_question_is_the_study_that_a_file_would_say(exact: Dataset, kind: str) -> None:
     ask, keys = QUESTIONS[kind]
@@ -198,6 +199,7 @@ def test_exact_figures_are_those_of_pandas(exact: Dataset) -> None:
         result.to_pandas("means")
 
 
+@pytest.mark.system
 def test_coefficients_are_those_of_least_squares(exact: Dataset) -> None:
     study = exact.linear("score", ["age", "sex"])
     design = np.column_stack([np.ones(len(FRAME)), FRAME["age"], FRAME["sex"] == "m"]).astype(float)
@@ -288,6 +290,7 @@ def test_a_model_is_one_of_scikit_learns(trained: veilsum.StudyResult, tmp_path:
         model.predict(np.zeros((2, 7)))
 
 
+@pytest.mark.system
 def test_a_model_goes_to_other_programs(federation: veilsum.Federation, trained: veilsum.StudyResult, tmp_path: Path) -> None:
     """As an ONNX file of the study; also from files that were kept, and of a checkpoint."""
     import onnxruntime
@@ -320,6 +323,7 @@ def test_a_model_goes_to_other_programs(federation: veilsum.Federation, trained:
         model.to_onnx(tmp_path / "nowhere" / "a.onnx")
 
 
+@pytest.mark.system
 def test_components_and_their_measure(exact: Dataset, trained: veilsum.StudyResult) -> None:
     encoder = exact.components(2).run().model()
     assert isinstance(encoder, veilsum.Encoder)
@@ -344,6 +348,7 @@ def test_components_are_features_of_later_studies(exact: Dataset, tmp_path: Path
     assert np.allclose(model.released.features(model.released.read(tmp_path / "new.csv")), encoder.transform(FRAME))
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_frozen_network_makes_features(tmp_path: Path) -> None:
     import torch
@@ -470,6 +475,7 @@ def test_mistakes_are_told_before_anything_is_asked(exact: Dataset, federation: 
     assert own.with_options(noise="none").options == {"noise": "none"}
 
 
+@pytest.mark.system
 def test_a_real_federation_is_asked_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bed = make_bed(tmp_path, make_data("abc", 40, 3))
     with wired(bed) as (_, address, _stub):

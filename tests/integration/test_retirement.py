@@ -106,7 +106,7 @@ def test_which_study_is_meant(place: HeldStudies) -> None:
         find_study([studies[0], studies[0]], studies[0].digest.hex()[:4])
 
 
-@pytest.mark.parametrize("days", [0, 30])
+@pytest.mark.parametrize("days", [pytest.param(0, marks=pytest.mark.system), 30])
 def test_studies_are_deleted_when_they_were_held_long_enough(place: HeldStudies, tmp_path: Path, days: int) -> None:
     due = place.expires + days * DAY
     assert retire(place.database, place.results, due - 1, days, proofs=None) == []
@@ -131,6 +131,7 @@ def rows(bed: TestBed, name: str) -> tuple[int, int]:
         return len(connection.execute(select(SITE_STUDIES)).all()), len(connection.execute(select(KEPT)).all())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("retention", "left"), [((None, None), (1, 1)), ((7, None), (0, 0)), ((None, 7), (1, 0)), ((9, 7), (1, 0))]
 )

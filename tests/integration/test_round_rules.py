@@ -126,6 +126,7 @@ def test_no_round_before_the_keys(tmp_path: Path) -> None:
     assert attack.kinds("a")["reserve"] == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("named", "hours", "left"), [(600, 1, 600), (7200, 1, 3600), (10**8, 2, 7200), (10**8, 720, 1000)])
 def test_how_long_a_reservation_lasts(fresh: Adversary, named: int, hours: int, left: int) -> None:
     """As long as the assignment, the study and the site's own policy all say, by the time that passes."""
@@ -338,6 +339,7 @@ class Meanwhile(RandomSource):
         return SYSTEM_RANDOM.bytes(count)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["given up", "late", "left", "study lost", "attempt lost"])
 def test_what_is_over_when_it_is_computed_leaves_no_payload(fresh: Adversary, what: str) -> None:
     attack, site = fresh, fresh.bed.sites["a"]
@@ -445,6 +447,7 @@ def test_a_peers_receipts_have_rising_numbers(attack: Adversary, seen: int, answ
         assert peer_numbers(connection, attack.key) == dict.fromkeys(NAMES, 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("settled", "entry", "after"), [(4, 5, 4), (5, 5, 4), (9, 5, 4), (0, 5, 0), (5, 1, 0)])
 def test_a_mirror_that_begins_anew_is_read_anew(attack: Adversary, settled: int, entry: int, after: int) -> None:
     receipts = attack.collect()

@@ -112,7 +112,8 @@ def bucket(url: str, store: str, directory: Path) -> Bucket:
     return Bucket(url, store, "eu-central-1", keys(directory))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.system
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("url", "rows"),
     [

@@ -50,6 +50,7 @@ class _Failing(Client):
             self._stopping.set()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fault", "opens", "expected"),
     [

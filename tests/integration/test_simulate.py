@@ -95,7 +95,12 @@ def plain_federation(directory: Path, data: Data, study: Study, seeded: bool = T
 
 
 @pytest.mark.parametrize(
-    ("method", "epsilon"), [pytest.param("statistics", 1.0, marks=pytest.mark.system), ("fedcgs", 2.0), ("statistics", None)]
+    ("method", "epsilon"),
+    [
+        pytest.param("statistics", 1.0, marks=pytest.mark.system),
+        ("fedcgs", 2.0),
+        pytest.param("statistics", None, marks=pytest.mark.system),
+    ],
 )
 def test_three_ways_release_the_same_integers(tmp_path: Path, data: Data, method: str, epsilon: float | None) -> None:
     studies: list[Study] = []
@@ -175,6 +180,7 @@ def write_study(path: Path, method: str = "statistics", privacy: str = "epsilon 
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
 def test_statistics_of_all_sites_without_noise_are_numpys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], encryption: str
@@ -195,6 +201,7 @@ def test_statistics_of_all_sites_without_noise_are_numpys(
     assert rows["classes[benign].count"] == pytest.approx(357, abs=0.01)
 
 
+@pytest.mark.system
 def test_a_classifier_that_sites_align_themselves_is_tested_with_encryption_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -526,6 +533,7 @@ def test_what_stands_beside_one_study(tmp_path: Path, capsys: pytest.CaptureFixt
     assert beside.index("area") < beside.index("mean predicted") < beside.index("accuracy")
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("known_randomness")
 def test_a_sweep_shows_what_stands_beside_each_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = write_bare_study(tmp_path / "study.toml", method='"fedsgd"', parameters="{ steps = 15 }")
@@ -587,6 +595,8 @@ def test_progress_tells_rounds_and_epsilon(
     assert spent[-1] == pytest.approx(5, rel=0.01)
 
 
+@pytest.mark.system
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("encryption", ["--encryption", "--no-encryption"])
 def test_one_study_runs_on_a_collections_domains(tmp_path: Path, capsys: pytest.CaptureFixture[str], encryption: str) -> None:
     folder = write_collection("heart-disease", tmp_path / "heart", records=40)
@@ -600,6 +610,7 @@ def test_one_study_runs_on_a_collections_domains(tmp_path: Path, capsys: pytest.
     assert load_result(tmp_path / "out" / "run-1").summary["cohort"] == 4
 
 
+@pytest.mark.system
 def test_encoders_make_the_features_of_cells_and_of_what_stands_beside_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

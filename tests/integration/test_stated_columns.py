@@ -146,7 +146,7 @@ def test_keys_of_an_ndjson_record_are_no_columns(tmp_path: Path) -> None:
         assert "0 of the 1 column wanted" in str(caught.value)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("line", [line for line in FIRST if line != "age,sex,ill"])
 @pytest.mark.parametrize(
     "text", ["SELECT age, ill FROM t", "SELECT * FROM t JOIN t AS o USING (age)", "SELECT * FROM t", None]

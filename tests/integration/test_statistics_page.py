@@ -46,6 +46,7 @@ def near(figure: dict[str, Any], truth: float, deviations: float) -> bool:
     return bool(abs(middle - truth) <= deviations * error)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("known_randomness", "few_rehearsals")
 def test_the_page_leads_to_tables_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     follow(tmp_path, monkeypatch)
@@ -79,7 +80,7 @@ def check(summary: dict[str, Any], deviations: float) -> None:
     assert all(near(row["value"], truth, deviations) for row, truth in zip(summary["tumour-size"], (20, 25, 35), strict=True))
 
 
-@pytest.mark.system  # test_demo.py runs studies of real processes by default
+@pytest.mark.system  # test_cli_processes.py runs a study of real processes by default
 def test_the_study_on_three_real_hospitals(tmp_path: Path) -> None:
     """The page's study at epsilon 1: one release of real processes over mutual TLS, and a result that proves itself."""
     from lifelines.datasets import load_gbsg2

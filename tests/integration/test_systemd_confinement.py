@@ -92,6 +92,7 @@ def test_pytorch_works_and_the_rest_is_refused(tmp_path: Path) -> None:
     assert shapes == "[(1, 2), (1, 2), (1, 2)] (2, 3, 16, 16)"
 
 
+@pytest.mark.system
 def test_why_memory_may_be_made_executable(tmp_path: Path) -> None:
     """With MemoryDenyWriteExecute PyTorch cannot compile its convolutions; once it can, the units should set it."""
     stricter = tmp_path / "stricter.service"

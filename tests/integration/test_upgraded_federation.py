@@ -115,6 +115,7 @@ def check(federation: Federation, capsys: pytest.CaptureFixture[str]) -> tuple[i
     return status, {item["check"]: item for item in json.loads(out or err)["checks"]}
 
 
+@pytest.mark.system  # test_upgrading.py brings up the states that it has by default
 def test_a_federation_goes_on_with_this_version(
     federation: Federation, version: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ def test_a_running_participant_takes_the_word(scene: Scene) -> None:
     assert scene.answers() == "upload"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("which", "says"),
     [("mirror", "mirror of coordinator"), ("own", "site's own ledger"), ("old", "ends at"), ("edited", "verify")],
@@ -190,6 +191,7 @@ def test_a_checkpoint_makes_a_peers_ledger_young_enough(scene: Scene) -> None:
     assert vouch(scene.site, peer) == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["malformed", "unknown"])
 @pytest.mark.parametrize("restored", [True, False])
 def test_a_missing_mirror_is_an_error_where_it_is_needed(

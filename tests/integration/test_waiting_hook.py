@@ -88,6 +88,7 @@ def test_many_studies_start_few_commands(tmp_path: Path) -> None:
     assert told == [1, 0, 0, 2, 0, 0, 1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("command", "said"),
     [

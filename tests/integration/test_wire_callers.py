@@ -92,6 +92,7 @@ def _rejected(server: CoordinatorServer, reason: str) -> float:
     return value
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("role", [Role.ANALYST, Role.OPERATOR, Role.COORDINATOR])
 @pytest.mark.parametrize("name", COORDINATION)
 def test_only_participants_call_coordination(

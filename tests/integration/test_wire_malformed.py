@@ -125,6 +125,7 @@ def _filled(method: Method) -> bytes:
     return bytes(message.SerializeToString())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_bytes_that_are_no_message(
     method: Method, running: tuple[CoordinatorServer, str], dial: Callable[[str], grpc.Channel]
@@ -156,7 +157,7 @@ def test_well_formed_messages_about_nothing(
         assert _rejected(server) == before + 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_random_bytes(method: Method, running: tuple[CoordinatorServer, str], dial: Callable[[str], grpc.Channel]) -> None:
     server, _ = running

@@ -65,6 +65,7 @@ def answer(attack: Adversary) -> tuple[str, Any]:
     return said.call, said.values[1] if said.call == "refuse" else None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("cells", "most", "withheld"),
     [

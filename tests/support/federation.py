@@ -25,6 +25,7 @@ from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.session.client import open_ledger
 from veilsum_participant.site import Site
+from veilsum_privacy.computation.contribution import Graphs
 from veilsum_privacy.ledger.mirror import Mirror
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.study.study import Study
@@ -226,6 +227,9 @@ def make_bed(
     clock = clock or Clock()
     bed = TestBed(directory, data, clock=clock, **policy)
     bed.sites = {name: open_test_site(bed.config(name), clock, random(name), budget) for name in bed.names}
+    graphs = Graphs()  # follow from what is public: what one site traced, the others need not trace again
+    for site in bed.sites.values():
+        site.tried.graphs = graphs
     credentials = load_credentials(bed.kit.coordinator.identity, clock())
     database = fresh_database(bed.kit.coordinator.directory / "coordinator.db", LEDGER, COORDINATOR)
     mirror = Mirror(database, credentials=credentials, clock=clock, random=SYSTEM_RANDOM)

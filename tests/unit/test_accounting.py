@@ -263,6 +263,7 @@ def test_what_hardly_happens_costs_nothing_at_a_large_delta(item: GaussianEvent)
         assert epsilon([item], 0.01) == 0.0
 
 
+@pytest.mark.system
 def test_out_of_reach_leaves_rdp_alone() -> None:
     little_noise = [event(0.02, 0.5, 10)]
     rarely_sampled = [event(1 + index / 1000, 1e-6 * (1 + index)) for index in range(1200)]

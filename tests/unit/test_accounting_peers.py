@@ -46,6 +46,7 @@ def pld_epsilon(events: list[GaussianEvent], delta: float, width: float = 1e-4) 
     return float(accountant.get_epsilon(delta))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("events", "reference"),
     [(SAMPLED, 1.5154), (ONE + FIFTY + SAMPLED, 4.3249)],
@@ -69,6 +70,7 @@ def random_history(random: random.Random) -> list[GaussianEvent]:
     return events
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.system) for seed in range(4, 50))])
 def test_random_histories_against_privacy_loss_distributions(seed: int) -> None:
     generator = random.Random(seed)
@@ -91,7 +93,7 @@ HISTORIES = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("events", "delta"), list(itertools.product(HISTORIES, [1e-5, 1e-6])))
 def test_against_privacy_loss_distributions(events: list[GaussianEvent], delta: float) -> None:
     truth = pld_epsilon(events, delta)
@@ -101,6 +103,7 @@ def test_against_privacy_loss_distributions(events: list[GaussianEvent], delta: 
     assert rdp_epsilon(events, delta) >= truth
 
 
+@pytest.mark.system
 def test_steps_that_round_one_way_against_privacy_loss_distributions() -> None:
     """Nearly all of the losses are smaller than the grid's width, and inversion does not get there."""
     events = [event(0.35, 5.3e-5, 479)]
@@ -109,6 +112,7 @@ def test_steps_that_round_one_way_against_privacy_loss_distributions() -> None:
     assert truth <= estimate <= truth + 0.011
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("sigma", "delta"),
     [
@@ -125,6 +129,7 @@ def test_without_sampling_the_estimate_is_exact_and_not_below_a_finer_grid(sigma
     assert pld_epsilon([event(sigma)], delta, 1e-4 if sigma < 1 else 2e-5) == pytest.approx(estimate - 1e-5, abs=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Optimal order", "ignore:divide by zero")
 @pytest.mark.parametrize("events", [SAMPLED, ONE + FIFTY + SAMPLED, [event(2.0, 0.3, 20), event(9.0, 0.01, 5000)]])
 def test_prv_equals_opacus(events: list[GaussianEvent]) -> None:

@@ -21,7 +21,7 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = PROMETHEUS / "rules" / "veilsum.yml"
 ALERTMANAGER = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"
 RULE_TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
-LONG = ("ledger-days", "pace")
+LONG = ("backups", "ledger-days", "pace", "refusals")
 """Days and weeks of samples, which take promtool longer than all others together."""
 
 RUNBOOKS = ROOT / "docs" / "runbooks"

@@ -172,7 +172,7 @@ def test_every_registered_task_is_audited() -> None:
 
 
 # Audited here are the ways of release; every setting's sensitivity is shown by test_tasks.py, and by one-run audits.
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_ours_passes_at_its_worst(path: Path) -> None:
     found = audit(releases(path, worst_worlds(path), SeededRandom(1)), path.booked)
@@ -181,14 +181,14 @@ def test_ours_passes_at_its_worst(path: Path) -> None:
     assert found.lower > 0.75 * MU, "the audit must come near what was booked, or it shows nothing"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("path", MAIN, ids=str)
 def test_ours_passes_on_any_neighbours(path: Path) -> None:
     for seed in (1, 2):
         assert not audit(releases(path, random_worlds(path, seed), SeededRandom(seed)), path.booked).flagged
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(
     "factor",
     [pytest.param(0.25, id="half the deviation", marks=pytest.mark.system), pytest.param(0.5, id="half the variance")],
@@ -231,7 +231,7 @@ def test_a_dropped_clip_is_flagged_and_one_clip_suffices() -> None:
         assert audit(release, path.booked).flagged is not site_clips
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("path", SUMS, ids=str)
 def test_a_mean_over_a_private_count_is_flagged(path: Path) -> None:
     """The site releases its mean times a public number of records, noised as if that were a sum."""
@@ -276,7 +276,7 @@ def test_noise_shared_by_two_sites_is_flagged(shared: bool) -> None:
     assert audit(release, path.booked).flagged is shared
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=str(path), marks=pytest.mark.system if path.unit == "subject" else []) for path in MAIN]
 )
@@ -292,6 +292,7 @@ def test_the_missing_noise_of_a_dropped_site_is_flagged(path: Path) -> None:
     assert not audit(releases(path, worlds, SeededRandom(9), noise=anew, dropped=1), path.booked).flagged
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", [path for path in SUMS if path.unit == "subject"], ids=str)
 def test_a_subject_whose_records_are_clipped_one_by_one_only_is_flagged(path: Path) -> None:
     one_by_one = replace(path, unit="record").total
@@ -307,6 +308,7 @@ def gaussians(mu: float, rng: np.random.Generator, d: int = 1) -> Callable[[int,
     return lambda world, count: rng.standard_normal((count, d)) + world * shift
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("level", [0.3, 0.02])
 def test_a_mechanism_at_its_mu_is_flagged_no_more_often_than_stated(level: float) -> None:
     rng = np.random.default_rng(11)

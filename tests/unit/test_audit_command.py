@@ -133,6 +133,7 @@ def test_a_policy_is_audited_without_a_record_a_charge_or_an_entry(
     assert json.loads((site.folder / "audit.json").read_text()) == {name: found[name] for name in found if name != "out"}
 
 
+@pytest.mark.system
 def test_every_kind_that_the_policy_allows_is_audited_in_every_way(
     site: SiteFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +146,7 @@ def test_every_kind_that_the_policy_allows_is_audited_in_every_way(
     assert ("local", "subject", "per-site") in ways
 
 
+@pytest.mark.system
 def test_the_table_says_what_an_audit_sees(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = veilsum(
         capsys,
@@ -235,6 +237,7 @@ def test_a_study_toml_is_audited_before_anyone_submits_it(site: SiteFiles, capsy
     assert not rows[0]["flagged"]
 
 
+@pytest.mark.system
 def test_a_study_toml_is_audited_among_the_peers_of_the_directory(
     site: SiteFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +374,7 @@ def test_the_annex_counts_peers_by_their_pins_or_their_directory(site: SiteFiles
     assert "all participants in the federation’s directory that the site confirmed, but for 1 participant left out" in said
 
 
+@pytest.mark.system
 def test_the_annex_says_of_how_many_releases_an_audit_tells(site: SiteFiles, capsys: pytest.CaptureFixture[str]) -> None:
     """A fault of one release is not one of all, and an audit that measured nothing answers nothing."""
     whole = read_report(audited(site, capsys, "--task", "feature-means", "--task", "tables").read_bytes()).body

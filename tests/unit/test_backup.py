@@ -303,6 +303,7 @@ def edit_manifest(members: dict[str, bytes], **values: object) -> None:
     members["manifest.json"] = json.dumps(json.loads(members["manifest.json"]) | values).encode()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -336,6 +337,7 @@ def test_an_archive_that_was_changed_restores_nothing(
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a", "backup.tar"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cut", [0, 1, 511, 512, 3000, -1024, -20000])
 def test_an_archive_that_was_cut_off(kit: Kit, tmp_path: Path, cut: int) -> None:
     party, ledger = site_of(kit, "a", tmp_path / "a")

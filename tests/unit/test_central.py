@@ -147,6 +147,7 @@ def draft(cancer: Deal, **privacy: Any) -> SimulationDraft:
     return draft_of(content, None, cancer.tests["breast-cancer"].schema, source="test")  # type: ignore[arg-type]
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("known_randomness")
 def test_what_stands_beside_a_trained_model(cancer: Deal) -> None:
     asked = draft(cancer, epsilon=0.02)

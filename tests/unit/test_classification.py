@@ -141,6 +141,7 @@ def marginal(counts: np.ndarray, std: float = 4.0) -> c.ClassCounts:
 BOTH = np.vstack([of(COUNTS).by_class, of(COUNTS).by_prediction])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("figure", "counts"),
     [

@@ -45,7 +45,10 @@ def test_every_command_can_be_imported(name: str, capsys: pytest.CaptureFixture[
     assert f"veilsum {name}" in out
 
 
-@pytest.mark.parametrize(("words", "offered"), [("veilsum ", list(cli.NOUNS)), ("veilsum study e", ["export"])])
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("veilsum ", list(cli.NOUNS)), pytest.param("veilsum study e", ["export"], marks=pytest.mark.system)],
+)
 def test_a_shells_tab_key_is_answered(words: str, offered: list[str]) -> None:
     command = Path(sys.executable).with_name("veilsum")
     place = str(len(words.split(" ")) - 1)
@@ -54,7 +57,7 @@ def test_a_shells_tab_key_is_answered(words: str, offered: list[str]) -> None:
     assert result.stdout.split() == offered, result.stderr
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
+@pytest.mark.parametrize("shell", ["zsh", pytest.param("fish", marks=pytest.mark.system)])
 def test_other_shells_are_answered_too(
     shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

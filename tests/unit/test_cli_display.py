@@ -116,6 +116,7 @@ def test_a_plan_shows_both_guarantees_and_what_was_spent(capsys: pytest.CaptureF
     assert any(line.startswith("│ site-2 │ no bound") for line in lines)
 
 
+@pytest.mark.system
 def test_parts_that_the_noise_hides_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     draft = drafted(epsilon=0.017, method="fedcgs")
     print_plan(plan_study(draft, draft.compile()), everything=True)

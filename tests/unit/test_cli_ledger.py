@@ -501,6 +501,7 @@ def test_a_report_comes_with_its_twin_and_the_verdict(
     assert "Year one" in page.read_text()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -625,6 +626,7 @@ def test_a_cost_is_never_shown_smaller_than_it_is() -> None:
     assert cost("infinite") == "infinite"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["show", "verify", "export", "report", "budget show"])
 def test_what_is_no_ledger_is_named(
     command: str, site: SiteFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

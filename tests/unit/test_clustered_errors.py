@@ -141,7 +141,7 @@ EXACT = {"linear": 0.02, "logistic": 0.002, "poisson": 0.01, "cox": 0.03}
 """Of moments rounded to the grid; of information that is partly of earlier steps; of follow-ups that end early."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("epsilon", [None, 1e4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_noise_it_is_statsmodels(family: str, epsilon: float | None) -> None:
@@ -213,6 +213,8 @@ def test_at_the_exact_estimate_it_is_statsmodels_to_the_last_digits(family: str)
         assert (figure.value, figure.sampling_error * unit) == (pytest.approx(value), pytest.approx(errors[place], rel=1e-6))
 
 
+@pytest.mark.system
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_intervals_cover_the_effect_over_all_sites_where_sites_differ(family: str) -> None:
     """Those of independent records do not."""
@@ -226,6 +228,8 @@ def test_intervals_cover_the_effect_over_all_sites_where_sites_differ(family: st
     assert np.mean(naive) <= 0.7
 
 
+@pytest.mark.system
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "family", [family for family in FAMILIES if family != "poisson"]
 )  # typical counts vary more than these
@@ -244,6 +248,7 @@ def test_a_plan_foretells_how_much_wider_intervals_are_where_sites_are_alike(fam
     assert np.median(wider) == pytest.approx(np.median(planned), rel=0.35)
 
 
+@pytest.mark.system
 def test_only_the_scores_are_disclosed_per_site_under_the_sites_own_noise() -> None:
     for family in FAMILIES:
         study = compiled(family, 1.0)
@@ -282,10 +287,11 @@ def task_of(family: str, **more: Any) -> Any:
     return AgreedStudy(compiled(family, 1.0, **more)).task(SCORES).task
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_broadcast_makes_a_score_longer_than_1(family: str) -> None:
     task, rng, longest = task_of(family), np.random.default_rng(3), 0.0
-    (records, *_) = Pooled(family, each=300).sites.values()
+    (records, *_) = Pooled(family, each=150).sites.values()
     assert task.clip() == 1.0
     for size in (1e-3, 1.0, 1e3, LARGEST_ENTRY):
         given = {name: rng.uniform(-size, size, array.shape) for name, array in task.example_broadcast(6).items()}
@@ -320,6 +326,7 @@ def test_without_noise_the_error_is_students(sites: int) -> None:
         assert errors.figure(value).p_value == pytest.approx(2 * student.sf(value / 2, sites - 1), rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("hidden", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("between", [1.0, 4.0])
 @pytest.mark.parametrize("sites", [3, 8])

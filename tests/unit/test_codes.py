@@ -405,6 +405,7 @@ OFFERED: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("few_rehearsals")
 def test_codes_are_planned_counted_and_learned_from_as_groups(tmp_path: Path) -> None:
     frame = patients(3000, 1)

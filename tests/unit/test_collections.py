@@ -34,6 +34,7 @@ def test_every_collection_has_its_reader() -> None:
     assert tuple(_READERS) == COLLECTIONS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_records_are_those_of_the_participants_reader(name: str, tmp_path: Path) -> None:
     collection = load_collection(name, write_collection(name, tmp_path / "data"))
@@ -75,6 +76,7 @@ def test_an_unknown_collection_is_refused(tmp_path: Path) -> None:
     assert "digits4" in caught.value.advice
 
 
+@pytest.mark.system
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_the_published_files_have_the_known_sizes(name: str) -> None:

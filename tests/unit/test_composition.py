@@ -92,6 +92,7 @@ BETWEEN = [
 """RDP at orders 1.1, 5.5 and 10.9, integrated with 40 digits."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rate", "ratio", "between"), BETWEEN)
 def test_curves_are_rounded_up_by_a_hair(rate: float, ratio: float, between: tuple[float, ...]) -> None:
     orders = [1.1, 5.5, 10.9, 2, 3, 10, 11, 63, 64, 256, 1024]
@@ -205,7 +206,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("delta", [1e-4, 1e-7])
 @pytest.mark.parametrize(("groups", "unsampled"), MIXED)

@@ -51,6 +51,7 @@ def records(n: int = 50, seed: int = 0) -> Any:
     return random_records(np.random.default_rng(seed), n, FIRST.schema, complete=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "setting", [s for s in SETTINGS if "per-site" in TASKS[s.task].disclosures], ids=lambda s: f"{s.task}-{s.name}"
 )

@@ -133,6 +133,7 @@ def test_without_noise_it_is_a_poisson_regression_of_periods() -> None:
         assert row["log"]["sampling_error"] == pytest.approx(error, rel=0.03)
 
 
+@pytest.mark.system
 def test_planned_intervals_widen_with_the_noise() -> None:
     draft = drafted(request_of(COX, 3.0), SITES)
     studies = [draft.compile_with(multiplier) for multiplier in (0.1, 1.0, 10.0, 100.0, 20_000.0)]
@@ -142,6 +143,7 @@ def test_planned_intervals_widen_with_the_noise() -> None:
     assert (widths[1:] >= widths[:-1]).all()
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("plans_without_search")
 def test_with_noise_intervals_cover_and_are_as_wide_as_planned() -> None:
     study, covered, widths = compiled(COX, 3.0), [], []
@@ -158,6 +160,7 @@ def test_with_noise_intervals_cover_and_are_as_wide_as_planned() -> None:
     assert np.median(widths) == pytest.approx(told["log hazard ratio of age"], rel=0.5)
 
 
+@pytest.mark.system
 def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
     for row in run(compiled(COX, 0.05), records_of(400)[0])["coefficients"]:
         assert "not_estimable" in row["hazard_ratio"]
@@ -336,6 +339,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("std", [0.0, 1.0, 5.0, 40.0])
 def test_any_life_table_has_a_baseline_that_sites_take(name: str, std: float) -> None:
@@ -420,6 +424,7 @@ def dependent(n: int, seed: int) -> Records:
     return records
 
 
+@pytest.mark.system
 def test_follow_up_that_depends_on_a_term_does_not_bias_its_ratio() -> None:
     """With a constant hazard the mean was .012, where .03 is true; the seeds are fixed, and 24 studies know it to .0025."""
     study, found = compiled({**COX, "over": ["age"]}, 8.0), []

@@ -53,7 +53,7 @@ def rows_of(source: Any, schema: DatasetSchema) -> list[tuple[Any, ...]]:
     return list(zip(*(table.columns[name].to_pylist() for name in schema.file_columns), strict=True))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("encoding", OTHER)
 def test_no_character_reaches_beyond_its_line_in_any_encoding(tmp_path: Path, encoding: str) -> None:
     """Every pair of units that is broken or not, and triples that begin one of four, each before an end of line."""
@@ -162,10 +162,11 @@ def test_without_a_header_nothing_is_told_of_a_first_record(tmp_path: Path) -> N
     assert check_dataset(path, schema, header=False).advice == ""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("change", ["other", "cut", "spoiled"])
 def test_a_file_that_is_not_compressed_so_is_named(tmp_path: Path, compression: str, change: str) -> None:
-    body = b"age,town\n" + b"".join(b"%d,MRN%d\n" % (number % 90, number * 7919) for number in range(50_000))
+    body = b"age,town\n" + b"".join(b"%d,MRN%d\n" % (number % 90, number * 7919) for number in range(5_000))
     data = packed(body, compression)
     data = {"other": body, "cut": data[: len(data) // 2], "spoiled": data[:200] + b"spoiled!" + data[208:]}[change]
     (tmp_path / "t.csv").write_bytes(data)

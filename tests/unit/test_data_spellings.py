@@ -108,6 +108,7 @@ def test_numbers_stand_for_the_only_text_of_theirs(tmp_path: Path, kind: Any) ->
             check_structure(path, schema_of(["1", "01", "2"], label=label))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64(), pa.decimal128(7, 2)], ids=str)
 @pytest.mark.parametrize("form", ["parquet", "npz"])
 def test_decimals_are_what_they_say(tmp_path: Path, kind: Any, form: str) -> None:

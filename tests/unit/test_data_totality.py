@@ -75,7 +75,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(csv_files, "_BLOCK", 256)
 
 
-@EXAMPLES
+@settings(EXAMPLES, max_examples=30)
 @given(before=st.lists(LINES, max_size=5), after=st.lists(LINES, max_size=5), added=LINES, end=ENDS, last=st.booleans())
 @pytest.mark.parametrize("schema", [SCHEMA, HEADLESS], ids=["header", "no header"])
 def test_one_line_more_of_a_csv_file_is_one_record_more_at_most(
@@ -190,6 +190,7 @@ def test_a_long_first_record_is_a_record(tmp_path: Path) -> None:
     assert read_table(path, HEADLESS).columns["age"].to_pylist() == ["60", "61"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("most", [100, lines.MAX_LINE], ids=["short", "as built"])
 def test_a_line_without_end_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Also where it is quoted, ends a file or has no more than quotation marks; a shorter one is used."""

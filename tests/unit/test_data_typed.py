@@ -54,7 +54,8 @@ ANY_NUMBER = st.one_of(st.none(), st.floats(), st.integers(-(2**63), 2**63 - 1).
 ROWS = st.tuples(ANY_TEXT, ANY_NUMBER, ANY_TEXT, ANY_TEXT)
 
 
-@EXAMPLES
+@pytest.mark.sampled(2)
+@settings(EXAMPLES, max_examples=50)
 @given(before=st.lists(ROWS, max_size=4), after=st.lists(ROWS, max_size=4), added=ROWS)
 @pytest.mark.parametrize("form", ["plain", "dictionary", "binary"])
 def test_one_row_more_of_a_parquet_file_is_one_record_more(
@@ -138,7 +139,7 @@ POINTS = st.one_of(
 TEXTS = st.lists(POINTS, min_size=3, max_size=3)
 
 
-@EXAMPLES
+@settings(EXAMPLES, max_examples=50)
 @given(before=st.lists(TEXTS, max_size=4), after=st.lists(TEXTS, max_size=4), added=TEXTS, kind=st.sampled_from("US"))
 def test_one_row_more_of_an_npz_archive_is_one_record_more(
     tmp_path: Path, before: list[list[int]], after: list[list[int]], added: list[int], kind: str

@@ -131,6 +131,7 @@ def test_a_database_that_is_away_is_no_good_news(
     assert "gave no report" in capsys.readouterr().err
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("role", ["participant", "coordinator"])
 def test_the_bills_list_what_is_installed(role: str, tmp_path: Path) -> None:
     pins = AUDIT.pins(ROOT / "constraints.txt")

@@ -118,6 +118,7 @@ def axes(tmp_path_factory: pytest.TempPathFactory, own_model: None) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("study", STUDIES, ids=[study["name"] for study in STUDIES])
 def test_every_study_of_the_page_compiles(study: dict[str, Any], axes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("veilsum_deploy.simulation.study.load_encoder", lambda path, declared: declared)
@@ -254,6 +255,8 @@ def pooled(family: str, frame: pd.DataFrame) -> float:
     return float(fitted.params_["arm"])
 
 
+@pytest.mark.system
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parameters", FAMILIES, ids=[family["family"] for family in FAMILIES])
 def test_families_of_regressions_run_as_the_page_says(parameters: dict[str, Any]) -> None:
     frame = registry()
@@ -273,6 +276,7 @@ def test_families_of_regressions_run_as_the_page_says(parameters: dict[str, Any]
     assert float(said[2]) == pytest.approx(np.mean(found), abs=0.01)
 
 
+@pytest.mark.system
 def test_clustered_errors_cover_as_the_page_says() -> None:
     (parameters,) = map(tomllib.loads, re.findall(r"^```toml clustered\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
     names = [f"site-{index}" for index in range(8)]

@@ -64,6 +64,7 @@ def exact_profile(rate: float, ratio: float, direction: Direction, epsilon: floa
         return below - mpmath.exp(e) * ((1 - q) * below + q * moved)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("rate", "sigma", "direction", "spacing"),
     list(product([0.001, 0.1, 0.9], [0.4, 1.3, 40.0], DIRECTIONS, [1e-1, 1e-3])),
@@ -79,6 +80,7 @@ def test_one_step_on_the_grid_is_rounded_up_by_little(rate: float, sigma: float,
         assert exact - 4e-15 <= found <= exact + spacing * float(masses.max()) + 1e-9  # between two places it is their chord
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rate", "sigma", "steps", "slack"), STEPS)
 def test_the_error_of_the_transform_is_bounded(rate: float, sigma: float, steps: int, slack: float) -> None:
     """Against the power of a polynomial in integers: masses are whole multiples of 2^-1074."""
@@ -98,6 +100,7 @@ def test_the_error_of_the_transform_is_bounded(rate: float, sigma: float, steps:
     assert 0 < off <= error < 1e-11
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rate", "sigma", "steps", "slack"), STEPS)
 def test_against_another_accountant(rate: float, sigma: float, steps: int, slack: float) -> None:
     """Profiles lie between dp-accounting's bounds; the pair dominates what a hundredth less does not."""
@@ -171,8 +174,9 @@ RARE = [(1e-4, 1.0, 10, 5e-8), (1e-4, 1.0, 1, 5e-8), (1e-3, 1.0, 1, 5e-8), (1e-5
 """Few steps that draw a record rarely: no grid that is fine enough reaches to the end of their losses."""
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(("rate", "sigma", "steps", "slack"), RARE)
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps", "slack"), [RARE[0], *(pytest.param(*each, marks=pytest.mark.system) for each in RARE[1:])]
+)
 def test_rare_steps_are_certified_within_another_accountants_bounds(
     rate: float, sigma: float, steps: int, slack: float
 ) -> None:
@@ -233,6 +237,7 @@ WIDE = list(product([1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1], [0.3, 0.5, 1.0, 4.0], [
 LADDERS = [(1e-4, 1.0, 2e-7), (0.02, 1.0, 2e-7), *(pytest.param(*item, marks=pytest.mark.system) for item in WIDE)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("rate", "sigma", "slack"), LADDERS)
 def test_prices_rise_with_steps_rate_and_less_noise_and_fall_with_slack(rate: float, sigma: float, slack: float) -> None:
     """Fewer steps are more without some; a lower rate is a higher one without some records of the sample; less noise is more

@@ -240,6 +240,7 @@ def test_a_person_at_several_sites_is_covered_at_the_square(dossier: dict[str, A
         assert item["epsilon"] == pytest.approx(oracle([multiplier / item["sites"] for multiplier in CHARGED]), rel=2e-3)
 
 
+@pytest.mark.system
 def test_sampled_releases_get_no_figure_for_several_sites() -> None:
     site = Site()
     site.budget("heart", 10.0)
@@ -621,6 +622,7 @@ def many(count: int, studies: int) -> list[Entry]:
     return entries
 
 
+@pytest.mark.system
 def test_a_ledger_of_ten_thousand_releases_stays_readable() -> None:
     entries = many(10_000, 60)
     proof = replace(proof_of(Site()), entries=len(entries))

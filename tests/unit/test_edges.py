@@ -53,14 +53,14 @@ def agrees(question: str, name: str, summary: dict[str, Any], epsilon: float | N
     return held
 
 
-@pytest.mark.sampled(3)  # the whole matrix has all of them
+@pytest.mark.sampled(7)  # the whole matrix has all of them
 @pytest.mark.parametrize("name", [name for name in DATA if name != "more than max_records"])
 def test_statistics_without_noise(name: str, caplog: pytest.LogCaptureFixture) -> None:
     held = agrees("statistics", name, check("statistics", name, None, caplog), None)
     assert held >= 10
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("question", [question for question in QUESTIONS if QUESTIONS[question].arrays])
 @pytest.mark.parametrize("epsilon", [None, 8.0])
 def test_a_classifiers_figures_are_those_of_scikit_learn(
@@ -100,6 +100,7 @@ SOME = (
 )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("question", "name", "epsilon"), SOME)
 def test_some_of_the_matrix(question: str, name: str, epsilon: float | None, caplog: pytest.LogCaptureFixture) -> None:
     check(question, name, epsilon, caplog)
@@ -197,6 +198,7 @@ def test_with_noise_a_level_that_nobody_has_leaves_the_others_estimable(question
     assert all("value" in found[term] for term in ("age", "dose", "sex m"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["typical", "a level that nobody has", "quasi-separated"])
 def test_table_ones_test_is_scipys_of_the_levels_that_there_are(name: str) -> None:
     from scipy.stats import chi2_contingency
@@ -212,6 +214,7 @@ def test_table_ones_test_is_scipys_of_the_levels_that_there_are(name: str) -> No
     assert row["degrees"] == 2  # with noise a level that nobody has cannot be told from a rare one; "missing" is left out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", [0.0, 3.0, 7.0, 41.7])
 def test_without_noise_a_constant_column_is_what_it_is(value: float) -> None:
     frame = RECORDS.assign(stay=value)

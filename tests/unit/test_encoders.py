@@ -163,6 +163,7 @@ def _columns(number: int, width: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).uniform(-1, 1, (number, width))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["mlp", "convolution"])
 @pytest.mark.parametrize("form", ["torchscript", "exported"])
 def test_features_are_those_of_the_network(tmp_path: Path, kind: str, form: str) -> None:
@@ -178,6 +179,7 @@ def test_features_are_those_of_the_network(tmp_path: Path, kind: str, form: str)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["mlp", "convolution"])
 @pytest.mark.parametrize("form", ["torchscript", "exported"])
 def test_a_records_features_depend_on_it_alone_to_the_last_bit(tmp_path: Path, kind: str, form: str) -> None:

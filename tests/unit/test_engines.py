@@ -97,6 +97,7 @@ def assert_same(one: tuple[Result, list[Any]], other: tuple[Result, list[Any]]) 
         np.testing.assert_array_equal(array, other[0].arrays[name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "gradients of a perceptron"])
 def test_sites_together_are_sites_one_by_one_to_the_bit(name: str) -> None:
     study = study_of(name)
@@ -240,6 +241,7 @@ def watched(study: Study, watch: Callable[[str], None], **options: Any) -> None:
     get_method(study.method).run(WatchedFederation(federation, watch))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["gradients", "aligned", "training with noise", "gradients of a perceptron"])
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_killed_run_is_taken_up_with_the_sums_that_it_had(name: str, rounds: int, tmp_path: Path) -> None:

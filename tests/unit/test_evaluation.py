@@ -577,6 +577,7 @@ def test_a_model_of_other_classes_is_refused_in_words(tmp_path: Path) -> None:
         compiled(request)
 
 
+@pytest.mark.system
 def test_with_noise_the_figures_are_within_their_errors(tmp_path: Path) -> None:
     study, result = asked(tmp_path, "linear", 2.0)
     assert study.task("predictions").releases == 1

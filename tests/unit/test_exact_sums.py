@@ -134,6 +134,7 @@ def test_without_noise_an_effect_and_a_regression_are_their_formulas() -> None:
     assert [row["coefficient"]["value"] for row in found["line"]] == pytest.approx(truth.tolist(), abs=1e-8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("max_records", "sites"), [(10, 2), (100_000, 4), (2**20, 4), (2**24, 64), (2**20, 1024)])
 def test_limbs_hold_every_row_within_what_is_declared(max_records: int, sites: int) -> None:
     """At each corner, the middle and next to them: limbs give the values back, and no row is longer than the declared norm."""

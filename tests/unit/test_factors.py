@@ -348,7 +348,9 @@ print(*(name for name in ("plain_training", "epochs") if any(loaded.endswith("."
 """
 
 
-@pytest.mark.parametrize(("how", "loaded"), [("noised", ""), ("plain", "plain_training epochs")])
+@pytest.mark.parametrize(
+    ("how", "loaded"), [("noised", ""), pytest.param("plain", "plain_training epochs", marks=pytest.mark.system)]
+)
 def test_no_study_with_noise_loads_what_trains_on_records(how: str, loaded: str, pytestconfig: pytest.Config) -> None:
     done = subprocess.run(
         [sys.executable, "-c", NOISED, how], cwd=pytestconfig.rootpath / "tests", capture_output=True, text=True, check=False

@@ -176,6 +176,7 @@ def plain_cases() -> Iterator[tuple[str, str]]:
         yield from ((name, where) for where in ("encoder", "gradient", *(["rows"] if task.objective.row_size() else [])))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("weighting", ["equal", "records"])
 @pytest.mark.parametrize(("objective", "where"), list(plain_cases()))
 def test_a_record_that_plain_training_raises_on_is_as_if_it_were_not_there(

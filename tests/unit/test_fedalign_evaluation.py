@@ -51,6 +51,7 @@ def test_beta_is_a_variance(data: Path, skew: str) -> None:
         np.testing.assert_allclose([own.mean() for own in grey], [128 / 255] * 4, atol=0.01)
 
 
+@pytest.mark.system
 def test_results_are_kept_and_not_computed_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["--data", str(data), "--out", str(tmp_path / "out"), "--parts", "private", "--betas", "0.01", "--seeds", "1"]
     asked += [*OPTIONS, "--steps", "5", "--epsilons", "20", "inf"]

@@ -133,6 +133,7 @@ def test_fedopt_takes_the_mean_update_for_a_gradient(optimiser: str) -> None:
         np.testing.assert_allclose(after["model.head.weight"], expected, atol=1e-6)
 
 
+@pytest.mark.system
 def test_drift_correction_reaches_the_common_optimum() -> None:
     """With full batches and ten local steps FedAvg stops beside the optimum of all sites together; these two reach it."""
     sites = skewed_sites(1, 200, (0.97, 0.02, 0.01))
@@ -153,7 +154,7 @@ def test_drift_correction_reaches_the_common_optimum() -> None:
     assert sizes["dyn"] < sizes["none"] / 10
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 @pytest.mark.parametrize("epsilon", [None, 50.0])
 def test_every_objective_learns(name: str, epsilon: float | None) -> None:

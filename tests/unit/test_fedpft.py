@@ -191,6 +191,7 @@ def test_generation_in_place_of_mixtures(mode: str) -> None:
     assert result.summary["samples"] == (3 * 2000 if mode == "single-domain" else 9 * 500)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -73,6 +73,7 @@ def test_means_and_variances_without_noise_are_numpys() -> None:
     assert mean.scaled(35.0, 55.0).low == pytest.approx(mean.low * 35 + 55)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("records", [80, 120, 500, 5000])
 @pytest.mark.parametrize("shape", ["normal", "skewed", "even"])
 def test_intervals_of_means_and_variances_cover_near_the_noise_floor(records: int, shape: str) -> None:
@@ -195,6 +196,7 @@ def test_prefix_sums_decode_exactly() -> None:
     assert math.sqrt(float((weights**2).sum(axis=1).mean())) == pytest.approx(2.23, abs=0.02)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("q", [0.25, 0.5, 0.9])
 @pytest.mark.parametrize("records", [500, 5000])
 def test_quantiles_cover(q: float, records: int) -> None:
@@ -307,6 +309,7 @@ def test_log_rank_without_noise_is_lifelines() -> None:
     assert found.degrees == 2
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("records", "bins"), [(500, 6), pytest.param(5000, 12, marks=pytest.mark.system)])
 def test_survival_figures_cover_and_log_rank_keeps_its_level(records: int, bins: int) -> None:
     rng = np.random.default_rng(records)

@@ -106,7 +106,7 @@ def test_only_names_are_names(name: str) -> None:
     assert all(map(is_name, ODD))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("name", [*PATHS[:-1], *ODD])  # JSON has no half of a surrogate pair
 def test_no_table_is_written_outside_of_out(tmp_path: Path, name: str) -> None:
     """In every format, of a table whatever its name is, by the function that all commands call."""
@@ -123,6 +123,7 @@ def test_no_table_is_written_outside_of_out(tmp_path: Path, name: str) -> None:
     assert sorted(tree(tmp_path)) == sorted(f"deep/er/out/{path.name}" for path in files)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", PATHS[:-1])
 @pytest.mark.parametrize("way", ["load", "export", "api", "mlflow", "save"])
 def test_a_result_whose_names_are_none_is_not_read(

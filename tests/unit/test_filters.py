@@ -221,6 +221,7 @@ def test_blocks_of_a_norm_are_not_torn_apart() -> None:
     assert np.abs(outputs(Vgg, permute(arrays, unaware, torn)) - outputs(Vgg, arrays)).max() > 1e-4
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
 @pytest.mark.parametrize(("kind", "groups"), NETWORKS, ids=IDS)
 def test_alignment_undoes_a_permutation(kind: type[nn.Module], groups: tuple[ChannelGroup, ...], solver: str) -> None:
@@ -239,6 +240,8 @@ def test_alignment_undoes_a_permutation(kind: type[nn.Module], groups: tuple[Cha
         assert aligned.moved == displaced / sum(group.size for group in groups) > 0.0
 
 
+@pytest.mark.system
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "groups"), NETWORKS, ids=IDS)
 def test_alignment_of_networks_that_have_nothing_in_common_keeps_their_function(
     kind: type[nn.Module], groups: tuple[ChannelGroup, ...]
@@ -265,6 +268,7 @@ def trained(kind: type[nn.Module], arrays: dict[str, np.ndarray], seed: int) -> 
     return {name: array.detach().numpy().copy() for name, array in module.state_dict().items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "groups"), NETWORKS, ids=IDS)
 def test_from_a_shared_start_nothing_moves(kind: type[nn.Module], groups: tuple[ChannelGroup, ...]) -> None:
     start = network(kind, 5)

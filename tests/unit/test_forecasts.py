@@ -75,14 +75,21 @@ def test_rare_events_are_not_promised() -> None:
     assert rare.verdict is Verdict.NOT_WORTH
     assert {part.name for part in rare.blame} == {f"log odds ratio of {term}" for term in FOUR["over"]}
     assert all(part.told < 0.5 for part in rare.blame)
+
+
+@pytest.mark.system
+def test_what_so_many_records_tell_is_promised_and_what_noise_hides_is_not() -> None:
     assert verdict_of(study_of("regression", 8.0, 100_000, parameters=FOUR, expected=FEW)) is Verdict.WORTH
     lost = study_of("regression", 1.0, 1000, parameters={"family": "linear", "outcome": "stay", "over": FOUR["over"]})
     assert all(item.told == 0.0 for item in lost.forecast(lost.compile()) if item.main)
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
-@pytest.mark.parametrize("query", [{"kind": "mean", "over": ["age"]}, {"kind": "table-one", "over": ["age", "sex"]}])
+@pytest.mark.system
+@pytest.mark.parametrize("epsilon", [0.5, *(pytest.param(each, marks=pytest.mark.system) for each in (0.1, 2.0))])
+@pytest.mark.parametrize(
+    "query",
+    [pytest.param({"kind": "mean", "over": ["age"]}, marks=pytest.mark.system), {"kind": "table-one", "over": ["age", "sex"]}],
+)
 def test_one_more_category_makes_no_verdict_better(query: dict[str, Any], epsilon: float) -> None:
     order = [Verdict.NOT_WORTH, Verdict.WEAK, Verdict.WORTH]
     by = [{}, {"by": ["arm"]}, {"by": ["arm", "ward"]}]
@@ -109,6 +116,7 @@ def test_the_question_to_blame_is_named(capsys: pytest.CaptureFixture[str]) -> N
     assert sum(plan.weights.values()) == pytest.approx(1.0)
 
 
+@pytest.mark.usefixtures("few_rehearsals", "plans_without_search")
 def test_a_plan_is_the_same_each_time_and_guesses_stay_in_it() -> None:
     asked = [study_of("regression", 3.0, parameters=FOUR, expected=guess) for guess in (FEW, FEW, {})]
     one, again, other = (plan_of(each) for each in asked)
@@ -201,7 +209,7 @@ def hostile(question: Question, change: str) -> dict[str, Any]:
 CHANGES = ("one record", "a million records", "narrow bounds", "256 categories", "a level that nobody has")
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_question_has_a_plan_at_any_schema(name: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +232,7 @@ def test_one_column_has_a_plan() -> None:
             assert verdict_of(draft(method, {}, schema, epsilon=2.0, expected=50)) is not Verdict.NOT_FORECAST
 
 
+@pytest.mark.system
 def test_forecasts_are_what_studies_then_tell() -> None:
     """Against the real grid and noise on other made-up records: 9% with the event, a skewed column, unequal wards."""
     expected = {"age": (63, 16), "severity": (16, 7.5), "stay": (2.6, 4.7, 8.5), "ward": {"a": 0.7, "b": 0.25}, **FEW}
@@ -280,6 +289,7 @@ def wide(columns: int, records: int) -> DatasetSchema:
     )
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("plans_without_search")
 def test_a_plan_says_what_is_shown_of_single_sites(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -304,6 +314,7 @@ def test_a_plan_says_what_is_shown_of_single_sites(
     assert plan_study(plain, plain.compile()).notes == ()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg", "pca"])
 @pytest.mark.parametrize("disclosed", [{}, alignment("barycenter", "iterated")])
 def test_every_method_says_what_matters_most_and_gets_there_by_an_error(method: str, disclosed: dict[str, Any]) -> None:
@@ -346,7 +357,7 @@ TRAINED = {"fedsgd", "fedavg", "hfedatm"}
 """Methods that train in many steps."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("expected", [20, pytest.param(800, marks=pytest.mark.system)])
 def test_of_every_method_a_verdict_on_the_models_figures_or_none(
@@ -370,6 +381,7 @@ def test_of_every_method_a_verdict_on_the_models_figures_or_none(
         assert any(part.main for part in plan.parts)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("share", [0.1, 0.6])
 @pytest.mark.parametrize("moments", [{}, {"records": 1.0}, {"order": 4}])
 def test_a_plan_says_when_alignment_by_moments_is_in_vain(share: float, moments: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ SEED = 20261121
 """The same inputs in every run of the tests; other ones are for runs by hand, as long as one likes."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_moment_of_each_target(name: str) -> None:
     target = make(name)

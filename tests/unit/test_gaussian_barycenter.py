@@ -102,6 +102,7 @@ def test_large_dimensions_at_condition_1e10(dimension: int) -> None:
     check_pushes(covariances, result)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("condition", [1e2, 1e10])
 def test_equals_a_computation_in_sixty_digits(condition: float) -> None:
     """The plain textbook iteration, three covariances of dimension 3: no rounding to speak of, at any condition."""

@@ -120,6 +120,7 @@ def pld_epsilon(events: list[GaussianEvent], delta: float, *, pessimistic: bool)
     return float(total.get_epsilon_for_delta(delta))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.system) for seed in range(8, 40))])
 def test_unsampled_histories_cost_within_three_percent_of_another_accountant(seed: int) -> None:
     generator = random.Random(seed)
@@ -130,6 +131,7 @@ def test_unsampled_histories_cost_within_three_percent_of_another_accountant(see
     assert found < rdp_epsilon(events, delta)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.system) for seed in range(8, 40))])
 def test_sampled_histories_cost_within_ten_percent_of_another_accountant(seed: int) -> None:
     """Studies in which a record is drawn ten times or more, beside releases without sampling."""

@@ -273,6 +273,7 @@ def test_without_noise_trees_of_an_outcome_are_those_of_plain_boosting(loss: str
     assert {row["column"] for row in result.summary["importance"]} == {"x", "z", "k"}
 
 
+@pytest.mark.system
 def test_a_mean_count_is_at_most_what_the_study_states() -> None:
     """Above it training pushes scores on and on; predictions stay."""
     rng = np.random.default_rng(2)
@@ -364,7 +365,7 @@ def test_trees_of_a_number_predict_records_that_no_site_has() -> None:
     asked = {"outcome": {"column": "c10", "loss": "squared"}, "rounds": 16}
     given = Records(scaled[held, :10], np.ones((110, 10), dtype=np.bool_), None)
     found = []
-    for seed in range(2):
+    for seed in range(1):
         model = Model.from_result(run("gbdt", asked, sites, seed, schema=schema, epsilon=8.0))
         found.append(r2_score(y[held], model.estimates(given)))
     assert min(found) > 0.3

@@ -219,6 +219,7 @@ def test_the_control_repeats_records_without_deviations() -> None:
     assert compiled(schema_of(D, K), control="none").tasks[0].parameters["generation"] is None
 
 
+@pytest.mark.system
 def test_generation_helps_classes_that_sites_lack() -> None:
     """In the direction of the published table: generating beats no generation where labels are skewed, and most of that is
     balance, which the control has too."""
@@ -233,6 +234,7 @@ def test_generation_helps_classes_that_sites_lack() -> None:
     assert found["geometry"] > found["oversample"] + 0.02
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["single-domain", "multi-domain"])
 @pytest.mark.parametrize("hidden", [0, 16])
 def test_a_noised_study_trains_at_the_coordinator(mode: str, hidden: int) -> None:
@@ -340,6 +342,7 @@ TABLE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", TABLE)
 def test_sites_train_by_any_method_on_what_they_generate(method: str) -> None:
     even = skewed(50, n=100, shares=(0.34, 0.33, 0.33))

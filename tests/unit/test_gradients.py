@@ -83,6 +83,7 @@ def entropy(made: PerRecordGradients) -> Callable[[torch.Tensor, torch.Tensor], 
     return lambda x, labels: cross_entropy(made.module, x, labels)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", SPECS)
 @pytest.mark.parametrize("mode", ["ghost", "hooks"])
 def test_engines_agree_with_torch_func(key: str, mode: Mode) -> None:
@@ -96,6 +97,7 @@ def test_engines_agree_with_torch_func(key: str, mode: Mode) -> None:
     assert (found.clipped, found.invalid) == (5, 0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", SPECS)
 def test_named_models_agree_with_torch_func(key: str) -> None:
     architecture = build(key)
@@ -239,6 +241,7 @@ def test_no_broadcast_lets_a_record_exceed_the_clipping_norm(
             assert (largest / 10.0**clip) * np.linalg.norm(found / largest) <= 1.0 + 2.0**-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", SPECS)
 def test_a_record_gives_the_same_bits_in_any_company(key: str) -> None:
     """As a subject each record's vector is added by itself, so the total is a plain sum of vectors in their order."""
@@ -354,6 +357,7 @@ class _Words(nn.Module):
         return torch.tanh(self.inner(x.reshape(-1, 3, 2))).reshape(-1, 6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("middle", [_Twice(), _Free(), _Words(), nn.LayerNorm(6), nn.GroupNorm(2, 6)])
 @pytest.mark.parametrize("mode", ["ghost", "hooks"])
 def test_other_layers_agree_with_torch_func(middle: nn.Module, mode: Mode) -> None:

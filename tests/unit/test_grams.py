@@ -85,6 +85,7 @@ def by_torch(name: str, x: Floats) -> dict[str, Floats]:
     return seen
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "tolerance"), [("mlp", 1e-7), ("lenet5", 1e-5)])
 @pytest.mark.parametrize("clip", [0.7, 1.5, 50.0])
 def test_grams_are_sums_of_products_of_clipped_inputs(name: str, tolerance: float, clip: float) -> None:

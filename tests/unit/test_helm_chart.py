@@ -50,7 +50,7 @@ def kubernetes() -> ModuleType:
     return kubernetes_validate
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_fit_the_schemas_of_kubernetes(release: Release, version: str, kubernetes: ModuleType) -> None:
     for item in built_in(release):
@@ -83,6 +83,7 @@ def operator() -> ModuleType:
     return v1
 
 
+@pytest.mark.system
 def test_objects_of_the_prometheus_operator_fit_its_definitions(release: Release, operator: ModuleType) -> None:
     for kind, model in (("ServiceMonitor", operator.ServiceMonitor), ("PrometheusRule", operator.PrometheusRule)):
         for item in release.of(kind):
@@ -90,6 +91,7 @@ def test_objects_of_the_prometheus_operator_fit_its_definitions(release: Release
             assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == item  # it knew every key
 
 
+@pytest.mark.system
 def test_a_spoilt_monitor_does_not_fit(operator: ModuleType) -> None:
     item = copy.deepcopy(render("coordinator-production").of("ServiceMonitor")[0])
     item["spec"]["endpoints"][0]["tlsConfig"]["serverNames"] = "x"
@@ -227,6 +229,7 @@ def test_a_changed_configuration_restarts_the_pod_and_nothing_else_does() -> Non
     assert mark() != mark(participant={"config": {"policy": {"min_cohort": 4}}})
 
 
+@pytest.mark.sampled(3)
 def test_helm_lints_the_chart(example: str) -> None:
     assert "0 chart(s) failed" in helm("lint", "--strict", CHART, "--values", EXAMPLES / f"{example}.yaml")
 

@@ -101,6 +101,7 @@ def test_a_merge_is_the_mean_of_stations_by_their_numbers_of_clients(fot: bool) 
     assert [release.label for release in watched.releases] == [LOCAL] * 6
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("objective", ["none", "prox", "sr", "iir"])
 def test_from_a_shared_start_fot_equals_the_average(objective: str) -> None:
     sites = records(144)
@@ -250,6 +251,7 @@ def test_checkpoints_hold_merged_models() -> None:
     assert watched.kept == []
 
 
+@pytest.mark.system
 def test_the_encrypted_study_is_the_plain_one(tmp_path: Path) -> None:
     sites = records(sites=("a", "b", "c", "d"))
     bed = make_bed(tmp_path, {name: (own.features, own.labels) for name, own in sites.items()})
@@ -317,6 +319,7 @@ def test_random_representations_follow_the_channels_that_the_head_reads() -> Non
     assert trained.linear_layers() == inner.linear_layers()
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not (DATA / "digits4").is_dir(), reason="the digits of four origins are not in ../shared/data/digits4")
 def test_the_evaluation_runs_and_its_table_has_a_row_for_every_merge(tmp_path: Path) -> None:
     options = "--seeds 1 --records 12 --tests 20 --rounds 1 --long-epochs 1 --baselines FedAvg --domains usps --epsilons 1"

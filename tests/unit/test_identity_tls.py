@@ -87,6 +87,7 @@ def refused(path: Path, party: Path, monkeypatch: pytest.MonkeyPatch, damage: st
     return caught.value
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("whose", ["party", "authority"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "other", "huge", "folder", "pipe", "unreadable", "disk"])
 def test_no_advice_loses_a_key(kit: Kit, monkeypatch: pytest.MonkeyPatch, whose: str, damage: str) -> None:

@@ -408,7 +408,7 @@ def test_what_has_no_one_meaning_is_refused(tmp_path: Path) -> None:
 # --- NIfTI ---
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("family", [nibabel.Nifti1Image, nibabel.Nifti2Image, nibabel.Nifti1Pair, nibabel.Nifti2Pair])
 @pytest.mark.parametrize(
     ("kind", "packed"), [*((kind, "") for kind in ("u1", "i2", ">i2", "u4", "i8", "f4", "f8")), ("u1", ".gz"), (">i2", ".gz")]

@@ -550,6 +550,7 @@ _COPY = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("statement", [
     "UPDATE ledger SET delta = 0.4 WHERE seq = 2",
     "DELETE FROM ledger WHERE seq = 3",
@@ -583,6 +584,7 @@ def test_the_database_itself_charges_a_round_once(ledger: Ledger) -> None:
         connection.execute(text("INSERT INTO ledger " + _COPY.format(seq=6, kind="'charge'")))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "damage",
     [

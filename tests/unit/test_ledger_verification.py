@@ -311,6 +311,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("change", "number", "fault"),
     [

@@ -599,6 +599,7 @@ print(*(name for name in ("torch", "opacus") if name in sys.modules))
 """
 
 
+@pytest.mark.system
 def test_sites_that_train_perceptrons_import_neither_torch_nor_opacus(pytestconfig: pytest.Config) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TRAINS], cwd=pytestconfig.rootpath / "tests", capture_output=True, text=True, check=False

@@ -400,6 +400,7 @@ def test_where_masses_are_lost_delta_is_met() -> None:
     assert estimate._solve(np.array([0.0, 1.0]), np.array([0.0, last]), 1e-300, 9e9) is None  # the last place exceeds it
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
     ("groups", "unsampled", "c"),

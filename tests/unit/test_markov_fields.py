@@ -46,6 +46,7 @@ def field() -> MarkovField:
     return fit_field(PLAN, SUMS, 0.0)
 
 
+@pytest.mark.system
 def test_a_field_without_noise_has_the_tables_of_all_pairs(field: MarkovField) -> None:
     assert set(field.pairs) == {(0, 1), (0, 2), (1, 2)}
     drawn = field.sample(4000, 1)
@@ -54,6 +55,7 @@ def test_a_field_without_noise_has_the_tables_of_all_pairs(field: MarkovField) -
     assert shares(drawn, 0, 1, 2) != pytest.approx(shares(CODES, 0, 1, 2), abs=1e-4)  # of the largest entropy, not a copy
 
 
+@pytest.mark.system
 def test_the_same_seed_draws_the_same_records(field: MarkovField) -> None:
     assert np.array_equal(field.sample(4000, 3), field.sample(4000, 3))  # as many as above: mbi compiles for each number anew
     assert not np.array_equal(field.sample(4000, 3), field.sample(4000, 4))
@@ -85,7 +87,7 @@ def result_of() -> Result:
     return Result("statistics", {f"cohort{RECORDS}": levels}, arrays)
 
 
-@pytest.mark.system  # by default a field is drawn from without an export
+@pytest.mark.system  # test_query_answers.py draws a synthetic cohort by default
 def test_an_export_draws_from_the_graph_instead_of_the_tree(tmp_path: Path) -> None:
     for model in ("tree", "graph"):
         export_result(result_of(), tmp_path / model, ["csv"], model)

@@ -155,6 +155,7 @@ def test_ipfp_agrees_on_pairs() -> None:
     assert plan.feasible
 
 
+@pytest.mark.system
 def test_an_infeasible_instance_tends_where_ipfp_tends() -> None:
     p, subsets = scaled(np.array([8.0, 5.0, 3.0, 1.0, 1.0])), Subsets.all_pairs(5)
     q = pair_probabilities(np.arange(1.0, 6.0))
@@ -291,6 +292,7 @@ def heavy_tails(sites: int, kind: str) -> tuple[np.ndarray, Subsets, np.ndarray]
     return drawn / drawn.sum(), Subsets(np.arange(0, 10 * len(members) + 1, 10), members.ravel()), q / q.sum()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["lognormal", "power"])
 def test_heavy_tails_end_in_few_steps_at_the_nearest_that_can_be_reached(kind: str) -> None:
     """Steps alone took 151 of these, or none of 200 sufficed. By KKT each subset gives only to those it serves worst."""

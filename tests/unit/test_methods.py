@@ -107,6 +107,7 @@ def test_statistics_without_noise_are_numpys(tmp_path: Path) -> None:
     assert summary["classes"][1]["share"]["value"] == pytest.approx(ill.mean(), abs=1e-9)
 
 
+@pytest.mark.system
 def test_noise_errors_of_statistics_are_those_of_the_noise(tmp_path: Path) -> None:
     age, bmi, _, ill = mixed_file(tmp_path / "d.npz", 3000)
     records, _ = load_records(tmp_path / "d.npz", MIXED)
@@ -140,7 +141,7 @@ def test_fedcgs_without_noise_is_linear_discriminant_analysis(breast_cancer: tup
     assert accuracy(schema, result, records) >= plain - 0.015
 
 
-@pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.88), (3.0, 0.915)])
+@pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.88), pytest.param(3.0, 0.915, marks=pytest.mark.system)])
 def test_fedcgs_on_breast_cancer(breast_cancer: tuple[DatasetSchema, Records], epsilon: float, least: float) -> None:
     schema, records = breast_cancer
     study = compiled(schema, "fedcgs", epsilon)
@@ -245,7 +246,7 @@ def test_fedcgs_survives_noise_that_swallows_everything(breast_cancer: tuple[Dat
     few = {site: part.take(np.arange(3)) for site, part in split_records(records, 4).items()}
     study = compiled(schema, "fedcgs", 0.1)
     heads = 0
-    for seed in range(200):
+    for seed in range(60):
         result = METHODS["fedcgs"].run(federation(study, few, seed))
         json.dumps(result.summary, allow_nan=False)
         if result.arrays:
@@ -255,7 +256,7 @@ def test_fedcgs_survives_noise_that_swallows_everything(breast_cancer: tuple[Dat
             assert len(result.application["classes"]) == sum(item["in_head"] for item in result.summary["classes"])
         else:
             assert "not_estimable" in result.summary
-    assert heads < 20
+    assert heads < 10
 
 
 @pytest.mark.parametrize("priors", ["released", "equal"])

@@ -171,7 +171,7 @@ def test_joined_moments_are_those_of_the_mapped_records() -> None:
     assert joined(release).noise_std["squares"] == pytest.approx(6.0)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reference", REFERENCES)
 @pytest.mark.parametrize("method", ["slot-align", "fedcgs", "o-fedavg"])
@@ -245,6 +245,7 @@ def test_where_nothing_can_be_aligned_iterated_releases_no_heads() -> None:
         assert not any(row["aligned"] for row in shot.summary["sites"])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reference", [*REFERENCES, "slopes"])
 def test_sites_with_hardly_a_record_end_a_study_without_noise_in_a_result(reference: str, mode: str) -> None:

@@ -121,6 +121,7 @@ def test_no_task_of_it_computes_a_head_of_records() -> None:
         assert issubclass(kinds["heads"], DerivedTask)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["single-domain", "multi-domain"])
 @pytest.mark.parametrize("method", ["o-fedavg", "fedcgs"])
 @pytest.mark.parametrize("epsilon", [None, 3.0])

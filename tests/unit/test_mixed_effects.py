@@ -115,7 +115,7 @@ def test_without_slopes_it_is_the_additive_fit(seed: int) -> None:
     assert np.abs(flat.class_means - m).max() > 1e-3  # the slopes of these sites are seen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 8), st.integers(1, 8), st.integers(1, 10), st.booleans())
 def test_each_step_of_a_round_raises_the_likelihood(seed: int, s: int, k: int, d: int, slopes: bool) -> None:
     """The class means for the structure and variances of the round; the variances of shifts and residuals for the rest.

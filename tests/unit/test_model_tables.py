@@ -126,7 +126,7 @@ def oracle(kind: str, said: Floats, truth: dict[str, Any]) -> dict[str, float]:
     return {"concordance": concordance_index(y, -h, died), "calibration slope": slope}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("which", list(MODELS))
 def test_without_noise_measures_are_those_of_other_packages(which: str, tmp_path: Path) -> None:
     """To half of what sampling does to them, records being counted by level of the prediction."""
@@ -145,6 +145,7 @@ def test_without_noise_measures_are_those_of_other_packages(which: str, tmp_path
     assert outer < 0.05 * counted  # few predictions are cut to the bounds
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "which",
     [

@@ -120,6 +120,7 @@ def test_linear_is_the_stated_map() -> None:
     np.testing.assert_allclose(predict.scores(architecture, arrays, x), expected, atol=1e-11)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", [key for key in SPECS if key != "linear"])
 def test_renumbered_channels_compute_the_same(key: str) -> None:
     architecture = build(key)
@@ -392,6 +393,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         load(architecture.module(), arrays | {"head.bias": np.zeros((5, 1))})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", ["linear", "mlp", "lenet5", "vgg11", "resnet18"])
 def test_predictions_are_the_networks_and_each_records_own(key: str) -> None:
     architecture = build(key)

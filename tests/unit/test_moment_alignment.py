@@ -122,6 +122,7 @@ def test_a_site_that_cannot_tell_a_feature_does_not_enter_its_mean_of_moments() 
     assert (nobody.order == 0).all()
 
 
+@pytest.mark.system
 def test_errors_are_those_that_noise_causes() -> None:
     rng = np.random.default_rng(3)
     x = np.column_stack([2 * rng.beta(2, 6, 5000) - 1, np.clip(0.3 * rng.normal(size=5000), -1, 1)])
@@ -296,6 +297,7 @@ def shape_errors(values: Floats, target: Floats) -> Floats:
     )
 
 
+@pytest.mark.system
 def test_four_moments_leave_at_most_a_third_of_the_errors_of_two() -> None:
     """Over all ordered pairs of distributions whose moments rising cubics have."""
     columns = {name: sample(name, centre=0.05 * index) for index, name in enumerate(FAMILIES)}
@@ -314,6 +316,7 @@ def test_four_moments_leave_at_most_a_third_of_the_errors_of_two() -> None:
     assert (four_errors <= two / 3).all(), four_errors / two
 
 
+@pytest.mark.system
 def test_sites_are_brought_to_the_pooled_distribution() -> None:
     """The same where the target is the mixture of three sites that differ in shape, place and size, but not in which way
     they lean: the tail of one that leans the other way is not well enough known from four moments."""

@@ -158,7 +158,7 @@ def aligned_by_hand(sites: dict[str, Records], share: float, adjust: str) -> dic
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("adjust", ["both", "mean", "variance"])
 def test_training_is_on_the_other_records_moved_by_hand(method: str, adjust: str) -> None:
@@ -184,7 +184,7 @@ def skewed(seed: int = 3) -> dict[str, Records]:
     return found
 
 
-@pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize("method", ["fedsgd", pytest.param("fedavg", marks=pytest.mark.system)])
 def test_alignment_takes_gains_and_offsets_of_sites_away(method: str) -> None:
     sites = skewed()
 
@@ -202,7 +202,7 @@ def test_alignment_takes_gains_and_offsets_of_sites_away(method: str) -> None:
     assert share({"records": 1.0}) > share(None) + 0.03
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize("moments", [{}, {"order": 4, "records": 1.0, "tau": 0.7}, {"channels": 3}, {"reference": "within"}])
 @pytest.mark.parametrize("noise", [False, True])
@@ -236,7 +236,7 @@ def mixed_schema() -> tuple[DatasetSchema, dict[str, Records]]:
     return schema, found
 
 
-@pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize("method", ["fedsgd", pytest.param("fedavg", marks=pytest.mark.system)])
 def test_categories_and_absent_values_stay(method: str) -> None:
     schema, sites = mixed_schema()
     study = compiled(method, {**SHORT[method], "moments": {}, "missing": "centre"}, schema=schema)
@@ -252,7 +252,7 @@ def test_categories_and_absent_values_stay(method: str) -> None:
     np.testing.assert_array_equal(found, trained.features)
 
 
-@pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize("method", ["fedsgd", pytest.param("fedavg", marks=pytest.mark.system)])
 def test_features_of_a_projection_are_aligned_as_well(method: str) -> None:
     rng = np.random.default_rng(4)
     named, arrays = projection(rng.normal(size=(3, WIDTH)), rng.normal(size=3))

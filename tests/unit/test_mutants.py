@@ -65,6 +65,7 @@ def test_every_module_and_its_judges_are_there() -> None:
             assert (ROOT / judge).is_file(), judge
 
 
+@pytest.mark.system
 def test_what_is_known_to_be_harmless_is_still_there() -> None:
     """A name holds the changed code: when that changes, the mutant is judged anew."""
     names = {mutant.name for path, _ in modules() for mutant in find_mutants(path, (ROOT / path).read_text())[1]}

@@ -64,6 +64,7 @@ def test_large_variances_are_normal_to_the_tails(variance: Fraction) -> None:
         assert stats.binomtest(int((np.abs(draws) > threshold).sum()), len(draws), expected).pvalue > ALPHA
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("std", [1.5, 50.0, 2.0**30])
 def test_agrees_with_opendp(std: float) -> None:
     dp = pytest.importorskip("opendp.prelude")

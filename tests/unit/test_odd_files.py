@@ -257,7 +257,7 @@ JSON_LINES = st.one_of(
 )
 
 
-@ODD
+@settings(ODD, max_examples=30)
 @given(content=st.lists(JSON_LINES, max_size=8), compressed=st.booleans())
 def test_ndjson_line_by_line(tmp_path: Path, content: list[str], compressed: bool) -> None:
     text = "\n".join(content)

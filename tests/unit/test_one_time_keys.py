@@ -130,6 +130,7 @@ def test_key_shares_have_the_stated_sizes() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ring", [RING_2048, RING_4096], ids=["2048", "4096"])
 @pytest.mark.parametrize("rows", [1, 2, 3, BATCH])
 def test_products_are_those_of_the_ring(ring: RingParameters, rows: int) -> None:
@@ -306,6 +307,7 @@ def test_sums_that_are_none_are_not_opened(four: Members) -> None:
         open_words(total, plan, bytes(32), four.consents)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("ring", RINGS, ids=lambda ring: f"{ring.degree}-{ring.plain_modulus.bit_length()}")
 @pytest.mark.parametrize("members", [2, 4, 16])
 def test_the_bound_on_error_is_exact(ring: RingParameters, members: int) -> None:

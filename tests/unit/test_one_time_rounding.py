@@ -74,7 +74,7 @@ words = st.integers(0, 2**16 - 1)
 @example(0, 0, 0, 0, 0.0, MODULI[0], "any")
 @example(65535, 1, 65535, 0, 0.0, MODULI[1], "any")
 @example(65535, 0, 65535, 65535, 1.0, MODULI[1], "any")
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_every_proposal_is_decided_as_exact_arithmetic_decides_it(
     head: int, tail: int, accept: int, further: int, place: float, modulus: int, edge: str
 ) -> None:

@@ -187,6 +187,7 @@ def network_result(spec: ModelSpec, schema: DatasetSchema) -> Result:
     return Result("fedsgd", {}, arrays, application(schema, missing="skip", head=head, classes=schema.classes))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("spec", "width"),
     [

@@ -322,6 +322,7 @@ def in_one_place(kind: str, records: Records) -> Floats:
     return -np.expm1(-patient.fit(x, told[:, 1] / risk, sample_weight=risk).predict(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "tolerance"), [("number", 0.01), ("count", 0.01), ("time", 0.001)])
 def test_without_noise_it_is_regression_in_one_place(kind: str, tolerance: float) -> None:
     records = drawn(kind, 800)
@@ -331,6 +332,8 @@ def test_without_noise_it_is_regression_in_one_place(kind: str, tolerance: float
     assert result.application["outcome"]["column"] == "stay"
 
 
+@pytest.mark.system
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", sorted(EACH))
 def test_defaults_under_noise_come_near_what_is_without(kind: str) -> None:
     records = drawn(kind, 4000)
@@ -340,6 +343,7 @@ def test_defaults_under_noise_come_near_what_is_without(kind: str) -> None:
     assert abs(np.mean(noised) / np.mean(exact) - 1.0) < 0.1
 
 
+@pytest.mark.system
 def test_outliers_hardly_move_huber() -> None:
     records = drawn("number")
     spoilt = records.features.copy()
@@ -353,6 +357,7 @@ def test_outliers_hardly_move_huber() -> None:
     assert errors["huber"] < 0.5 * errors["squared"]
 
 
+@pytest.mark.system
 def test_fedavg_trains_on_outcomes() -> None:
     records = drawn("number")
     parameters = {"model": {"name": "linear"}, "rounds": 30, "epochs": 2}
@@ -381,6 +386,7 @@ def test_without_a_stated_model_fedavg_learns_under_noise() -> None:
 # -- what a result says ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("outcome", "kind"), [(NUMBER, "number"), (COUNT, "count"), (TIME, "time")])
 def test_the_score_is_the_models_prediction(outcome: dict[str, Any], kind: str) -> None:
     """The formula of columns that evaluations take, computed as queries compute it, against the model."""

@@ -88,6 +88,7 @@ def draft(method: str = "statistics", schema: DatasetSchema = SCHEMA, sites: int
 # -- an error in place of an epsilon ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("method", "error", "records", "noise", "sites"),
     [("statistics", 0.1, 150, "distributed", 4), ("statistics", 0.05, 400, "local", 9), ("pca", 0.3, 400, "distributed", 2)],
@@ -116,6 +117,7 @@ def test_an_error_that_needs_next_to_no_epsilon_takes_the_most_noise() -> None:
     assert study.privacy.epsilon < 0.01
 
 
+@pytest.mark.system
 def test_an_error_out_of_reach_or_too_dear_is_said_with_figures() -> None:
     with pytest.raises(ConfigurationError, match=r"0\.001 of the expected size is out of reach") as caught:
         draft(error=0.001, expected_records=1).compile()
@@ -142,6 +144,7 @@ def test_a_part_is_judged_by_more_than_half_of_its_quantities(found: list[tuple[
     assert part.outlook is (Outlook.NOTHING if lost else Outlook.WEAK if rough or rare else Outlook.GOOD)
 
 
+@pytest.mark.system
 @given(st.lists(st.sampled_from([0.1, 0.5, 2.0]), min_size=1, max_size=6), st.sampled_from([0.1, 0.5, 2.0]))
 def test_a_study_is_worth_it_if_every_question_is(shares: list[float], more: float) -> None:
     study = draft().compile()
@@ -163,7 +166,7 @@ def test_a_study_is_worth_it_if_every_question_is(shares: list[float], more: flo
         ({"noise": "none"}, 400, Verdict.EXACT),
     ],
 )
-@pytest.mark.parametrize("method", ["statistics", "fedcgs"])
+@pytest.mark.parametrize("method", ["statistics", pytest.param("fedcgs", marks=pytest.mark.system)])
 def test_verdicts(method: str, privacy: dict[str, Any], records: int, expected: Verdict) -> None:
     asked = draft(method, expected_records=records, **privacy)
     assert plan_study(asked, asked.compile()).verdict is expected
@@ -193,6 +196,7 @@ def test_two_guarantees(sites: int, colluders: int, honest: int) -> None:
     assert epsilon_alone(draft(sites=sites, noise="none").compile()) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("plans_without_search")
 @pytest.mark.parametrize(
     ("sites", "colluders", "wider"), [(4, 1, 0.1547), (16, 1, 0.0328), (9, 2, 0.1339), (4, 3, 1.0), (2, 1, 0.4142)]
@@ -365,6 +369,7 @@ def study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.system
 def test_a_plan_without_a_connection_in_a_process_of_its_own(study_file: Path) -> None:
     command = [sys.executable, "-m", "veilsum_deploy.cli", "study", "plan", str(study_file), "--participants", "4", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=study_file.parent, timeout=120)

@@ -152,6 +152,7 @@ def oracle(family: str, h: np.ndarray, truth: dict[str, np.ndarray]) -> dict[str
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", list(FITS))
 def test_without_noise_measures_are_those_of_other_packages(fits: Path, family: str) -> None:
     """To a quarter of what sampling does to them, records being counted by level of the prediction."""
@@ -177,6 +178,7 @@ def test_without_noise_measures_are_those_of_other_packages(fits: Path, family: 
         assert middle["observed"]["value"] == pytest.approx(middle["predicted"], abs=4 * middle["observed"]["sampling_error"])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[pytest.mark.system] * (name in ("cox", "poisson"))) for name in FITS]
 )
@@ -211,6 +213,8 @@ def test_with_few_records_nothing_is_told(fits: Path) -> None:
         assert all("not_estimable" in row["value"] for row in summary["measures"]), family
 
 
+@pytest.mark.system
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["event", "number", "rate", pytest.param("hazard", marks=pytest.mark.system)])
 def test_intervals_cover(kind: str) -> None:
     """The population's values, of 400,000 records, at about the noise of epsilon 1."""

@@ -227,6 +227,7 @@ QUERIES = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)
 @pytest.mark.parametrize("scale", [8, 37, 200])
 def test_the_largest_norm_of_a_row_is_exactly_the_stated_one(query: Query, scale: int) -> None:

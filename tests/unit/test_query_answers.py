@@ -176,6 +176,7 @@ def test_a_condition_takes_part_in_the_answer() -> None:
     assert found["mean"]["value"] == pytest.approx(data["age"][taken].mean(), abs=0.05)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("plans_without_search")
 def test_intervals_cover_and_plans_keep_their_word() -> None:
     """Intervals hold the population's value, and are about as wide as the plan said, at the records that it was told."""

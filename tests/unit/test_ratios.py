@@ -152,6 +152,8 @@ NEAR = 6.2 * math.sqrt(0.95 * 0.05 / RUNS)
 """A share of runs that is right in .95 of them is off by more less than once in 1e9 times."""
 
 
+@pytest.mark.system
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("risk", "odds"), [(0.09, 1.0), (0.09, 2.0), (0.3, 0.5)])
 def test_intervals_cover_what_noise_and_sampling_do_together(risk: float, odds: float) -> None:
     """1,650 records in two groups at epsilon 1: told in every run, hardly wider than without noise, coverage .93 to .97."""
@@ -173,7 +175,7 @@ def test_intervals_cover_what_noise_and_sampling_do_together(risk: float, odds: 
         assert np.median(widths[each]) < 1.15
 
 
-@pytest.mark.parametrize("odds", [1.0, 2.5])
+@pytest.mark.parametrize("odds", [1.0, pytest.param(2.5, marks=pytest.mark.system)])
 def test_pooled_intervals_cover_where_strata_confound(odds: float) -> None:
     """Six strata with risks of 5 to 50% and unequal groups; of risks only what they have in common has a truth: at odds 1."""
     rng = np.random.default_rng(int(odds * 10))

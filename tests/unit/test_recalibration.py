@@ -66,6 +66,7 @@ def log_odds(result: Result, records: Records) -> Floats:
     return np.asarray(scores[:, 1] - scores[:, 0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [kind for kind in TRAINED if "aligned" not in kind])
 def test_without_noise_it_is_statsmodels_logit_on_the_models_log_odds(kind: str) -> None:
     method, parameters = TRAINED[kind]
@@ -87,6 +88,7 @@ def test_without_noise_it_is_statsmodels_logit_on_the_models_log_odds(kind: str)
     assert float(expit(after).mean()) == pytest.approx(float(np.mean(records.labels)), abs=1e-3)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.system)])
 @pytest.mark.parametrize(("kind", "epsilon"), [(kind, 8.0 if "linear" in kind or "out" in kind else 20.0) for kind in TRAINED])
 def test_with_noise_the_mean_risk_is_within_the_interval_of_what_is_observed(kind: str, epsilon: float, seed: int) -> None:
@@ -102,6 +104,7 @@ def test_with_noise_the_mean_risk_is_within_the_interval_of_what_is_observed(kin
     assert interval.low <= float(expit(log_odds(found, records)).mean()) <= interval.high
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("epsilon", [None, 8.0])
 @pytest.mark.parametrize("intercept", [-60.0, 60.0])
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])

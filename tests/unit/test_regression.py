@@ -35,6 +35,8 @@ def test_without_noise_it_is_weighted_least_squares() -> None:
     assert fit.residual_variance == pytest.approx(residues[0] / (c @ c - 4), rel=1e-9)
 
 
+@pytest.mark.system
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "std"), [(3000, 10.0), (3000, 20.0), (20_000, 10.0)])
 def test_intervals_cover_both_errors(n: int, std: float) -> None:
     rng = np.random.default_rng(n)

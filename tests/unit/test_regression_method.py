@@ -133,7 +133,10 @@ def test_a_linear_family_is_the_query_of_that_kind() -> None:
 
 
 @pytest.mark.usefixtures("plans_without_search")
-@pytest.mark.parametrize(("parameters", "name", "truth"), [(LOGISTIC, "odds", TRUTH), (POISSON, "rate", RATES)])
+@pytest.mark.parametrize(
+    ("parameters", "name", "truth"),
+    [(LOGISTIC, "odds", TRUTH), pytest.param(POISSON, "rate", RATES, marks=pytest.mark.system)],
+)
 def test_with_noise_intervals_cover_and_are_as_wide_as_planned(
     parameters: dict[str, Any], name: str, truth: np.ndarray
 ) -> None:
@@ -234,10 +237,11 @@ def test_the_score_is_the_prediction_as_a_derived_number(parameters: dict[str, A
     assert middle + half * found.x[inside] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("parameters", [pytest.param(LOGISTIC, marks=pytest.mark.system), POISSON])
 def test_planned_intervals_widen_with_the_noise(parameters: dict[str, Any]) -> None:
     draft = drafted(request_of(parameters, 4.0), SITES)
-    studies = [draft.compile_with(multiplier) for multiplier in (0.1, 1.0, 10.0, 100.0, 20_000.0)]
+    studies = [draft.compile_with(multiplier) for multiplier in (0.1, 10.0, 20_000.0)]
     widths = np.array([[item.half_width for item in draft.forecast(study) if item.main] for study in studies])
     assert np.isfinite(widths[0]).all()
     assert not np.isfinite(widths[-1]).any()
@@ -371,6 +375,8 @@ def white_fit(rng: np.random.Generator, n: int, score_std: float, information_st
     return fit, truth
 
 
+@pytest.mark.system
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "score_std", "information_std"), [(2000, 0.0, 0.0), (2000, 12.0, 12.0), (20_000, 60.0, 100.0)])
 def test_a_fit_covers_both_errors(n: int, score_std: float, information_std: float) -> None:
     rng, covered = np.random.default_rng(n), []

@@ -94,6 +94,7 @@ def test_a_wide_schema_and_hundreds_of_conditions_stay_cheap() -> None:
 # -- again, with a later round's values ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.task}-{setting.name}")
 def test_what_a_task_says_of_values_it_says_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """On few records or, of large arrays, on none; the broadcast that passes is the one that passed before."""

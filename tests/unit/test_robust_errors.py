@@ -98,8 +98,8 @@ def test_without_noise_they_are_statsmodels(parameters: dict[str, Any]) -> None:
     ("kind", "parameters", "epsilon", "n", "runs"),
     [
         ("events", EVENT, 1.0, 1650, 40),
-        ("skewed", SKEWED, 2.0, 1650, 40),
-        ("counts", COUNTS, 3.0, 3000, 30),
+        pytest.param("skewed", SKEWED, 2.0, 1650, 40, marks=pytest.mark.system),
+        pytest.param("counts", COUNTS, 3.0, 3000, 30, marks=pytest.mark.system),
     ],
 )
 def test_intervals_cover_where_the_models_do_not(

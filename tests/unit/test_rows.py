@@ -350,7 +350,7 @@ FAULTS: Mapping[str, Fault] = {
 HOW = ("everywhere", "set off by one record")
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @EVERY
 @BOTH_UNITS
 @pytest.mark.parametrize("how", HOW)
@@ -389,6 +389,7 @@ def test_a_planted_fault_changes_a_sum_by_at_most_the_grid(
         np.testing.assert_array_equal(faulty[0].total, honest[0], "where it is not set off nothing is different")
 
 
+@pytest.mark.sampled(3)
 @EVERY
 def test_a_norm_that_is_declared_too_small_costs_accuracy_and_no_privacy(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
@@ -443,6 +444,7 @@ def test_a_task_that_raises_is_traced_before_a_record_is_read_and_keeps_nothing(
     assert all(isinstance(record, Record) for record in calls)
 
 
+@pytest.mark.sampled(5)
 @EVERY
 @BOTH_UNITS
 def test_what_a_task_is_given_says_nothing_of_units(setting: Setting, unit: Unit) -> None:

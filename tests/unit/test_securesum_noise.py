@@ -42,6 +42,7 @@ def _opened_noise(plan: NoisePlan, members: int, seed: int) -> NDArray[np.int64]
     return unmask_values(words, cohort.plan, cohort.context, cohort.consents) - np.sum(vectors, axis=0)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 8, 16, 32])
 @pytest.mark.parametrize("colluders", [1, 2])
 def test_an_opened_sum_carries_the_planned_variance(members: int, colluders: int) -> None:

@@ -51,6 +51,7 @@ def of_old(study: Study) -> Study:
     return study.model_copy(update={"tasks": tasks})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", TRAINED)
 @pytest.mark.parametrize("epsilon", [None, 8.0])
 def test_a_method_goes_on_from_the_values_that_its_sites_have(method: str, epsilon: float | None) -> None:

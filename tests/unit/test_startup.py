@@ -28,6 +28,7 @@ for nouns in ([], ["simulate"], ["study"], ["study", "plan"]):
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("code", "needed", "without"),
     [

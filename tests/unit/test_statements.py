@@ -77,6 +77,7 @@ def test_studies_of_earlier_versions_keep_their_bytes(kind: str) -> None:
         assert parse_study(data).to_bytes() == data
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", STATEMENTS)
 @pytest.mark.parametrize("value", UNFIT)
 def test_a_signed_text_that_is_no_plain_line_is_refused(name: str, value: object) -> None:

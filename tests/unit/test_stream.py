@@ -58,7 +58,7 @@ def sampled(study: Study, rate: float) -> Study:
     return study.model_copy(update={"tasks": tasks})
 
 
-@pytest.mark.sampled(7)  # test_tasks.py holds every task to rows that do not depend on their company
+@pytest.mark.sampled(13)  # test_tasks.py holds every task to rows that do not depend on their company
 @pytest.mark.parametrize("unit", ["record", "subject"])
 @pytest.mark.parametrize("setting", ADDED, ids=lambda setting: f"{setting.task}-{setting.name}")
 @settings(max_examples=20)
@@ -316,7 +316,7 @@ def query_on_lines(directory: Path) -> Source:
 QUERIES = {"duck": odd_query, "csv": query_on_csv, "lines": query_on_lines, "sqlite": sqlite, "postgres": postgres}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", QUERIES)
 def test_batches_of_a_query_are_together_what_one_reading_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -476,6 +476,7 @@ begun.wait()
 """A process that ends while a thread of its own reads, as a participant that is stopped may."""
 
 
+@pytest.mark.system
 def test_a_process_may_end_while_texts_are_read(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("age,town,ill\n" + "60,Ulm,1\n" * 2_000_000)
     done = subprocess.run([sys.executable, "-c", ENDING, tmp_path / "t.csv"], capture_output=True, text=True, timeout=120)

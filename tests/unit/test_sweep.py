@@ -419,6 +419,7 @@ EVALUATIONS = Path(__file__).parents[2] / "deploy" / "evaluations"
 HEART_SCHEMA = Path(__file__).parents[2] / "deploy" / "veilsum_deploy" / "demo_data" / "heart_disease.toml"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", sorted(EVALUATIONS.rglob("*.toml")), ids=lambda path: path.stem)
 def test_the_evaluations_compile(path: Path) -> None:
     """Every study file of docs/results.md, on a data set that is always there."""

@@ -135,6 +135,7 @@ def test_class_moments_neighbours_stay_within_the_bound(
     assert np.linalg.norm(change) <= task.clip() * (1 + 1e-9)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("clip", [0.2, 1.0, 1.7, 2.0, 2.3, 9.0])
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (0.1, 0.1, 3.0, 0.2), (0.1, 0.1, 0.2, 3.0), (2.0, 1.0, 0.5, 0.1)])
 def test_class_moments_worst_record_reaches_the_bound(clip: float, weights: tuple[float, float, float, float]) -> None:
@@ -172,7 +173,7 @@ EVERY_SUM = pytest.mark.parametrize(
 BOTH_UNITS = pytest.mark.parametrize("unit", ["record", "subject"])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @EVERY
 @BOTH_UNITS
 @settings(max_examples=20, deadline=None)
@@ -195,7 +196,7 @@ def test_neighbours_change_a_sum_by_at_most_the_grid(
     assert off <= setting.rounded, "what one adds does not depend on the others, but for a sum's rounding"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @EVERY
 @BOTH_UNITS
 def test_the_worst_neighbours_reach_the_grid(setting: Setting, unit: Unit) -> None:
@@ -210,7 +211,7 @@ def test_the_worst_neighbours_reach_the_grid(setting: Setting, unit: Unit) -> No
             assert 0.95 * grid <= change <= grid
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @EVERY
 @BOTH_UNITS
 def test_more_records_than_agreed_cost_no_privacy(setting: Setting, unit: Unit) -> None:
@@ -240,7 +241,7 @@ def test_one_record_each_is_the_same_in_both_units(setting: Setting) -> None:
     assert sums[0].any()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @EVERY
 @BOTH_UNITS
 def test_nothing_that_a_record_holds_raises(setting: Setting, unit: Unit) -> None:
@@ -276,7 +277,7 @@ def test_a_study_by_subject_needs_to_know_the_subjects() -> None:
 def test_a_row_is_the_same_in_any_company(setting: Setting, layout: str) -> None:
     task = build_task(setting.task, setting.parameters, setting.schema)
     assert isinstance(task, RowTask)
-    records = random_records(np.random.default_rng(4), 300, setting.schema, complete=True)
+    records = random_records(np.random.default_rng(4), 200, setting.schema, complete=True)
     records = replace(records, features=np.array(records.features, order=layout))
     check_rows_stand_alone(task, records, setting.seen)
 

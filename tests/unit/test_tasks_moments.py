@@ -153,6 +153,7 @@ def test_the_bound_of_second_moments_is_the_maximum(
     assert found >= 0.995 * bound
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("clip", [0.4, 1.0, 1.7, 9.0])
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (0.1, 0.1, 3.0, 0.2), (0.1, 0.1, 0.2, 3.0)])
 @pytest.mark.parametrize(

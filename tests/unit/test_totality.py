@@ -59,7 +59,7 @@ def test_every_kind_is_asked() -> None:
     assert set(ASKED) == set(KINDS)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("missing", ["drop", "level"])
 @pytest.mark.parametrize("where", ["", "n0 > 0.5", "not (n2 > 0.5)", "k0 is missing or y = 'c2'"])
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -69,7 +69,7 @@ def density(y: int, centre: Fraction | mpmath.mpf, variance: Fraction | int) -> 
     return mpmath.exp(-((y - z) ** 2) / (2 * v)) / mpmath.sqrt(2 * mpmath.pi * v)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("share", [Fraction(16), Fraction(70, 3)])
 @pytest.mark.parametrize(
     "centres",
@@ -118,6 +118,7 @@ def test_a_draw_is_a_rounding_of_the_continuous_mechanism(centre: Fraction) -> N
             assert abs(found / drawn[y] - 1) < mpmath.mpf(10) ** -30
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("apart", [Fraction(1, 2), Fraction(7, 3), Fraction(5)])
 def test_the_cost_is_the_real_sensitivitys(apart: Fraction) -> None:
     """Renyi divergences of sums of three shares, a real number apart: never above those of the Gaussian that is booked."""
@@ -147,6 +148,7 @@ def test_how_many_proposals_are_rejected_is_the_same_for_all_centres() -> None:
 # -- the sampler ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("fraction", [0, 1, ONE // 3, ONE // 2, ONE - 1])
 @pytest.mark.parametrize("variance", [Fraction(16), Fraction(71, 3)])
 @pytest.mark.parametrize("whole", [0, -1, 2**30 - 1, -(2**30)])
