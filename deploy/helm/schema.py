@@ -159,12 +159,14 @@ def build() -> Schema:
     coordinator_config, coordinator_parts = configuration(CoordinatorConfig, COORDINATOR_SETS)
     participant_config, participant_parts = configuration(ParticipantConfig, PARTICIPANT_SETS)
     logins_config, logins_parts = configuration(LoginServiceConfig, LOGINS_SETS)
+    del logins_parts["ProviderSettings"]["properties"]["ca_bundle"]  # logins.caBundle mounts it
     parts = {**coordinator_parts, **participant_parts, **logins_parts}
     logins = table(
         enabled=BOOLEAN,
         image=IMAGE,
         tls=table(existingSecret=SECRET, certificateKey=FILE_KEY, keyKey=FILE_KEY),
         passphrase=table(existingSecret=SECRET, key=FILE_KEY),
+        caBundle=table(existingSecret=SECRET, existingConfigMap=SECRET, key=FILE_KEY),
         config=logins_config,
         state=STATE,
         networkPolicy=table(ingressFrom=many(PEER), providerTo=many(PEER), providerPort=whole(1, 65535)),

@@ -27,7 +27,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable, raising
 from veilsum_node.file_names import write_files
 from veilsum_node.process.software import installed_version
-from veilsum_participant.applying.heads import LinearArrays, MlpHead, NetworkHead
+from veilsum_participant.applying.heads import Head, LinearArrays, MlpHead, NetworkHead, PersonalHead
 from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArrays
 from veilsum_privacy.results.result import Result
@@ -155,15 +155,7 @@ def _outputs(graph: Graph, model: Model, x: str, whole: str | None) -> None:
     if head is None:
         graph.output("features", graph.known(whole, graph.single(x)), "FLOAT", model.width)
         return
-    if isinstance(head, LinearArrays):
-        scores = graph.affine(graph.single(x), model.arrays[head.weights], model.arrays[head.bias])
-    elif isinstance(head, MlpHead):
-        scores = graph.single(x)
-        for index, (weight, bias) in enumerate(head.layers):
-            scores = graph.node("Relu", scores) if index else scores
-            scores = graph.affine(scores, model.arrays[weight], model.arrays[bias])
-    else:
-        scores = write_network(graph, head, model, x, count)
+    scores = _scores(graph, model, head, x, count)
     if recipe.outcome is not None:
         found = _estimates(graph, recipe.outcome, graph.node("Cast", scores, to=graph.type("DOUBLE")))
         found = graph.known(whole, found, np.float64)
@@ -177,6 +169,32 @@ def _outputs(graph: Graph, model: Model, x: str, whole: str | None) -> None:
     graph.output("label", label, "STRING")
     graph.output("probabilities", graph.known(whole, graph.node("Softmax", scores, axis=1)), "FLOAT", count)
     graph.output("scores", graph.known(whole, scores), "FLOAT", count)
+
+
+def _scores(graph: Graph, model: Model, head: Head, x: str, count: int) -> str:
+    """Scores (n, ``count``) of a head."""
+    if isinstance(head, PersonalHead):
+        released = graph.node("Mul", _scores(graph, model, head.released, x, count), graph.constant(np.float32(head.scale)))
+        own = graph.affine(graph.single(x), model.arrays[head.weights], model.arrays[head.bias])
+        return graph.node("Add", released, own)
+    if isinstance(head, LinearArrays):
+        taken = graph.single(x) if head.centre is None else _clipped_about(graph, x, model.arrays[head.centre], head.clip)
+        return graph.affine(taken, model.arrays[head.weights], model.arrays[head.bias])
+    if isinstance(head, MlpHead):
+        scores = graph.single(x)
+        for index, (weight, bias) in enumerate(head.layers):
+            scores = graph.node("Relu", scores) if index else scores
+            scores = graph.affine(scores, model.arrays[weight], model.arrays[bias])
+        return scores
+    return write_network(graph, head, model, x, count)
+
+
+def _clipped_about(graph: Graph, x: str, centre: Floats, clip: float | None) -> str:
+    """Features less a centre, scaled down to an L2 norm of ``clip`` (:func:`.clipping.clipped_about`)."""
+    moved = graph.node("Sub", graph.single(x), graph.constant(centre.astype(np.float32)))
+    most = graph.constant(np.array([[clip]], dtype=np.float32))
+    norms = graph.node("ReduceL2", moved, axes=[1], keepdims=1)
+    return graph.node("Mul", moved, graph.node("Div", most, graph.node("Max", norms, most)))
 
 
 def _estimates(graph: Graph, outcome: OutcomeForm, scores: str) -> str:

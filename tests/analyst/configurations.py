@@ -138,6 +138,7 @@ def _derived(rng: np.random.Generator) -> tuple[DatasetSchema, tuple[TaskDeclara
     power = {"clip": 1.0, "missing": "skip", "order": 4, "count_weight": 1.0, "power_weight": 1.0}
     tau = float(_pick(rng, (0.0, 1e-100, 0.4, 1.0)))
     size = float(_pick(rng, (1e-30, 1.0, 1e6)))
+    own = {"ridge": float(_pick(rng, (1e-300, 0.1, 1e9))), "bias": size, "prior": float(_pick(rng, (0.0, 1.0))), "reach": size}
     kept, task, parameters = _pick(
         rng,
         (
@@ -148,6 +149,10 @@ def _derived(rng: np.random.Generator) -> tuple[DatasetSchema, tuple[TaskDeclara
             ("class-moments", "aligned-moments", {"alignment": {"kind": "slopes", "tau": tau}, "reach": size}),
             ("class-moments", "aligned-moments", {"alignment": {"kind": "two-way", "tau": tau}, "reach": size}),
             ("class-moments", "aligned-moments", {"alignment": {"kind": "barycenter", "tau": tau}, "reach": size}),
+            ("class-moments", "ridge-head", own),
+            ("class-moments", "ridge-head", own | {"alignment": {"kind": "slopes", "tau": tau}}),
+            ("class-moments", "ridge-head", own | {"alignment": {"kind": "two-way", "tau": tau}}),
+            ("class-moments", "ridge-head", own | {"alignment": {"kind": "barycenter", "tau": tau}}),
         ),
     )
     source = power if kept == "power-moments" else moments_parameters(1.3, 1, 1, 1, 1)

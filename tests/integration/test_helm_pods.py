@@ -210,13 +210,15 @@ def test_a_participant_runs_from_the_rendered_files(tmp_path: Path, kit: Kit) ->
 def test_the_service_for_logins_runs_from_the_rendered_files(tmp_path: Path) -> None:
     """Its probes find it, somebody logs in, and it stops in its grace period."""
     with IdentityProvider(tmp_path) as provider:
-        found = {"issuer": provider.issuer, "client_id": CLIENT, "ca_bundle": str(provider.ca_bundle)}
+        found = {"issuer": provider.issuer, "client_id": CLIENT}
         roles = {"analyst": ["research"], "operator": []}
-        release = render("logins", values={"logins": {"config": {"provider": found, "roles": roles}}})
+        bundle = {"existingConfigMap": "hospital-roots"}
+        release = render("logins", values={"logins": {"config": {"provider": found, "roles": roles}, "caBundle": bundle}})
         pod, machine = release.pod("logins"), Machine(tmp_path / "host")
         key, certificate = (path.read_bytes() for path in (provider.key_file, provider.certificate_file))
         tls = "veilsum-logins-tls"
         secrets = {(tls, "tls.crt"): certificate, (tls, "tls.key"): key, ("veilsum-authority", "passphrase"): b"of the key\n"}
+        secrets["hospital-roots", "ca.crt"] = provider.ca_bundle.read_bytes()
         machine.lay_out(release, pod, secrets)
         place = Path(machine.local("/var/lib/veilsum/authority"))
         place.parent.mkdir(parents=True)

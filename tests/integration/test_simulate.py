@@ -527,8 +527,13 @@ def test_what_stands_beside_one_study(tmp_path: Path, capsys: pytest.CaptureFixt
     assert list(found) == ["alone", "pooled", "trained-alone", "trained-pooled", "central"]
     assert min(one["accuracy"] for one in found.values()) > 0.8
     assert all(one["held_out"]["auc"] > one["accuracy"] for one in found.values())
-    code, text, _ = veilsum(capsys, "simulate", study, *options[:-1], "--baselines", "pooled,central")
-    assert (code, "pooled, same epsilon" in text, "each site alone" in text) == (0, True, False)
+    code, text, _ = veilsum(capsys, "simulate", study, *options[:-1], "--baselines", "pooled,central,personal")
+    assert (code, "pooled, same epsilon" in text, "each site, personal" in text, "each site alone" in text) == (
+        0,
+        True,
+        True,
+        False,
+    )
     beside = text[text.index("Beside it") :]
     assert beside.index("area") < beside.index("mean predicted") < beside.index("accuracy")
 

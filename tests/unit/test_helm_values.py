@@ -175,6 +175,8 @@ REFUSED: list[tuple[str, Object, str]] = [
     ("participant-trial", {"participant": {"state": {"accessModes": ["ReadWriteMany"]}}}, "accessModes"),
     ("participant-trial", {"participant": {"caBundle": {"existingSecret": "a", "existingConfigMap": "b"}}}, "not both"),
     ("participant-trial", {"participant": {"directory": {"existingSecret": "a", "existingConfigMap": "b"}}}, "not both"),
+    ("logins", {"logins": {"caBundle": {"existingSecret": "a", "existingConfigMap": "b"}}}, "logins.caBundle: name a"),
+    ("logins", {"logins": {"config": {"provider": {"ca_bundle": "roots.pem"}}}}, "'ca_bundle' not allowed"),
     ("participant-trial", {"participant": {"directory": {"use": True}}}, "directory.use: name the Secret or ConfigMap"),
     ("participant-hospital", {"participant": {"directory": {"existingSecret": "a", "use": True}}}, "takes the place of"),
     ("participant-trial", {"participant": {"resources": {"limit": {}}}}, "'limit' not allowed"),

@@ -129,6 +129,26 @@ def test_a_linear_head_reads_columns_of_every_kind_as_the_model_does(missing: st
     assert_same(linear_result(MIXED, WIDTH, missing), MIXED, n=2000)
 
 
+@pytest.mark.parametrize("clip", [0.3, 2.0, 1e6])
+def test_a_head_of_features_clipped_about_a_centre(clip: float) -> None:
+    """What `fedcgs` releases under noise: some features are shortened, all, or none."""
+    head = {"kind": "linear", "weights": "weights", "bias": "bias", "centre": "centre", "clip": clip}
+    centre = {"centre": np.random.default_rng(5).uniform(-0.5, 0.5, WIDTH)}
+    assert_same(linear_result(MIXED, WIDTH, arrays=centre, head=head), MIXED, n=2000)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("scale", [0.0, 0.7])
+def test_a_personal_head_adds_the_sites_own_part(scale: float, clip: float | None) -> None:
+    released = {"kind": "linear", "weights": "weights", "bias": "bias"}
+    rng = np.random.default_rng(6)
+    own = {"personal.weights": rng.standard_normal((3, WIDTH)), "personal.bias": rng.standard_normal(3)}
+    if clip is not None:
+        released, own["centre"] = {**released, "centre": "centre", "clip": clip}, rng.uniform(-0.5, 0.5, WIDTH)
+    head = {"kind": "personal", "released": released, "scale": scale, "weights": "personal.weights", "bias": "personal.bias"}
+    assert_same(linear_result(MIXED, WIDTH, arrays=own, head=head), MIXED, n=2000)
+
+
 @pytest.mark.parametrize("site", ["berlin", "oslo"])
 def test_a_projection_and_a_sites_map_come_before_the_head(site: str) -> None:
     rng = np.random.default_rng(3)

@@ -252,6 +252,11 @@ def _built(
 
 def _head(head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> tuple[ModelSpec, dict[str, Floats]]:
     """A head as a named model: affine layers are a linear model or a perceptron with one hidden layer."""
+    if head["kind"] == "personal":
+        raise Misuse(
+            "This model was made of one site's records without noise; a study would show it to others.",
+            "Name the released result, and measure this one with `veilsum participant evaluate`.",
+        )
     if head["kind"] == "network":
         prefix = str(head["prefix"])
         own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from veilsum_participant.data.reader import SourcePart
 from veilsum_participant.data.table import check_texts, coded_columns, named_texts, typed_table
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.base import Records
+
+if TYPE_CHECKING:
+    from veilsum_participant.applying.personal import Personal
 
 
 @dataclass
@@ -121,6 +124,8 @@ class Classifier(_Applied):
     """
 
     _estimator_type = "classifier"
+    personal: Personal | None = None
+    """How it was made, of a model of :meth:`personalise`."""
 
     @property
     def classes_(self) -> NDArray[np.object_]:
@@ -155,6 +160,34 @@ class Classifier(_Applied):
             classifier_tags=ClassifierTags(multi_class=multiple),
             input_tags=InputTags(allow_nan=True, string=True),
         )
+
+    def personalise(self, X: Any, y: Any) -> Classifier:  # noqa: N803
+        """A model of a site's own: this one, moved as far as the site's records speak for it; they are used exactly.
+
+        What it reaches on own records that it was not made of, beside the released model and the site alone, is its
+        ``personal``. Nothing is released by it, and it is as confidential as the records are.
+
+        Args:
+            X: records, as of :meth:`predict`.
+            y: their classes (n,); a class that the model does not know is left out.
+
+        Raises:
+            Misuse: the model is a site's own already.
+            DataError: no record can be learnt from.
+        """
+        from veilsum_participant.applying.personal import personalise
+
+        classes, records = self.released.classes, self._records(X)
+        truth = np.array([classes.index(name) if name in classes else -1 for name in map(str, np.asarray(y, dtype=object))])
+        if len(truth) != len(records):
+            raise DataError(f"X has {len(records)} records and y {len(truth)} classes.", "Give one class a record.")
+        named = self.released.schema.classes
+        places = np.array([*(named.index(name) for name in classes), -1], dtype=np.int64)
+        labelled = replace(records, labels=places[truth])
+        found = personalise(self.released, labelled, site=self.site)
+        own = Classifier(found.model, self.site)
+        own.about, own.personal = self.about, found
+        return own
 
 
 class Regressor(_Applied):

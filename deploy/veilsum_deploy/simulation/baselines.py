@@ -2,7 +2,8 @@
 
 "alone" and "pooled" are linear discriminants in the clear, whatever the study trains. "trained-alone" and "trained-pooled" run
 the study's own method without noise on one site's records, and on all of them in one place. "central" runs it on all records
-with the study's noise, drawn once a release: what the same epsilon buys where records can be pooled.
+with the study's noise, drawn once a release: what the same epsilon buys where records can be pooled. "personal" runs the study
+and moves its model at each site by the site's own records.
 
 A study with all records in one place: the same tasks and the same accounting, with a release's noise drawn once.
 
@@ -29,10 +30,14 @@ from veilsum_deploy.evaluation import exact_head, pool
 from veilsum_deploy.simulation.baseline_names import OF_RECORDS
 from veilsum_deploy.simulation.chunks import adds_up, for_many
 from veilsum_deploy.simulation.deal import Deal
-from veilsum_deploy.simulation.scores import Encode, Scores, head_figures, labelled, mean_figures, score, scored
+from veilsum_deploy.simulation.plain import run_plain
+from veilsum_deploy.simulation.scores import Encode, Kept, Scores, head_figures, labelled, mean_figures, score, scored
 from veilsum_deploy.simulation.study import Beside, Program, SimulationDraft, compiled
 from veilsum_node.errors import DataError, HostileInput, Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
+from veilsum_participant.applying.model import Model
+from veilsum_participant.applying.personal import personalise
+from veilsum_participant.applying.recipe import OwnAlignment
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import NoisePlan
 from veilsum_privacy.results.proof_files import release_digest
@@ -61,6 +66,8 @@ def beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], i
     if kind in OF_RECORDS:
         return Beside((alone if kind == "alone" else pooled)(dealt, draft.schema, draft.encode))
     names = sorted(dealt.training, key=str.encode)
+    if kind == "personal":
+        return _each_personal(draft, dealt, names, clock)
     own = draft if kind == "central" else quiet(draft)
     study = compiled(own, "0" * 64, names, clock)
     if kind == "trained-alone":
@@ -115,23 +122,55 @@ def _central(draft: SimulationDraft, study: Study, records: Records, holders: in
 
 def _each_alone(draft: SimulationDraft, study: Study, dealt: Deal, names: Sequence[str]) -> Beside:
     """Sites' own models on their domain's test records, or on all of no domain of theirs, averaged over sites."""
-    chosen = list(names)
-    if len(names) > MOST_ALONE and not dealt.home:
-        chosen = [names[index * len(names) // MOST_ALONE] for index in range(MOST_ALONE)]
-        chosen = sorted({*chosen, *(own[0] for own in dealt.sites.values())}, key=str.encode)
+    chosen = _chosen(dealt, names)
     by_site = {name: _central(draft, study, dealt.training[name].records, 1) for name in chosen}
+    return _by_site(by_site, draft, dealt, names, None)
+
+
+def _each_personal(draft: SimulationDraft, dealt: Deal, names: Sequence[str], clock: Callable[[], int]) -> Beside:
+    """Sites' personal models, tested as sites' own are."""
+    study, result, kept = run_plain(draft, dealt, clock)
+    if "not_estimable" in result.summary or not result.application.get("head"):
+        return Beside(Scores(), study.privacy.epsilon, _NONE)
+    model = Model.from_result(result, draft.program)
+    alignment = model.recipe.alignment
+    source = alignment.source if isinstance(alignment, OwnAlignment) else None
+    by_site = {}
+    for name in _chosen(dealt, names):
+        own = None if source is None else kept(name, source)
+        try:
+            found = personalise(model, dealt.training[name].records, schema=draft.schema, site=name, kept=own)
+        except DataError:  # a site without a record that can be learnt from has the released model
+            by_site[name] = result
+        else:
+            by_site[name] = found.result(result)
+    return replace(_by_site(by_site, draft, dealt, names, kept), epsilon=study.privacy.epsilon)
+
+
+def _chosen(dealt: Deal, names: Sequence[str]) -> list[str]:
+    """The sites that have a model of their own: all, or :data:`MOST_ALONE` and one of each domain."""
+    if len(names) <= MOST_ALONE or dealt.home:
+        return list(names)
+    chosen = [names[index * len(names) // MOST_ALONE] for index in range(MOST_ALONE)]
+    return sorted({*chosen, *(own[0] for own in dealt.sites.values())}, key=str.encode)
+
+
+def _by_site(
+    by_site: Mapping[str, Result], draft: SimulationDraft, dealt: Deal, names: Sequence[str], kept: Kept | None
+) -> Beside:
+    """Each site's model on the test records of its domain, or on all where it has none, averaged over sites."""
     shares, figures = {}, []
     for domain, dataset in dealt.tests.items():
-        part = replace(dealt, tests={domain: dataset})
-        own = [by_site[name] for name in dealt.sites_of(domain) if name in by_site]
-        told = [score(result, part, draft.schema, None, draft.program) for result in own]
+        own = [name for name in dealt.sites_of(domain) if name in by_site]
+        parts = [replace(dealt, tests={domain: dataset}, home={domain: name}) for name in own]
+        told = [score(by_site[name], part, draft.schema, kept, draft.program) for name, part in zip(own, parts, strict=True)]
         if told and all(one.accuracies for one in told):
             shares[domain] = statistics.fmean(one.accuracies[domain] for one in told)
         figures.append(mean_figures([one.held_out for one in told]))
     found = mean_figures(figures)
     if not shares and not found:
         return Beside(Scores(), note=_NONE)
-    note = f"of {len(chosen)} of {len(names)} sites" if len(chosen) < len(names) else ""
+    note = f"of {len(by_site)} of {len(names)} sites" if len(by_site) < len(names) else ""
     return Beside(scored(dealt, shares if len(shares) == len(dealt.tests) else {}, found), note=note)
 
 

@@ -15,16 +15,17 @@ from functools import lru_cache
 from typing import Literal, cast
 
 from veilsum_deploy.collections import Collection
+from veilsum_deploy.simulation.baseline_names import OF_CELLS
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, Setting, deal, site_names
 from veilsum_deploy.simulation.engines import Engine, Shared
-from veilsum_deploy.simulation.runs import run_plain
+from veilsum_deploy.simulation.plain import run_plain
 from veilsum_deploy.simulation.scores import ACCURACY, Scores, complete, score
 from veilsum_deploy.simulation.study import SimulationDraft, draft_of, with_stations
 from veilsum_deploy.simulation.sweep import Cell, Sweep
 from veilsum_node.errors import VeilsumError
 
-Kind = Literal["cell", "alone", "pooled", "trained-alone", "trained-pooled", "central"]
+Kind = Literal["cell", "alone", "pooled", "trained-alone", "trained-pooled", "central", "personal"]
 Status = Literal["ok", "not-estimable", "refused", "failed"]
 
 LEFT_OUT = "test records with a missing value count as wrong"
@@ -67,7 +68,10 @@ class RunRecord:
 
 def plan_jobs(sweep: Sweep) -> list[Job]:
     """All runs of a sweep; seed by seed, so that what is done after an interruption compares all cells."""
-    stages = {"cell": 1, "central": 2}  # what stands beside a setting comes first, what stands beside each cell last
+    stages = {
+        "cell": 1,
+        **dict.fromkeys(OF_CELLS, 2),
+    }  # what stands beside a setting comes first, what stands beside each cell last
     planned = sorted(sweep.lines(), key=lambda line: stages.get(line[0], 0))
     return [
         Job(cast(Kind, kind), cell, seed, sweep.run_id(kind, cell, seed)) for seed in sweep.seeds for kind, cell in planned

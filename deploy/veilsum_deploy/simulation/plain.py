@@ -8,20 +8,25 @@ gradients are added together, up to rounding.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
+from veilsum_coordinator.methods import get_method
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.service.runner import RoundLostError, read_release
 from veilsum_deploy.simulation.chunks import Chunk, Part, Sites, compute_chunk
+from veilsum_deploy.simulation.deal import Deal
 from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared
 from veilsum_deploy.simulation.record import RoundRecord, RunRecorder, SiteStates
+from veilsum_deploy.simulation.scores import Kept
+from veilsum_deploy.simulation.study import SimulationDraft, compiled
 from veilsum_node.errors import Misuse
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_privacy.results.proof_files import release_digest
+from veilsum_privacy.results.result import Result
 from veilsum_privacy.securesum.context import broadcast_digest, decode_broadcast, encode_broadcast
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.base import Records
@@ -165,3 +170,19 @@ class PlainFederation(Federation):
                 self._states.trained[index][label] = state
         for index, kept in zip(members, part.kept, strict=False):
             self._states.kept[index][label] = kept
+
+
+def run_plain(draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> tuple[Study, Result, Kept]:
+    """Run a study once without encryption; the last of the three looks up what a site kept.
+
+    Raises:
+        VeilsumError: the study cannot be compiled for these sites, or its method refuses.
+    """
+    study = compiled(draft, "0" * 64, list(dealt.training), clock)
+    federation = PlainFederation(study, plain_sites(draft, dealt), draft.broadcast)
+    return study, get_method(study.method).run(federation), federation.kept_blocks
+
+
+def plain_sites(draft: SimulationDraft, dealt: Deal) -> dict[str, PlainSite]:
+    """The sites of what was dealt."""
+    return {name: PlainSite(dataset.records, encode=draft.program) for name, dataset in dealt.training.items()}

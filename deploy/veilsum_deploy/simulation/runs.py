@@ -23,7 +23,7 @@ from veilsum_deploy.simulation.baseline_names import OF_RECORDS
 from veilsum_deploy.simulation.baselines import beside
 from veilsum_deploy.simulation.deal import Deal, deal, site_names
 from veilsum_deploy.simulation.engines import Engine
-from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
+from veilsum_deploy.simulation.plain import PlainFederation, plain_sites
 from veilsum_deploy.simulation.progress import Progress, RoundProgress, WatchedFederation
 from veilsum_deploy.simulation.record import RunRecorder
 from veilsum_deploy.simulation.run_store import UNFINISHED, RunStore, once
@@ -132,27 +132,12 @@ def _beside(kind: str, draft: SimulationDraft, dealt: Deal, clock: Callable[[], 
         return Beside(Scores(), note=" ".join(error.message.split()))
 
 
-def run_plain(draft: SimulationDraft, dealt: Deal, clock: Callable[[], int]) -> tuple[Study, Result, Kept]:
-    """Run a study once without encryption; the last of the three looks up what a site kept.
-
-    Raises:
-        VeilsumError: the study cannot be compiled for these sites, or its method refuses.
-    """
-    study = compiled(draft, "0" * 64, list(dealt.training), clock)
-    federation = PlainFederation(study, _sites(draft, dealt), draft.broadcast)
-    return study, get_method(study.method).run(federation), federation.kept_blocks
-
-
-def _sites(draft: SimulationDraft, dealt: Deal) -> dict[str, PlainSite]:
-    return {name: PlainSite(dataset.records, encode=draft.program) for name, dataset in dealt.training.items()}
-
-
 @contextmanager
 def _plain(
     simulation: Simulation, dealt: Deal, clock: Callable[[], int], engine: Engine | None, folder: Path | None
 ) -> Iterator[Runner]:
     draft = simulation.draft
-    sites = _sites(draft, dealt)
+    sites = plain_sites(draft, dealt)
 
     def run(number: int, watch: Callable[[Study], Watch]) -> tuple[Study, Result, Kept, float]:
         started = time.monotonic()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.arrays import Bools, Floats
 from veilsum_aggregation.heads import LinearHead
 from veilsum_deploy.datasets import TableWithSchema
 from veilsum_deploy.simulation.deal import Deal
@@ -139,24 +139,19 @@ def score(
 def _outcome_figures(model: Model, form: OutcomeForm, deal: Deal, schema: DatasetSchema) -> dict[str, float]:
     """Figures of predicted numbers, counts or times; none of fewer than two records."""
     outcome = Outcome(column=form.column, loss=form.loss, event=form.event, censored=form.censored, cuts=form.cuts)
-    number = outcome.number(schema)
-    half = number.high / 2.0 - number.low / 2.0
-    predicted, truth, events = list[Floats](), list[Floats](), list[Floats]()
+    predicted, truth, events = list[Floats](), list[Floats](), list[Bools]()
     for dataset in deal.tests.values():
         own = outcome.split(dataset.records, schema)
         said = model.estimates(own.records)
         used = own.known & np.isfinite(said)
         predicted.append(said[used])
-        told = own.outcomes[used]
-        if form.loss == "hazard":
-            periods = told.shape[1] // 2
-            truth.append(told[:, :periods].sum(axis=1) * number.high)
-            events.append(told[:, periods:].sum(axis=1))
-        else:
-            truth.append(told[:, 0] * half + (0.0 if form.loss == "poisson" else number.low + half))
+        told, happened = form.observed(own.outcomes[used])
+        truth.append(told)
+        events += [] if happened is None else [happened]
     whole = np.concatenate(truth)
-    happened = np.concatenate(events) > 0.0 if events else None
-    return outcome_headline(form.loss, np.concatenate(predicted), whole, happened) if len(whole) > 1 else {}
+    if len(whole) < 2:
+        return {}
+    return outcome_headline(form.loss, np.concatenate(predicted), whole, np.concatenate(events) if events else None)
 
 
 def mean_figures(each: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from veilsum_deploy.collections import Collection, load_collection, own_sites, single
 from veilsum_deploy.datasets import packaged_dataset, read_dataset
-from veilsum_deploy.simulation.baseline_names import OF_RECORDS, parse_baselines
+from veilsum_deploy.simulation.baseline_names import OF_CELLS, OF_RECORDS, parse_baselines
 from veilsum_deploy.simulation.deal import Setting
 from veilsum_node.config import did_you_mean, read_toml
 from veilsum_node.errors import ConfigurationError, Misuse
@@ -183,7 +183,7 @@ class Sweep:
         return list(dict.fromkeys(cell.group for cell in self.cells()))
 
     def lines(self) -> list[tuple[str, Cell]]:
-        """What is computed, as (kind, cell): of each setting what stands beside it, then its cells, each with its "central".
+        """What is computed, as (kind, cell): of each setting what stands beside it, then cells with their own.
 
         Raises:
             Misuse: no such baseline.
@@ -192,9 +192,9 @@ class Sweep:
         for group in self.groups():
             cells = [cell for cell in self.cells() if cell.group == group]
             beside = dict.fromkeys(own for cell in cells for own in self.baselines_of(cell))
-            found += [own for own in beside if own[0] != "central"]
+            found += [own for own in beside if own[0] not in OF_CELLS]
             for cell in cells:
-                found += [("cell", cell), *(own for own in beside if own == ("central", cell))]
+                found += [("cell", cell), *(own for own in beside if own[0] in OF_CELLS and own[1] == cell)]
         return found
 
     def baseline_of(self, cell: Cell) -> Cell | None:
@@ -253,7 +253,7 @@ class Sweep:
     def _depended_on(kind: str, cell: Cell) -> Cell:
         if kind in OF_RECORDS:
             return cell.group
-        if kind == "central":
+        if kind in OF_CELLS:
             return cell
         return Cell(tuple((key, value) for key, value in cell.values if not key.startswith("privacy.")))
 
@@ -262,7 +262,7 @@ class Sweep:
         if kind in OF_RECORDS:
             return self.data_content_of(cell)
         content = self.content_of(cell)
-        return content if kind in ("cell", "central") else {**content, "privacy": {"noise": "none"}}
+        return content if kind in ("cell", *OF_CELLS) else {**content, "privacy": {"noise": "none"}}
 
     def run_id(self, kind: str, cell: Cell, seed: int) -> str:
         """What a run is known by when a sweep is resumed: a hash of all that decides it but the noise."""

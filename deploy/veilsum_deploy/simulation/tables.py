@@ -95,7 +95,7 @@ Runs = Mapping[int, RunRecord]
 
 
 def tabulate(sweep: Sweep, jobs: Sequence[Job], records: Mapping[str, RunRecord]) -> list[SweepRow]:
-    """One row for each cell and each baseline: those of a setting before the setting's cells, "central" after its own cell.
+    """One row for each cell and each baseline: those of a setting before the setting's cells, others after their own.
 
     Args:
         sweep, jobs: what was planned.
@@ -332,6 +332,8 @@ def legend(sweep: Sweep) -> list[str]:
         lines += [
             '"Pooled, same epsilon" is the cell above it with all records in one place, and a release\'s noise drawn once.',
         ]
+    if "personal" in kinds:
+        lines += ['"Each site, personal" is a run of the cell above it, moved at each site by its own records.']
     if sweep.baseline is not None:
         key, value = sweep.baseline
         lines += [f"A gain is over the cell with {short(key)} {shown(value)} and the same otherwise, paired by seed."]

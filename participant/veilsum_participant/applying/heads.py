@@ -70,7 +70,23 @@ class NetworkHead(Frozen):
         return build_architecture(self.model, width, classes, trained=False)
 
 
-Head = LinearArrays | MlpHead | NetworkHead
+ReleasedHead = LinearArrays | MlpHead | NetworkHead
+
+
+class PersonalHead(Frozen):
+    """A released head and a part of one site's own: scale z + x @ weights.T + bias, z the released scores of features x."""
+
+    kind: Literal["personal"]
+    released: Annotated[ReleasedHead, Field(discriminator="kind")]
+    scale: Real
+    weights: Array
+    bias: Array
+
+
+Head = ReleasedHead | PersonalHead
+
+PERSONAL = "personal."
+"""What the names of a site's own arrays begin with."""
 
 
 def head_scores(head: Head, arrays: Mapping[str, Floats], x: Floats, classes: int) -> Floats:
@@ -79,6 +95,10 @@ def head_scores(head: Head, arrays: Mapping[str, Floats], x: Floats, classes: in
     Raises:
         Misuse: the head's architecture is not installed here.
     """
+    if isinstance(head, PersonalHead):
+        released = head_scores(head.released, arrays, x, classes)
+        moved: Floats = head.scale * released + x @ arrays[head.weights].T + arrays[head.bias]
+        return moved
     if isinstance(head, NetworkHead):
         own = {name.removeprefix(head.prefix): array for name, array in arrays.items() if name.startswith(head.prefix)}
         return scores(head.architecture(x.shape[1], classes), own, x)

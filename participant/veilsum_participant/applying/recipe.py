@@ -20,7 +20,7 @@ from veilsum_aggregation.feature_moments import MOMENT_REFERENCE
 from veilsum_node.config import explain
 from veilsum_node.errors import HostileInput, Misuse, raising
 from veilsum_node.fields import Frozen, Name, Real
-from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead
+from veilsum_participant.applying.heads import Array, Head, LinearArrays, MlpHead, NetworkHead, PersonalHead, ReleasedHead
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.study.encoder import Program, Projection, check_projection
 from veilsum_privacy.study.schema import Column, ColumnName, DatasetSchema, LabelColumn
@@ -97,6 +97,14 @@ class OutcomeForm(Frozen):
         if self.most is not None and self.loss != "poisson":
             raise ValueError("only counts have a largest mean, `most`")
         return self
+
+    def observed(self, outcomes: Floats) -> tuple[Floats, NDArray[np.bool_] | None]:
+        """Outcomes (n, t) of the loss as numbers, counts or times (n,) in the unit; of times, whether in the event."""
+        half = self.high / 2.0 - self.low / 2.0
+        if self.loss == "hazard":
+            periods = outcomes.shape[1] // 2
+            return outcomes[:, :periods].sum(axis=1) * self.high, np.asarray(outcomes[:, periods:].sum(axis=1) > 0.0)
+        return outcomes[:, 0] * half + (0.0 if self.loss == "poisson" else self.low + half), None
 
     def estimates(self, scores: Floats) -> Floats:
         """Scores (n, k) to numbers or mean counts (n,) in the column's unit, or probabilities of the event by the horizon."""
@@ -302,6 +310,14 @@ def _check_head(parsed: _Application, width: int, arrays: _Arrays) -> None:
     if outcome is None and (not classes or len(set(classes)) != len(classes)):
         raise HostileInput("The result has a classifier without distinct classes.", _AGAIN)
     scores = len(classes) if outcome is None else len(outcome.cuts) + 1
+    if isinstance(head, PersonalHead):
+        arrays.take(head.weights, scores, width)
+        arrays.take(head.bias, scores)
+        head = head.released
+    _check_released(head, scores, width, arrays)
+
+
+def _check_released(head: ReleasedHead, scores: int, width: int, arrays: _Arrays) -> None:
     if isinstance(head, NetworkHead):
         for name, shape in head.architecture(width, scores).shapes().items():
             arrays.take(head.prefix + name, *shape)

@@ -340,6 +340,29 @@ def evaluate(
     evaluate_result(result, own, data=source, dataset=dataset, schema=schema, as_json=as_json)
 
 
+@app.command(name="personalise")
+def personalise_command(
+    result: Annotated[Path, typer.Argument(help="Directory of the result: manifest.json and its arrays.", metavar="RESULT")],
+    data: Annotated[Path, typer.Option("--data", help="File of the site's own labelled records: CSV, Parquet or npz.")],
+    dialect: DialectOption = None,
+    site: Annotated[str | None, typer.Option("--site", help="Site whose alignment is used; default: the identity's.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The participant's configuration, where one is needed.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="New folder for the model.")] = Path("personal"),
+    encoder: Annotated[Path | None, typer.Option("--encoder", help="File of the result's frozen program.")] = None,
+    schema: Annotated[Path | None, typer.Option("--schema", help="Read the file as this schema says.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a model of your own from a released one and your records, which are used exactly: nothing of it leaves."""
+    from veilsum_participant.cli.apply import Own
+    from veilsum_participant.cli.personalise import personalise_result
+    from veilsum_participant.dataset_config import declared
+
+    own = Own(config, site, encoder)
+    personalise_result(result, declared(data, dialect or ()), own, schema=schema, out=out, as_json=as_json)
+
+
 @contextmanager
 def _site(config: Path, *, same_key: bool = True) -> Iterator[Site]:
     """The site's own store and ledger, beside the participant that may be running on them."""

@@ -29,13 +29,7 @@
 {{- end -}}
 {{- if $participant.enabled -}}
 {{- $_ := required "participant.name: the site's certified name, as its certificate has it" $participant.name -}}
-{{- if and $participant.caBundle.existingSecret $participant.caBundle.existingConfigMap -}}
-{{- fail "participant.caBundle: name a Secret or a ConfigMap, not both." -}}
-{{- end -}}
 {{- $directory := $participant.directory -}}
-{{- if and $directory.existingSecret $directory.existingConfigMap -}}
-{{- fail "participant.directory: name a Secret or a ConfigMap, not both." -}}
-{{- end -}}
 {{- if and $directory.use (not (or $directory.existingSecret $directory.existingConfigMap)) -}}
 {{- fail "participant.directory.use: name the Secret or ConfigMap that holds the directory." -}}
 {{- end -}}

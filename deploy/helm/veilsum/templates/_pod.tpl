@@ -27,6 +27,19 @@ seccompProfile: {type: RuntimeDefault}
       {{- end }}
 {{- end -}}
 
+{{/* A public file of a Secret or a ConfigMap. Takes (dict "name" volume "path" file "from" values "key" of the values). */}}
+{{- define "veilsum.fileVolume" -}}
+{{- if and .from.existingSecret .from.existingConfigMap -}}
+{{- fail (printf "%s: name a Secret or a ConfigMap, not both." .key) -}}
+{{- end -}}
+{{- $items := list (dict "key" .from.key "path" .path) -}}
+{{- $source := dict "configMap" (dict "name" .from.existingConfigMap "items" $items) -}}
+{{- if .from.existingSecret -}}
+{{- $source = dict "secret" (dict "secretName" .from.existingSecret "items" $items) -}}
+{{- end -}}
+{{- toYaml (list (merge (dict "name" .name) $source)) -}}
+{{- end -}}
+
 {{/* Volumes that both roles have. Takes (dict "root" $ "part" part). */}}
 {{- define "veilsum.volumes" -}}
 {{- $part := index .root.Values .part -}}
