@@ -28,7 +28,7 @@ from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS,
 FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost", "onnx")
 
 MODELS = ("tree", "graph")
-"""Of synthetic records: the result's own, of a tree of pairs; or new ones of a Markov random field, veilsum[synthetic]."""
+"""Models of synthetic records: the result's own tree of pairs, or a new Markov random field (the extra `synthetic`)."""
 
 PARTS = ("value", "noise_error", "sampling_error", "low", "high")
 

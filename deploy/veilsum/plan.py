@@ -166,7 +166,7 @@ class StudyPlan:
 
     @property
     def colluder_cost(self) -> float | None:
-        """By how much sums are noisier because k participants' shares are not counted: sqrt(n / h) - 1.
+        """How much noisier sums are because k participants' shares are not counted: sqrt(n / h) - 1.
 
         All n add shares of which h reach the noise that is charged for. None where no noise is shared.
         """

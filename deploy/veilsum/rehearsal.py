@@ -120,7 +120,7 @@ class Rehearsal:
         return self._last[1]
 
     def weights(self, study: Study) -> Mapping[str, float]:
-        """By query of the one release of tables, what part of a record's squared norm it has on average; empty of others."""
+        """Each query's average part of a record's squared norm in the one release of tables; empty for other tasks."""
         agreed = self._agreed(study).tasks[0]
         if not isinstance(agreed.task, Tables):
             return {}

@@ -246,7 +246,7 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
 
 
 def _owner(source: LedgerReader) -> tuple[str, bool]:
-    """Whose ledger one that does not verify says it is, and whether it says that it is a mirror."""
+    """The owner that a ledger which does not verify names, and whether it says that it is a mirror."""
     try:
         return source.site, source.role is Role.COORDINATOR
     except HostileInput:

@@ -264,7 +264,7 @@ def resolved_descent(
 
 
 def trained_architecture(study: Study, parameters: FedSGDParameters) -> Architecture:
-    """What is trained, of the study's features, or of those that are no part of the outcome."""
+    """What is trained, of the study's features, or of those that do not belong to the outcome."""
     spec, outcome = parameters.model or ModelSpec(name="linear"), parameters.outcome
     if outcome is None:
         return build_architecture(spec, study.width, len(study.data.classes))

@@ -40,10 +40,10 @@ RIDGES = {"logistic": 1.0, "softmax": 1.0, "squared": 6.0, "poisson": 4.0}
 """Defaults of ``ridge`` by loss. Numbers and counts vary less than the norm that a record is charged for (decision 53)."""
 
 LOSSES = ("squared", "poisson")
-"""Of outcomes."""
+"""The losses that an outcome may have."""
 
 FEWEST_TREES = 16
-"""Of a round by default; with more columns, one tree a column."""
+"""Trees of a round by default; with more columns, one tree per column."""
 
 
 class GBDTParameters(Frozen):

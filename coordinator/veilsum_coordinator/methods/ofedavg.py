@@ -74,7 +74,7 @@ ROOM = 4.0
 """How much longer than a clipped record a site's mean may be, after its map and with noise, before biases are clamped."""
 
 SPLIT = Split(counts=0.05, sums=0.75, second=0.2)
-"""Of the release among counts, sums and second moments: from the same sweep."""
+"""How the release is split among counts, sums and second moments; found by the same sweep."""
 
 
 class OFedAvgParameters(FeatureRules):

@@ -74,7 +74,7 @@ PRODUCTS = "score-products"
 """Label of the release."""
 
 SHARE = 0.2
-"""Of the budget."""
+"""Share of the budget."""
 
 PRODUCT_NOISE = 0.1
 """The bound of a score is so large that the noise of a variance is this share of it; it leaves most tails alone at least."""
@@ -88,7 +88,7 @@ STEPS = ("newton-1", "newton-2", "newton-3")
 """Labels of the others."""
 
 SHARES = (0.20, 0.15, 0.20, 0.45)
-"""Of the budget: the last step counts most, and hardly moves."""
+"""Shares of the budget by step: the last step counts most, and hardly moves."""
 
 FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
@@ -109,7 +109,7 @@ class RegressionParameters(Frozen):
         outcome: what is explained: a numeric column; of ``logistic`` a condition, such as ``died = 'yes'``; of ``cox`` the
             time, whose upper bound is the horizon.
         event: of ``cox``, the column that tells how the time ended.
-        censored: its levels that are no event; ratios are of the hazard of all others together.
+        censored: its levels that do not count as the event; ratios are of the hazard of all others together.
         edges: of ``cox``, of the intervals in which ends of follow-up are counted first, from the start to the horizon; by
             default 40 equal ones.
         over: terms: numbers, and categories, whose first level is the reference. Interactions and powers are derived columns.

@@ -123,7 +123,7 @@ class Inputs:
     unit: Unit = "record"
 
     def exact_rows(self, persons: Mapping[str, Any]) -> int:
-        """Of how many rows a unit's exact sum is made; 0 where sums are not exact.
+        """Number of rows that make a unit's exact sum; 0 where sums are not exact.
 
         They are not with noise, nor where a person's rows are scaled down together, which values in limbs do not bear.
 

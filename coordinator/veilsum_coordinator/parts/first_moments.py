@@ -44,12 +44,12 @@ class FirstMoments:
 
     @property
     def gram(self) -> Floats:
-        """Of (1, terms), (p, p)."""
+        """Gram matrix of (1, terms), (p, p)."""
         return self.moments[:-1, :-1]
 
     @property
     def std(self) -> float:
-        """Of the noise on the diagonal."""
+        """Standard deviation of the noise on the diagonal."""
         return self.part.std("diagonal")
 
     @property

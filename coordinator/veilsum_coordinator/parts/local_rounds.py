@@ -136,7 +136,7 @@ def resolved_training(
 
 
 def _default_rate(inputs: Inputs, norm: float, *, convex: bool) -> float:
-    """Of linear models in proportion to 1 / norm^2, as the curvature of their losses has it, and 16 at most."""
+    """Default rate of linear models: in proportion to 1 / norm^2, as the curvature of their losses has it, and 16 at most."""
     if convex:
         return min(16.0, 16.0 / 3.0 / norm**2)
     return 0.5 if inputs.private else 0.1

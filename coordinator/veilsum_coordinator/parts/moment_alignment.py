@@ -39,7 +39,7 @@ PROJECTED_BOUND = 2.0
 """Bound of one feature of a released projection, whose root mean square norm is about 1."""
 
 COUNT_IMPORTANCE = 10.0
-"""Of the count, which stands under every moment, against 1 for a power sum."""
+"""Importance of the count, which stands under every moment, against 1 for a power sum."""
 
 
 class MomentAlignment(Frozen):

@@ -56,10 +56,10 @@ class Split(Frozen):
 
 
 DEFAULT_SPLIT = Split(counts=0.15, sums=0.65, second=0.2)
-"""Of pooled class moments: the best on average of the sweep in docs/results.md."""
+"""Split for pooled class moments: the best on average of the sweep in docs/results.md."""
 
 TWO_CLASSES_SPLIT = Split(counts=0.1, sums=0.55, second=0.35)
-"""Of pooled class moments of two classes' centred features: fewer sums, so that second moments gain more by their share."""
+"""Split for pooled class moments of two classes' centred features: fewer sums, so second moments gain more."""
 
 PROJECTED = 0.7
 """Clip norm of a projection's features under noise, whose root mean square norm is about 1: from the same sweep."""

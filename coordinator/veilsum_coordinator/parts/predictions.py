@@ -50,22 +50,22 @@ from veilsum_privacy.training.models import ModelSpec
 Row = dict[str, Any]
 
 LABEL = "predictions"
-"""Of the release, and of its query."""
+"""Label of the release, and of its query."""
 
 LEVEL, ABOVE, PRODUCT = "prediction level", "outcome above 0", "outcome log outcome"
 """Names of derived columns: the linear predictor's levels, and for counts y + a hair and y log y."""
 
 LOSSES = {"number": "squared", "rate": "poisson", "hazard": "hazard"}
-"""By what a model predicts, the loss that says so."""
+"""The loss that goes with what a model predicts."""
 
 PRODUCTS = "products"
 """Name of the query for the sum of y log y."""
 
 LEVELS = 16
-"""Of the linear predictor, between its bounds."""
+"""Levels of the linear predictor, between its bounds."""
 
 MOST_INTERVALS = 20
-"""Of time: a hazard's edges are thinned to so many, as every cell has noise."""
+"""The most intervals of time: a hazard's edges are thinned to so many, as every cell has noise."""
 
 FINE, MOST_STEPS = 16.0, 2.0**14
 """How much finer than of means the steps of an outcome are: counts are few values, whose rounding does not average out.

@@ -40,7 +40,7 @@ ROUNDS = ("recalibration-1", "recalibration-2", "recalibration-3")
 """Labels of the releases."""
 
 SHARES = (0.25, 0.25, 0.50)
-"""Of the option's part of the budget."""
+"""Shares of the option's part of the budget."""
 
 LENGTH, UNSHORTENED, FREE_INFORMATION = newton.REACH * math.sqrt(2.0), 1e3, 0.83
 """C with noise and without, and kappa, as of a logistic regression of one term."""

@@ -29,7 +29,7 @@ CONVEX_CLIP, CONVEX_BIAS, CENTRED_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 0.1, 50.0
 data sets and several epsilons (docs/results.md). A small clip leaves of the gradient little more than its direction."""
 
 TWO_CLASS_TRAVEL = 30.0
-"""Of linear models of two classes: by area under the ROC curve, over eleven data sets (docs/results.md)."""
+"""Travel of linear models of two classes: chosen by area under the ROC curve, over eleven data sets (docs/results.md)."""
 
 NETWORK_RATE, TRAVEL = 4.0, 15.0
 """Learning rate without noise, and travel, of other models at a gradient norm of 1."""

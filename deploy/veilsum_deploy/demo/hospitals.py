@@ -19,7 +19,7 @@ from veilsum_node.errors import DataError, Misuse
 from veilsum_privacy.study.schema_file import load_schema
 
 SEED = 20
-"""Of every split in the demo."""
+"""Seed of every split in the demo."""
 
 HOSPITALS: Mapping[str, tuple[int, int]] = {"north": (20, 140), "east": (76, 54), "south": (45, 49), "west": (15, 20)}
 """Malignant and benign patients at each hospital, of 212 and 357; the other 56 and 94 are held out."""

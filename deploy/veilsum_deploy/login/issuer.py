@@ -47,7 +47,7 @@ LOG = logging.getLogger("veilsum.logins")
 PATH = "/login"
 
 OUTCOMES = ("certified", "refused", "unavailable", "failed")
-"""Of a login: as asked; not admitted; the provider was away; the service itself is out of order."""
+"""Outcomes of a login: as asked; not admitted; the provider was away; the service itself is out of order."""
 
 _STATUS: tuple[tuple[type[VeilsumError], HTTPStatus], ...] = (
     (HostileInput, HTTPStatus.FORBIDDEN),

@@ -1,6 +1,6 @@
 """The frame of a command line whose nouns are modules: imported when asked for, errors as messages, one exit status each.
 
-Exit status: 0 done, 1 the answer is no (a check, a verification or a study failed), 2 wrong usage or a typed error, 70 a
+Exit status: 0 done, 1 the answer is negative (a check, a verification or a study failed), 2 wrong usage or a typed error, 70 a
 fault of veilsum itself.
 """
 

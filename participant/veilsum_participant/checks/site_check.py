@@ -384,7 +384,7 @@ def _budget(config: ParticipantConfig, connection: Connection, books: Books, nam
 
 
 def cohorts(config: ParticipantConfig) -> Iterator[Check]:
-    """Whom studies of each population are held to."""
+    """The cohorts that studies of each population are held to."""
     with open_books(config) as (connection, _):
         for name in sorted({config.population(dataset) for dataset in config.datasets}):
             earlier = remembered(connection, config, name)

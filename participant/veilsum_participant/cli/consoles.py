@@ -25,7 +25,10 @@ SettingsOption = Annotated[
 ]
 WhoOption = Annotated[
     list[str] | None,
-    typer.Option("--as", help="Whom to make a one-time link for, as NAME=ROLE: reader, officer or operator; may be repeated."),
+    typer.Option(
+        "--as",
+        help="Person to make a one-time link for: NAME=ROLE, where ROLE is reader, officer or operator; may be repeated.",
+    ),
 ]
 
 
@@ -75,7 +78,10 @@ def add_console(
 
     @app.command("console-link")
     def console_link(
-        who: Annotated[str, typer.Option("--as", help="Whom the link is for, as NAME=ROLE: reader, officer or operator.")],
+        who: Annotated[
+            str,
+            typer.Option("--as", help="Person that the link is for: NAME=ROLE, where ROLE is reader, officer or operator."),
+        ],
         config: ConfigOption = default,
         settings: SettingsOption = None,
     ) -> None:

@@ -51,7 +51,7 @@ MOST_ROWS = 100
 """Entries on one page of the ledger."""
 
 MOST_STUDIES = 1000
-"""Of which "what if" asks how many more the budget bears, at most."""
+"""The most further studies that "what if" asks about."""
 
 
 @dataclass(frozen=True)
