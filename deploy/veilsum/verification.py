@@ -19,6 +19,7 @@ from veilsum_coordinator.results.released_models import find_released, result_pr
 from veilsum_coordinator.results.reproduction import one_thread
 from veilsum_node.errors import HostileInput, VeilsumError, raising
 from veilsum_node.phrases import counted
+from veilsum_node.process.imports import networks_may_be_missing
 from veilsum_privacy.results.proof_check import (
     CheckedRelease,
     CheckedStudy,
@@ -339,7 +340,7 @@ def _replay(
 
     again = _released(checked, entries, partial(_read, directory))  # opened once more: as large as a model, each
     federation = Replayed(study, again, encoder, exact=exact and known)
-    with one_thread(), part(MANIFEST, "The method cannot be run again on the releases:"):
+    with networks_may_be_missing(), one_thread(), part(MANIFEST, "The method cannot be run again on the releases:"):
         made = get_method(study.method).run(federation)
     if federation.releases != len(releases):
         raise ProofFault(MANIFEST, f"It names {len(releases)} releases, but the method asks for {federation.releases}.")

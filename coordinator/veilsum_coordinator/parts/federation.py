@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_coordinator.parts.long_arrays import cut
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.agreed import AgreedStudy
+from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.layout import Block, Layout
 
 
@@ -86,6 +86,18 @@ class Release:
     def part(self, name: str, part: slice) -> Floats:
         """Some of a block's values, which lie flat, row by row; of a long sum nothing else is read."""
         return self.values.part(name, part) if isinstance(self.values, StoredBlocks) else self.values[name].reshape(-1)[part]
+
+
+def read_release(task: AgreedTask, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
+    """Turn an opened sum in grid units into the task's blocks in their own units."""
+    if task.per_site:
+        places = map(task.study.participants.index, cohort)
+        own = [task.blocks(task.kept_part(values, place)) for place in places]
+        blocks = {name: np.stack([part[name] for part in own]) for name in own[0]}
+    else:
+        blocks = task.blocks(values)
+    std = math.sqrt(task.released_variance(len(cohort)))
+    return Release(task.label, number, blocks, task.block_std(std), cohort, digest)
 
 
 class Federation(ABC):

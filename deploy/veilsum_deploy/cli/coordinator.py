@@ -14,9 +14,9 @@ import typer
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, print_fields, print_line, print_rows
 from veilsum_node.process.imports import loading
+from veilsum_node.process.parties import DirectoryArgument, NameOption, init_party
 from veilsum_participant.cli.consoles import add_console
 from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file, show_checks
-from veilsum_participant.cli.places import DirectoryArgument, NameOption, init_party
 
 if TYPE_CHECKING:
     from veilsum_coordinator.protocol.settings import CoordinatorConfig

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
-from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.service.runner import RoundLostError, read_release
+from veilsum_coordinator.parts.federation import Federation, Release, read_release
+from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_deploy.simulation.chunks import Chunk, Part, Sites, compute_chunk
 from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared
 from veilsum_deploy.simulation.record import RoundRecord, RunRecorder, SiteStates

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from veilsum_node.errors import StateError, VeilsumError
 from veilsum_node.process.console import report_crash, report_error
-from veilsum_node.process.imports import loading
+from veilsum_node.process.imports import loading, networks_may_be_missing
 
 PROGRAM = "veilsum"
 
@@ -125,7 +125,8 @@ def run(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
 def _answer(app: typer.Typer, arguments: list[str]) -> None:
     """Run the command and write out what it printed: what is left to the interpreter's end fails without a word of ours."""
     try:
-        typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM)
+        with networks_may_be_missing():
+            typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM)
     except SystemExit:
         sys.stdout.flush()
         raise

@@ -18,6 +18,7 @@ from sqlalchemy import select
 from veilsum_node.config import did_you_mean
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_ready
@@ -30,7 +31,6 @@ from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.ledgers import (
     check,
     entry_fields,
-    load_authority,
     open_source,
     readable_entries,
     spending_fields,
