@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import NoReturn
 
 import veilsum.cli
+import veilsum_deploy.coordinator
 from veilsum_deploy.cli.additions import ADDITIONS
 from veilsum_node.process.commands import Noun, command_line, run
 
 NOUNS = {
-    "federation": Noun("veilsum_deploy.cli.federation", "The certificate authority: set up, sign, list."),
-    "coordinator": Noun("veilsum_deploy.cli.coordinator", "Set up and run a coordinator."),
+    **veilsum_deploy.coordinator.NOUNS,
     "participant": Noun("veilsum_participant.cli.participant", "Set up, check and run a participant."),
     **veilsum.cli.NOUNS,
     "ledger": Noun("veilsum_participant.cli.ledger", "What was spent: show it, verify it, set budgets."),

@@ -10,9 +10,8 @@ import typer
 
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.identity import Role
-from veilsum_node.process.console import print_line
+from veilsum_node.process.console import ConfigOption, print_line
 from veilsum_node.process.imports import loading
-from veilsum_participant.cli.operations import ConfigOption
 
 if TYPE_CHECKING:
     from veilsum_node.web.people import Links, Person
