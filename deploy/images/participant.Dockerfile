@@ -17,6 +17,7 @@ COPY node node
 COPY privacy privacy
 COPY aggregation aggregation
 COPY participant participant
+COPY deploy/tools/reached.py deploy/tools/reached.py
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./participant
 RUN python -m venv --without-pip /opt/veilsum
 RUN python -m pip --python /opt/veilsum/bin/python install --no-cache-dir --constraint constraints.txt /wheels/*.whl
