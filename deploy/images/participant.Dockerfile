@@ -10,14 +10,13 @@ ARG PIP_INDEX_URL=""
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-COPY LICENSE README.md SECURITY.md constraints.txt pyproject.toml ./
+COPY LICENSE README.md SECURITY.md constraints.txt pyproject.toml reached.py ./
 COPY docs docs
 COPY proto proto
 COPY node node
 COPY privacy privacy
 COPY aggregation aggregation
 COPY participant participant
-COPY deploy/tools/reached.py deploy/tools/reached.py
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./participant
 RUN python -m venv --without-pip /opt/veilsum
 RUN python -m pip --python /opt/veilsum/bin/python install --no-cache-dir --constraint constraints.txt /wheels/*.whl

@@ -49,20 +49,20 @@ print(json.dumps({"failed": failed, "loaded": absent}))
 
 STUDY = """
 import json, sys, veilsum
-assert "torch" not in sys.modules
+from veilsum_node.errors import ConfigurationError
 with veilsum.connect(coordinator=sys.argv[1], identity=sys.argv[2]) as federation:
     study = federation.dataset("records", json.loads(sys.argv[3])).mean("x0", noise="none")
-    cost = study.plan().cost
+    verdict = study.plan().verdict
     result = study.run(sys.argv[4])
-    rows = result.rows()
-    found = result.verify()
+    rows, found = result.rows(), result.verify()
 try:
     veilsum.simulate({"a": {"x0": [1]}, "b": {"x0": [2]}}, json.loads(sys.argv[3]))
-except veilsum_errors.ConfigurationError as error:
+except ConfigurationError as error:
     refused = error.message
 loaded = sorted({"torch", "opacus", "ot", "tenseal"} & set(sys.modules))
-print(json.dumps({"rows": rows, "releases": len(found.releases), "loaded": loaded, "refused": refused}, default=str))
-""".replace("import json, sys, veilsum\n", "import json, sys, veilsum\nimport veilsum_node.errors as veilsum_errors\n")
+told = {"verdict": verdict, "rows": rows, "releases": len(found.releases), "loaded": loaded, "refused": refused}
+print(json.dumps(told, default=str))
+"""
 
 
 def stated(party: str) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from veilsum_privacy.dossier.content import FORMAT, describe, proven, unproven
     from veilsum_privacy.dossier.model import Proof, StudyLabel, StudyTerms
-    from veilsum_privacy.dossier.render import render
+    from veilsum_privacy.dossier.page import render
 
 __all__ = ["FORMAT", "Proof", "StudyLabel", "StudyTerms", "describe", "proven", "render", "unproven"]
 
-_WHERE = {"Proof": "model", "StudyLabel": "model", "StudyTerms": "model", "render": "render"}
+_WHERE = {"Proof": "model", "StudyLabel": "model", "StudyTerms": "model", "render": "page"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Which files a distribution holds: modules that its entry points reach by imports, lazy ones too, and their packages' data.
 
-Hatchling calls :class:`Reached` when it builds a wheel, so that nobody keeps a list of files; ``python deploy/tools/reached.py
+Hatchling calls :class:`Reached` when it builds a wheel, so that nobody keeps a list of files; ``python reached.py
 participant`` prints what a distribution's wheel would hold. An import of a module is followed wherever it stands but under
 ``TYPE_CHECKING``; a text that is a module's full name counts as an import, and so does a name that a package imports for type
 checkers and gives lazily. Modules in ``without`` are not followed: whoever imports them says what to install.
@@ -24,7 +24,7 @@ except ModuleNotFoundError:  # only what builds a wheel has it
         """Stands in for hatchling's."""
 
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parent
 ROOMS = ("proto", "node", "privacy", "aggregation", "participant", "coordinator", "deploy")
 
 
