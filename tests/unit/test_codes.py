@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import veilsum
 from support.studies import agreed, drafted
 from veilsum.compile import StudyRequest, load_study_request
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, DataError
 from veilsum_node.process.check import CheckOutcome

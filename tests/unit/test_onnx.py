@@ -16,7 +16,7 @@ from support.federation import schema_of
 from support.studies import SITES, complete, run, split_records
 from veilsum.api.models import Classifier, Encoder, Regressor
 from veilsum.onnx_model import onnx_bytes
-from veilsum_coordinator.parts.application import application, outcome_application
+from veilsum_coordinator.parts.alignment import application, outcome_application
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen

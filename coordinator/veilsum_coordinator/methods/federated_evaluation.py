@@ -26,8 +26,7 @@ from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.predictions import LABEL, Prediction, prediction_plan, prediction_tables
-from veilsum_coordinator.parts.query_requests import check_persons
-from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.query_requests import check_persons, weigh
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name, Real

@@ -26,7 +26,7 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
 from veilsum_aggregation.regression import Fit, LinearFit, UntoldFit
 from veilsum_aggregation.robust import RobustFit, spread_of
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, told_rows, told_tables
 from veilsum_coordinator.parts.clustered_errors import (
     SCORES,
     cluster,
@@ -35,10 +35,8 @@ from veilsum_coordinator.parts.clustered_errors import (
     newton_asked,
     score_release,
 )
-from veilsum_coordinator.parts.estimable import told_rows, told_tables
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
-from veilsum_coordinator.parts.first_moments import FirstMoments
-from veilsum_coordinator.parts.newton_rounds import fit_newton
+from veilsum_coordinator.parts.first_moments import FirstMoments, fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
     ends_request,
@@ -46,8 +44,15 @@ from veilsum_coordinator.parts.proportional_hazards import (
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, check_persons, expand
-from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.query_requests import (
+    DeriveRequest,
+    EdgeRange,
+    Names,
+    QueryRequest,
+    check_persons,
+    expand,
+    weigh,
+)
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real

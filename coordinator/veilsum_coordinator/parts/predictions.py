@@ -26,12 +26,10 @@ from veilsum_aggregation.prediction_quality import (
     number_measures,
     rate_measures,
 )
-from veilsum_coordinator.parts.base import Inputs, TaskPlan
-from veilsum_coordinator.parts.estimable import told_rows
+from veilsum_coordinator.parts.base import Inputs, TaskPlan, told_rows
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.proportional_hazards import all_times
-from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand
-from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand, weigh
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.study import Study

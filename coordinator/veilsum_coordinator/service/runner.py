@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.checkpoints import checkpoint_result
-from veilsum_coordinator.parts.federation import Federation, Release, StoredBlocks, read_release
-from veilsum_coordinator.parts.long_arrays import PIECE
+from veilsum_coordinator.parts.federation import PIECE, Federation, Release, StoredBlocks, read_release
+from veilsum_coordinator.parts.networks import checkpoint_result
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Retention

@@ -17,7 +17,7 @@ from veilsum_privacy.securesum.check_words import sum_digest
 from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.key_shares import open_keys, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
-from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials, sealapi
+from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials, is_installed
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
@@ -114,7 +114,7 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
         raise HostileInput("A sum needs the consent of every member of its cohort.")
     check_contribution(total, plan)
     keys = open_keys(total.share, plan.ring, context, consents)
-    products = IntegerProducts(keys, plan.ring) if sealapi is None else KeyProducts(keys, plan.ring)
+    products = KeyProducts(keys, plan.ring) if is_installed() else IntegerProducts(keys, plan.ring)
     words = np.empty(plan.words, dtype=np.uint64)
     prime = np.uint64(plan.ring.prime)
     for first, count, part in batches(plan.words, plan.ring):

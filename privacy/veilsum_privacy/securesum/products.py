@@ -33,6 +33,11 @@ _PLAIN_MODULUS = 1 << 20
 """Of SEAL's context, in which a key is a plaintext: it holds s mod this, and takes what is above half of it as negative."""
 
 
+def is_installed() -> bool:
+    """Whether the encryption library is there; only who opens sums may do without."""
+    return sealapi is not None
+
+
 def common_polynomials(context: bytes, ring: RingParameters, start: int, count: int) -> Words:
     """a_start .. of a context, (count, N) below q: everybody computes them and nobody chooses them.
 
