@@ -122,8 +122,8 @@ class Verified:
 
     @property
     def attempts_without_release(self) -> int:
-        """Attempts before the last release that have none: given up, or lost after members had consented. The files do not
-        tell which, and nothing of what came after the last release."""
+        """Attempts before the last release that were given up, or lost after members had consented. The files do not tell
+        which, and nothing of what came after the last release."""
         return self.releases[-1].assignment.attempt - len(self.releases)
 
     @property

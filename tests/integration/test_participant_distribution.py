@@ -91,7 +91,7 @@ def test_every_module_is_imported_from_the_wheel_and_none_of_a_coordinators(inst
     found = json.loads(done.stdout)
     assert found["reached"] == []
     assert all(Path(place).is_relative_to(installed.environment) for place in found["places"])
-    assert {"veilsum_participant.session.client", "veilsum_privacy.securesum.bfv", "veilsum_proto.federation_pb2"} <= set(
+    assert {"veilsum_participant.session.client", "veilsum_privacy.securesum.products", "veilsum_proto.federation_pb2"} <= set(
         found["names"]
     )
 

@@ -168,7 +168,7 @@ def test_what_authenticates_is_compared_in_constant_time() -> None:
         "privacy/veilsum_privacy/ledger/mirror.py": 1,
         "privacy/veilsum_privacy/ledger/receipts.py": 2,
         "participant/veilsum_participant/data/encoders.py": 1,
-        "participant/veilsum_participant/snapshots.py": 1,
+        "participant/veilsum_participant/checks/snapshots.py": 1,
         "coordinator/veilsum_coordinator/protocol/machine.py": 1,
     }
     counted = {

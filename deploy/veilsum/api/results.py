@@ -229,7 +229,7 @@ class StudyResult:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """What a paper should state: study, digest, method, cost, and the sums that it was made of."""
+        """What a paper should state of the result, namely study, digest, method, cost, and the sums that it was made of."""
         from veilsum_node.process.software import installed_version
 
         manifest = read_manifest(self.directory)

@@ -285,7 +285,7 @@ def leave(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOpti
 @app.command()
 def snapshots(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Say which releases were computed from the records that the site's queries yield now; status 1 if one was not."""
-    from veilsum_participant.snapshots import compare_snapshots
+    from veilsum_participant.checks.snapshots import compare_snapshots
 
     with _site(config) as site:
         found = [(item.entry.seq, item.entry.reservation, item.same, item.why) for item in compare_snapshots(site)]

@@ -23,8 +23,8 @@ from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.web.looking import Look, Row
-from veilsum_participant.budget_changes import read_epsilon
 from veilsum_participant.checks import SiteCheck
+from veilsum_participant.cli.budget_changes import read_epsilon
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import LedgerPlace, verify_place
 from veilsum_participant.config import ParticipantConfig
