@@ -160,9 +160,10 @@ MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390e
 .tools/docs/installed.txt: .venv/.runtime deploy/site/requirements.txt Makefile
 	@rm -rf .tools/docs && mkdir -p .tools/docs
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .tools/docs -r deploy/site/requirements.txt
-	@if command -v npm > /dev/null; then cd .tools/docs && tar -xzf "$$(npm pack --silent $(MERMAID))" --strip-components=2 package/dist/mermaid.min.js && \
-		rm mermaid-*.tgz && echo "$(MERMAID_SHA256)  mermaid.min.js" | sha256sum --check --quiet; \
-		else echo "without npm, diagrams stay text" >&2; fi
+	@if command -v npm > /dev/null && packed=$$(cd .tools/docs && npm pack --silent $(MERMAID)); then \
+		cd .tools/docs && tar -xzf "$$packed" --strip-components=2 package/dist/mermaid.min.js && \
+		rm "$$packed" && echo "$(MERMAID_SHA256)  mermaid.min.js" | sha256sum --check --quiet; \
+		else echo "without npm and its registry, diagrams stay text" >&2; fi
 	@cp deploy/site/requirements.txt $@
 
 # A warning fails it, and so does a page that would load anything from elsewhere.
