@@ -388,4 +388,4 @@ def test_without_the_package_the_advice_names_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigurationError) as caught:
         onnx_bytes(Model.from_result(linear_result(MIXED, WIDTH)), {})
-    assert caught.value.advice == "pip install veilsum[onnx]"
+    assert caught.value.advice == "pip install 'veilsum[onnx]'"

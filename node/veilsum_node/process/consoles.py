@@ -12,6 +12,7 @@ from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.identity import Role
 from veilsum_node.process.console import ConfigOption, print_line
 from veilsum_node.process.imports import loading
+from veilsum_node.process.software import install_extra
 
 if TYPE_CHECKING:
     from veilsum_node.web.people import Links, Person
@@ -69,9 +70,7 @@ def add_console(
                 import starlette  # noqa: F401
                 import uvicorn  # noqa: F401
             except ImportError as error:
-                raise ConfigurationError(
-                    f"The console needs the package {error.name}.", "pip install 'veilsum[console]'"
-                ) from error
+                raise ConfigurationError(f"The console needs the package {error.name}.", install_extra("console")) from error
         harden()
         run(config, found, [_person(text) for text in who or ()], in_reach)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from veilsum_node.errors import ConfigurationError
+from veilsum_node.process.software import install_extra
 
 _LEFT_OUT = {"torch": "PyTorch", "ot": "the package POT", "tenseal": "the package TenSEAL"}
 
@@ -43,5 +44,5 @@ def networks_may_be_missing() -> Iterator[None]:
             raise
         raise ConfigurationError(
             f"This needs {_LEFT_OUT[error.name]}, which this installation lacks.",
-            "Install it with: pip install 'veilsum-analyst[networks]'; or use the whole platform, pip install veilsum",
+            f"Install it with: {install_extra('networks')}",
         ) from error
