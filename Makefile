@@ -39,7 +39,7 @@ help:
 	@echo "  make constraints   pin what is installed now, after an upgrade"
 	@echo "  make docs          the site of the documentation, readable without a network, into build/site"
 	@echo "  make wheels        the wheels of the last commit, the same bytes wherever they are made, into dist/"
-	@echo "  make wheelhouse    all that a machine without a network installs from, into wheelhouse/ (WHAT=participant for a site alone)"
+	@echo "  make wheelhouse    all that a machine without a network installs from, into wheelhouse/ (WHAT=participant, analyst or coordinator for one alone)"
 	@echo "  make clean         remove everything that make made"
 
 # Run time only: all that the demo needs.
@@ -165,9 +165,10 @@ MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390e
 .tools/docs/installed.txt: .venv/.runtime deploy/site/requirements.txt Makefile
 	@rm -rf .tools/docs && mkdir -p .tools/docs
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .tools/docs -r deploy/site/requirements.txt
-	@if command -v npm > /dev/null; then cd .tools/docs && tar -xzf "$$(npm pack --silent $(MERMAID))" --strip-components=2 package/dist/mermaid.min.js && \
-		rm mermaid-*.tgz && echo "$(MERMAID_SHA256)  mermaid.min.js" | sha256sum --check --quiet; \
-		else echo "without npm, diagrams stay text" >&2; fi
+	@if command -v npm > /dev/null && packed=$$(cd .tools/docs && npm pack --silent $(MERMAID)); then \
+		cd .tools/docs && tar -xzf "$$packed" --strip-components=2 package/dist/mermaid.min.js && \
+		rm "$$packed" && echo "$(MERMAID_SHA256)  mermaid.min.js" | sha256sum --check --quiet; \
+		else echo "without npm and its registry, diagrams stay text" >&2; fi
 	@cp deploy/site/requirements.txt $@
 
 # A warning fails it, and so does a page that would load anything from elsewhere.
@@ -179,12 +180,15 @@ docs: .venv/.installed .tools/docs/installed.txt
 	@echo "$(SITE)/index.html: $$(find "$(SITE)" -name '*.html' | wc -l) pages, $$(du -sm "$(SITE)" | cut -f1) MB"
 ELSEWHERE := '(src|srcset|data|poster)="(https?:)?//[^"]*|<link[^>]+href="(https?:)?//[^"]*|url\(.?(https?:)?//[^)]*|@import[^;]*'
 
+# The whole platform and each party's part (docs/decisions/0110-what-a-hospital-installs.md): an environment holds one of them.
+PARTIES := participant analyst coordinator
+
 # Of the last commit and nothing that lies about; hatchling gives files the same order, time and mode everywhere.
 DIST ?= dist
 wheels: .venv/.runtime
 	@rm -rf "$(DIST)" && mkdir -p "$(DIST)/source"
 	@git archive HEAD | tar -x -C "$(DIST)/source"
-	@cd "$(DIST)" && "$(abspath $(BIN))/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir . ./source ./source/participant
+	@cd "$(DIST)" && "$(abspath $(BIN))/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir . ./source $(addprefix ./source/,$(PARTIES))
 	@cd "$(DIST)" && rm -rf source && sha256sum -- *.whl | tee SHA256SUMS
 
 # For machines without a network: wheels of what is pinned and of this software, for this machine's Python and processor.
@@ -193,8 +197,8 @@ WHEELHOUSE ?= wheelhouse
 wheelhouse: .venv/.runtime
 	@rm -rf "$(WHEELHOUSE).part" && mkdir "$(WHEELHOUSE).part"
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$(WHEELHOUSE).part" \
-		$(if $(filter participant,$(WHAT)),./participant,.)
-	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest "$(WHEELHOUSE).part" $(TORCH_FROM) $(TORCH)
+		$(if $(filter $(PARTIES),$(WHAT)),./$(WHAT),.)
+	$(if $(filter analyst,$(WHAT)),,@$(BIN)/python -m pip download --quiet --disable-pip-version-check --dest "$(WHEELHOUSE).part" $(TORCH_FROM) $(TORCH))
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary=:all: -c constraints.txt \
 		--find-links "$(WHEELHOUSE).part" --dest "$(WHEELHOUSE).part" "$(WHEELHOUSE).part"/veilsum*.whl
 	@cp constraints.txt "$(WHEELHOUSE).part/"

@@ -21,17 +21,18 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats
 
 MOST_PERIODS = 20
-"""Of time that a study declares: pieces, where a period has several."""
+"""The most periods of time that a study may declare; where a period has several pieces, the most pieces."""
 
 EVENTS = 16.0
 """Events of a period, in units of the noise on its own score."""
 
 PIECES = 5
-"""Of all periods together, about: the noise of its score grows with their square root. With fewer, log hazard ratios are up to
-.6 of a standard error too small where follow-up depends on the terms much, with more fewer are told (decision 91)."""
+"""About how many pieces all periods have together: the noise of its score grows with their square root. With fewer, log hazard
+ratios are up to .6 of a standard error too small where follow-up depends on the terms much; with more, fewer are told
+(decision 91)."""
 
 MISFIT = 0.2
-"""By how much log k of the life table may differ from that given the terms, a standard deviation."""
+"""Standard deviation by which log k of the life table may differ from log k given the terms."""
 
 UNKNOWN = 0.6
 """Standard error of log k from which on the life table tells nothing, and hazards are constant in a period."""
@@ -46,7 +47,7 @@ SHAPES = 0.7
 """Standard deviation of log k over what is studied: what the life table does not tell is drawn to k = 1."""
 
 LARGEST_SHAPE = 1.6
-"""Of |log k|: k lies between .2 and 5."""
+"""Bound on |log k|: k lies between .2 and 5."""
 
 
 @dataclass(frozen=True)

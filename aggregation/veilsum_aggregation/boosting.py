@@ -17,13 +17,13 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats
 
 LONGEST_STEP = 4.0
-"""Of a leaf before it is shared among the trees of a round: more than a step towards certainty is noise."""
+"""The longest step of a leaf, before the trees of a round share it: more than a step towards certainty is noise."""
 
 INDICATOR = 0.5
 """Threshold of an indicator that is 0 or 1."""
 
 SMALLEST_MEAN = 1e-3
-"""Of counts to begin with, as a share of the largest mean."""
+"""The smallest mean of counts to begin with, as a share of the largest mean."""
 
 TRIES = 16
 """Draws of a column that has something left to split, before a node stays without effect."""
@@ -156,7 +156,7 @@ def newton_leaves(sums: LeafSums, rate: float, ridge: float) -> Floats:
 
 
 def split_gains(features: Floats, sums: LeafSums, ridge: float, width: int) -> Floats:
-    """By feature (width,), how much its splits lowered the loss to second order, less what noise alone would show.
+    """How much each feature's splits lowered the loss to second order, less what noise alone would show (width,).
 
     A split's gain is G_l^2 / (H_l + lambda) + G_r^2 / (H_r + lambda) - G^2 / (H + lambda), of the sums below it; noise of
     variance s^2 in each of m leaves below adds m s^2 to the expected square of a sum. Gains of several classes are added up.

@@ -66,7 +66,7 @@ class SiteErrors:
 
     @property
     def least(self) -> float:
-        """Of the variance that noise hides."""
+        """The least value of the variance that noise hides."""
         return min(self.hidden, self.sampling)
 
     @cached_property
@@ -135,7 +135,7 @@ class ClusteredFit(Fit):
 
     @property
     def covariances(self) -> tuple[Floats, Floats]:
-        """Of the coefficients (p, p): by the fit's noise, and the sandwich less what the scores' noise adds on average."""
+        """Covariances of the coefficients (p, p): by the fit's noise, and by the sandwich less what scores' noise adds."""
         sites = len(self.scores)
         moved = (self.scores - self.scores.mean(axis=0)) @ self.influence.T
         middle = sites / (sites - 1) * moved.T @ moved - sites * self.std**2 * self.influence @ self.influence.T

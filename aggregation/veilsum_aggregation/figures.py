@@ -254,7 +254,7 @@ def chi_squared(
 ) -> Test | NotEstimable:
     """The test that a vector has mean 0: u' V^+ u with V the sum of both covariances, against chi-squared.
 
-    Its degrees of freedom are V's rank: combinations that do not vary, beside :data:`FLAT` of the largest, are no part of it.
+    Its degrees of freedom are V's rank: combinations that do not vary, beside :data:`FLAT` of the largest, do not count.
 
     Args:
         u: (k,).

@@ -19,45 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 
 Permutation = NDArray[np.intp]
 Solver = Literal["exact", "sinkhorn"]
 
 _ENTROPY = 0.05  # weight of the entropy for "sinkhorn", in units of the cost, which lies in [0, 4]
 _STAY = 1e-9  # how much nearer a filter counts that already stands in its place, so that ties move nothing
-
-
-class GroupMember(NamedTuple):
-    """An axis of an array that channels lie along.
-
-    Attributes:
-        array: name.
-        axis: of that array.
-        repeat: consecutive places of the axis that one channel owns; height times width behind a flattened feature map.
-    """
-
-    array: str
-    axis: int
-    repeat: int = 1
-
-
-class ChannelGroup(NamedTuple):
-    """Channels that can only be renumbered together: one layer's, or those of all layers that add to one residual stream.
-
-    Attributes:
-        name: unique among a network's groups.
-        size: number of channels.
-        produced: output axes: of convolutions' weights, biases, and weights and biases of norms.
-        consumed: input axes of the layers that read the channels.
-        blocks: groups of a GroupNorm, of ``size / blocks`` consecutive channels each, that must be mapped onto groups; 1 where
-            every permutation is a symmetry.
-    """
-
-    name: str
-    size: int
-    produced: tuple[GroupMember, ...]
-    consumed: tuple[GroupMember, ...]
-    blocks: int = 1
 
 
 class AlignedGroups(NamedTuple):

@@ -96,7 +96,7 @@ def variance(sums: NumberSums) -> Answer:
 
 
 LEAST_VARIANCE = 1e-3
-"""Of a number in [-1, 1] where noise leaves none; without noise it is what it is."""
+"""The variance to assume of a number in [-1, 1] where noise leaves none; without noise the estimate stands."""
 
 HEAVY = 5.0
 """How much heavier than a beta distribution's the tail of a skewed number is taken to be: log-normal lengths of stay are."""

@@ -208,7 +208,7 @@ class HazardFit(Fit):
 
     @cached_property
     def _information(self) -> tuple[Floats, Floats, Floats, float, float]:
-        """Of theta (q, q), of both (q, p), of gamma (p, p); the noise of the second and the third.
+        """Information of theta (q, q), of both (q, p) and of gamma (p, p); the noise of the second and the third.
 
         That of a piece's log hazard are its expected events. What is known of the shape beforehand counts as well.
         """
@@ -282,7 +282,7 @@ class HazardFit(Fit):
         """The step (q + p,), and the factors (m,) that it multiplies hazards by.
 
         What is expected in a piece, and its information with gamma, go with its hazard: along theta the likelihood is known
-        and not only its slope, so that a shape which moves far is no matter of a second order.
+        and not only its slope, so that a shape which moves far is not an effect of second order.
         """
         expected, cross, _, _, _ = self._averages
         basis, prior, q = self.model.baseline.basis, self.model.baseline.prior, self.model.q
@@ -315,7 +315,7 @@ class HazardFit(Fit):
 
     @property
     def baseline(self) -> Floats:
-        """By piece (m, p), what the hazards' score explains of the terms' score: information of both over that of hazards."""
+        """What each hazard's score explains of the terms' score (m, p): information of both over that of hazards."""
         hazards, cross, _, _, _ = self._information
         return np.asarray(self.model.baseline.basis @ np.linalg.solve(hazards, cross), dtype=np.float64)
 
@@ -327,7 +327,7 @@ class HazardFit(Fit):
 
     @cached_property
     def _white_covariances(self) -> tuple[Floats, Floats]:
-        """Of gamma (p, p), by noise and by sampling.
+        """Covariances of gamma (p, p), by noise and by sampling.
 
         With d = (a, g) the step, the noise of the information adds that of the information times d to the score's.
         """

@@ -381,7 +381,7 @@ class _Dual:
         return _Sweep(order, mass, covered, size, float(mass[size] - covered[size]))
 
     def lifts(self, sweep: _Sweep, slopes: Floats, separation: float, tight: float) -> Floats:
-        """By how much to part each site's score from the next higher one, where no weight may pass between them.
+        """How far to part each site's score from the next higher one, where no weight may pass between them.
 
         That is where slopes rise or, if none does, where p(I_k) is q(N(I_k)) but for ``tight``. Newton steps get there as
         well, but only by 1 a step.

@@ -35,10 +35,10 @@ FEW = NotEstimable("the released count is within its noise", ADVICE)
 FLAT = NotEstimable("the prediction varies too little against the noise", ADVICE)
 
 LARGEST_COUNT = 5000
-"""Whose probability is added up; a cohort's larger counts are taken to be that."""
+"""The largest count whose probability is added up; larger counts of a cohort are taken to be this one."""
 
 STEPS = 60
-"""Of Newton's method; more than any estimating equation here takes."""
+"""Steps of Newton's method; more than any estimating equation here takes."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Levels:
 
 
 def _gradient(function: Function, sums: Floats) -> Floats:
-    """Of a function (k,) of the sums (B, r), by differences: (k, B, r)."""
+    """Gradient of a function (k,) of the sums (B, r), by differences: (k, B, r)."""
     found = []
     for place in np.ndindex(sums.shape):
         step = 1e-4 * max(1.0, abs(float(sums[place])))
@@ -207,7 +207,7 @@ def _products(mean: float, variance: float, shift: float) -> Floats:
 
 
 def _skewness(mean: float, variance: float) -> float:
-    """Of the beta distribution on [-1, 1]."""
+    """Skewness of the beta distribution on [-1, 1]."""
     low, small = (mean + 1.0) / 2.0, variance / 4.0
     if not 0.0 < small < low * (1.0 - low):
         return 0.0

@@ -37,7 +37,7 @@ def expit(h: Floats) -> Floats:
 
 
 def event_measures(levels: Levels) -> Iterator[tuple[str, Answer]]:
-    """Of predicted probabilities: how they rank, their losses, and their calibration.
+    """Measures of predicted probabilities: how they rank, their losses, and their calibration.
 
     ``deviance explained`` is 1 - (mean log loss) / (that of the constant guess), McFadden's R squared; ``Brier skill score``
     the same of the Brier score. Slope and intercept of calibration are of the logistic regression of the event on the log
@@ -110,7 +110,7 @@ def _skill(found: Answer) -> Answer:
 
 
 def number_measures(levels: Levels, outcome: OutcomeRange) -> Iterator[tuple[str, Answer]]:
-    """Of predicted numbers, in the outcome's unit: R squared, errors, and calibration.
+    """Measures of predicted numbers, in the outcome's unit: R squared, errors, and calibration.
 
     ``R squared`` is 1 - (mean squared error) / (variance of the outcome): of the predictions as they are, so that it can be
     negative. ``mean error`` is observed less predicted; the slope is that of the outcome on the prediction.
@@ -163,7 +163,7 @@ def _root(figure: Figure) -> Answer:
 
 
 def rate_measures(levels: Levels, outcome: OutcomeRange, product: OutcomeRange) -> Iterator[tuple[str, Answer]]:
-    """Of predicted means of counts: Poisson deviance, how much of it is explained, and calibration.
+    """Measures of predicted means of counts: Poisson deviance, how much of it is explained, and calibration.
 
     The deviance is 2 mean(y log y - y h + exp h - y); explained is its share of the constant guess's. Slope and intercept are
     of the Poisson regression of the count on the logarithm of its prediction, with errors that hold for any variance.
@@ -206,7 +206,7 @@ def rate_measures(levels: Levels, outcome: OutcomeRange, product: OutcomeRange) 
 
 
 def hazard_measures(centres: Floats, width: float, ends: Floats, beyond: Floats, std: float) -> Iterator[tuple[str, Answer]]:
-    """Of predicted log relative hazards: Harrell's C, and the slope of calibration.
+    """Measures of predicted log relative hazards: Harrell's C, and the slope of calibration.
 
     The slope is the coefficient of the prediction in a proportional-hazards model whose baseline is constant within the
     intervals of time, of which records have half where their time ended in it. The :data:`OUTER` levels at either end are left

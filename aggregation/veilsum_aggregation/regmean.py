@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 from veilsum_aggregation.filters import (
-    ChannelGroup,
-    GroupMember,
     Permutation,
     Solver,
     align_filters,

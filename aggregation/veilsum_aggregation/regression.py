@@ -44,7 +44,7 @@ class Fit(ABC):
     @property
     @abstractmethod
     def covariances(self) -> tuple[Floats, Floats]:
-        """Of the coefficients (p, p), by noise and by sampling."""
+        """Covariances of the coefficients (p, p), by noise and by sampling."""
 
     @property
     @abstractmethod
@@ -246,7 +246,7 @@ class LinearFit(Fit):
 
     @cached_property
     def residual_variance(self) -> float:
-        """Of the outcome about the fit: one standard error of its noise above the estimate, and not below 1e-6.
+        """Variance of the outcome about the fit: one standard error of its noise above the estimate, and at least 1e-6.
 
         The sum of squares is v' M v with v = (beta, -1), whose noise is s |v|^2.
         """

@@ -112,7 +112,7 @@ def survival_curve(counts: SurvivalCounts) -> SurvivalCurve | NotEstimable:
 
 
 def _alive(counts: SurvivalCounts, risk: Floats, events: Floats) -> list[Figure]:
-    """By interval the share of those at risk who have no event in it, with an upper end that holds where all seem to have one.
+    """Share of those at risk who have no event in each interval, with an upper end that holds where all seem to have one.
 
     Of r at risk, all with an event, that is 1 - 0.025^(1 / r) (Clopper and Pearson 1934), and what the noise may hide.
     """

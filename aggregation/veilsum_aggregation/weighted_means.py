@@ -16,7 +16,7 @@ from veilsum_aggregation.moments import NOISE_FLOOR
 
 @dataclass(frozen=True)
 class WeightedSums:
-    """Of one treatment, in units in which the largest weight is 1.
+    """Weighted sums of one treatment, in units in which the largest weight is 1.
 
     Attributes:
         weights, outcomes: sum w and sum w y.
@@ -51,7 +51,7 @@ class WeightedSums:
 
 
 def difference(treated: Answer, untreated: Answer) -> Answer:
-    """Of two independent figures."""
+    """Difference of two independent figures."""
     if isinstance(treated, NotEstimable):
         return treated
     if isinstance(untreated, NotEstimable):
@@ -64,7 +64,7 @@ def difference(treated: Answer, untreated: Answer) -> Answer:
 
 
 def ratio(treated: Answer, untreated: Answer) -> Answer:
-    """Of two independent shares, with an interval on the scale of logarithms."""
+    """Ratio of two independent shares, with an interval on the scale of logarithms."""
     if isinstance(treated, NotEstimable):
         return treated
     if isinstance(untreated, NotEstimable):

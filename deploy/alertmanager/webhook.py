@@ -35,7 +35,7 @@ class NotificationHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
-        """Requests are no events."""
+        """Requests are not logged."""
 
 
 def describe(receiver: str, notification: Any) -> list[str]:

@@ -84,7 +84,7 @@ def rows(name: str, runs: int, rng: np.random.Generator) -> Iterator[str]:
 
 RECORDS, EVENTS, YEARS = 1000, 0.151, 10.0
 TRUTH = np.array([0.03, 0.55])
-"""Of a year of age, and of the second arm."""
+"""Log hazard ratios of a year of age, and of the second arm."""
 
 FOLLOW_UP = {"none": 0.0, "shorter": -0.2, "much shorter": -0.6, "longer": 0.2}
 """What a standard deviation of age does to the log of the mean follow-up."""

@@ -29,7 +29,7 @@ from veilsum.compile import StudyRequest
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.moment_alignment import LABEL
+from veilsum_coordinator.parts.moment_plans import LABEL
 from veilsum_deploy.simulation.partition import partition
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_participant.applying.model import Model
@@ -271,13 +271,13 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder that holds mnist/mnist.npz")
     parser.add_argument("--out", type=Path, required=True, help="folder for rows.jsonl and table.md")
     parser.add_argument("--parts", nargs="+", choices=("main", "ablation", "private"), default=["main", "ablation", "private"])
-    parser.add_argument("--model", choices=list(MODELS), default="lenet5", help="of the parts main and ablation")
+    parser.add_argument("--model", choices=list(MODELS), default="lenet5", help="parts to run: main, ablation")
     parser.add_argument("--skew", choices=SKEWS, default="noise")
     parser.add_argument("--betas", nargs="+", type=float, default=[0.05, 0.1], help="variances")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--sites", type=int, default=10)
-    parser.add_argument("--records", type=int, default=600, help="of a site, on average")
+    parser.add_argument("--records", type=int, default=600, help="records of a site, on average")
     parser.add_argument("--tests", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--batch", type=int, default=32)

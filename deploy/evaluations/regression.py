@@ -84,7 +84,7 @@ def rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
 
 
 def clustered_rows(runs: int, rng: np.random.Generator, families: Sequence[str]) -> Iterator[str]:
-    """Of intervals clustered by site and of those for independent records: coverage, and half-width of a slope's.
+    """Coverage and half-width of a slope's intervals: those clustered by site and those for independent records.
 
     Sites' slopes differ by :data:`DIFFERS`, and in the last four columns not at all.
     """
@@ -110,7 +110,7 @@ def clustered_rows(runs: int, rng: np.random.Generator, families: Sequence[str])
 def _clustered(
     study: Study, family: str, each: int, differs: float, rng: np.random.Generator
 ) -> list[list[tuple[bool, float]]]:
-    """By slope, whether both kinds of errors cover, and their half-widths; empty where a slope is not told."""
+    """Whether both kinds of errors cover each slope, and their half-widths; empty where a slope is not told."""
     records = [drawn(family, each, rng, differs) for _ in study.participants]
     summary = METHODS["regression"].run(SiteSums(study, records, rng)).summary
     found = []

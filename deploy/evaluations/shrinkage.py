@@ -62,7 +62,7 @@ def drawn(spectrum: str, rotated: bool, classes: int, n: int, apart: float, rng:
 
 
 def accuracy(head: LinearHead, test: Records) -> float:
-    """Of a head, in percent."""
+    """Accuracy of a head, in percent."""
     return 100.0 * float(np.mean(head.predict(test.features) == test.labels))
 
 

@@ -211,7 +211,7 @@ def rank_rows(runs: int, rng: np.random.Generator) -> Iterator[str]:
 
 
 SLOPES = np.array([0.0, 0.05, 0.25, 0.15, -0.1, 0.25])
-"""Of a constant and five numbers."""
+"""Slopes of a constant and five numbers."""
 
 
 def fitted(n: int, sigma: float, rng: np.random.Generator) -> LinearFit:

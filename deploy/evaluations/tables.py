@@ -22,7 +22,7 @@ def run_options(name: str, what: str | None, runs: int) -> argparse.ArgumentPars
 
 
 def print_table(heads: Sequence[str], rows: Iterable[str], texts: int = 1) -> None:
-    """Print a table, each row as it is there; the first ``texts`` columns are no numbers."""
+    """Print a table, each row as it is there; the first ``texts`` columns hold text."""
     print(f"{line(heads)}\n{line(['---'] * texts + ['---:'] * (len(heads) - texts))}")
     for row in rows:
         print(row, flush=True)

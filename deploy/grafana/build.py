@@ -91,7 +91,7 @@ KINDS: Mapping[str, tuple[str, tuple[int, int], Json, Json]] = {
         },
     ),
 }  # fmt: skip
-"""Of each kind of panel: Grafana's name, width and height, and what all of them have as field defaults and as options."""
+"""For each kind of panel: Grafana's name, width and height, and the field defaults and options that all of them have."""
 
 
 class _Expression(string.Template):

@@ -10,7 +10,7 @@ ARG PIP_INDEX_URL=""
 ARG PIP_EXTRA_INDEX_URL=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-COPY LICENSE README.md SECURITY.md constraints.txt pyproject.toml ./
+COPY LICENSE README.md SECURITY.md constraints.txt pyproject.toml reached.py ./
 COPY docs docs
 COPY proto proto
 COPY node node

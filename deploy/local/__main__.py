@@ -16,11 +16,12 @@ from local.services import Services, container_ports, read_compose
 from veilsum_coordinator.protocol.settings import load_coordinator_config
 from veilsum_deploy.demo.directory import claim
 from veilsum_node.errors import StateError
+from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.process.commands import run
 from veilsum_node.process.console import JsonOption, print_fields, print_json, print_line, print_rows
 from veilsum_participant.config import load_participant_config
-from veilsum_participant.ledgers import load_authority, open_source, spending_fields
+from veilsum_participant.ledgers import open_source, spending_fields
 
 COMPOSE = Path(__file__).parents[1] / "compose.yaml"
 STUDY = "study"

@@ -61,7 +61,15 @@ NAVIGATION: dict[str, list[str]] = {
         "docs/dependencies",
     ],
     "Reference": ["deploy/site/commands", "docs/files", "CHANGELOG"],
-    "Developers": ["docs/architecture", "docs/adding", "docs/decisions/README", "CONTRIBUTING", "RELEASE", "CODE_OF_CONDUCT"],
+    "Developers": [
+        "docs/architecture",
+        "docs/states",
+        "docs/adding",
+        "docs/decisions/README",
+        "CONTRIBUTING",
+        "RELEASE",
+        "CODE_OF_CONDUCT",
+    ],
 }
 """The pages in the order in which the site lists them; runbooks and decisions stand below their README."""
 

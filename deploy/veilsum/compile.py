@@ -79,7 +79,7 @@ class StudyDraft:
 
     @cached_property
     def rehearsal(self) -> Rehearsal:
-        """Of its studies, if all participants take part."""
+        """The rehearsal of its studies, if all participants take part."""
         width = None if self.request.encoder is None else self.request.encoder.width  # type: ignore[union-attr]  # it is read
         return Rehearsal(
             self.method,
@@ -94,7 +94,7 @@ class StudyDraft:
 
     @property
     def _values(self) -> int:
-        """Of the longest vector of its tasks."""
+        """Number of values of the longest vector of its tasks."""
         return max(
             build_task(plan.task, plan.parameters.model_dump(mode="json"), self.schema).layout().size for plan in self.plans
         )

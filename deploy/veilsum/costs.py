@@ -38,10 +38,10 @@ SETUP_TRIPS, ROUND_TRIPS = 9, 8
 """Messages that wait for each other: study, enrolment, roster, boxes; then assignment, upload, answer, consent and end."""
 
 ANSWER_BYTES = 100
-"""Of one member among all answers: three words of up to 7 bytes and a signature of up to 72, with what frames them."""
+"""Bytes of one member among all answers: three words of up to 7 bytes and a signature of up to 72, with what frames them."""
 
 RECEIPT_BYTES = 800
-"""Of one member's signed receipt among all: 710 of text at 4 sites and a signature, with what frames them."""
+"""Bytes of one member's signed receipt among all: 710 of text at 4 sites and a signature, with what frames them."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def plan_connected(request: StudyRequest, coordinator: Coordinator, federation_i
 
 
 def absences(away: Sequence[str], left_out: Sequence[str]) -> list[str]:
-    """Whom a study waits for, and whom it does not ask, in words: see :class:`Planned`."""
+    """The participants that a study waits for, and those that it does not ask, in words: see :class:`Planned`."""
     waits = [f"Not connected now: {', '.join(away)}. The study waits for them."] if away else []
     leaves = f"Not connected now, and so not asked: {', '.join(left_out)}. To wait for them, name the study's participants."
     return [*waits, *([leaves] if left_out else [])]

@@ -2,7 +2,7 @@
 
 Tables are the lists of rows in a result's summary; what else it tells is one more, ``summary``. A figure with its interval
 becomes one cell, ``61.2 (59.8 to 62.7)``, but in CSV, where value, errors and ends have columns of their own. Pictures need
-matplotlib (``pip install veilsum[plots]``).
+matplotlib (the extra ``plots``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from veilsum.xgboost_model import xgboost_json
 from veilsum_aggregation.contrasts import PairPlan
 from veilsum_node.errors import ConfigurationError, raising
 from veilsum_node.file_names import file_name, write_files
+from veilsum_node.process.software import install_extra
 from veilsum_node.spreadsheets import write_csv, write_rows
 from veilsum_privacy.results.result import Result
 from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS, SCALE
@@ -28,7 +29,7 @@ from veilsum_privacy.tasks.queries.kinds.synthetic import NOISE, PAIRS, RECORDS,
 FORMATS = ("csv", "html", "latex", "svg", "png", "xgboost", "onnx")
 
 MODELS = ("tree", "graph")
-"""Of synthetic records: the result's own, of a tree of pairs; or new ones of a Markov random field, veilsum[synthetic]."""
+"""Models of synthetic records: the result's own tree of pairs, or a new Markov random field (the extra `synthetic`)."""
 
 PARTS = ("value", "noise_error", "sampling_error", "low", "high")
 
@@ -150,7 +151,7 @@ def _graph_records(result: Result, name: str, columns: Sequence[Row]) -> Any:
     released, scale, std = (result.arrays[query + part] for part in (PAIRS, SCALE, NOISE))
     plan = PairPlan(tuple(len(column["levels"]) for column in columns), int(scale.item()))
     with raising(
-        ConfigurationError("A graph needs the package mbi.", "Install it with: pip install veilsum[synthetic]"), on=ImportError
+        ConfigurationError("A graph needs the package mbi.", f"Install it with: {install_extra('synthetic')}"), on=ImportError
     ):
         field = fit_field(plan, released, float(std.item()))
     seed = int.from_bytes(hashlib.sha256(released.tobytes()).digest()[:4], "big")

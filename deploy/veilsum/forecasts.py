@@ -43,7 +43,7 @@ SIDE = frozenset({"count", "share", "standard_deviation", "r_squared", "share wi
 """Figures that stand beside others: a question that has others is asked for those."""
 
 DIRECTION = "variance along a direction, on average"
-"""Of principal components: what they are found by, against the variance that noise alone shows along some direction."""
+"""Unit of principal components: the variance they are found by, against what noise alone shows along some direction."""
 
 ASKED_FOR = frozenset(
     {"area under the ROC curve", "concordance", "R squared", "observed over expected", "accuracy", DIRECTION}
@@ -316,7 +316,7 @@ def _size(seen: _Seen, value: float, halves: Mapping[str, float], records: int) 
 
 
 def _half_ranges(rehearsal: Rehearsal, derived: Mapping[str, Any] = MappingProxyType({})) -> dict[str, float]:
-    """Of each numeric column, derived ones too, half of its range."""
+    """Half of the range of each numeric column, derived ones too."""
     ends = {name: (column.low, column.high) for name, column in derived.items() if column.number}
     ends |= {column.name: (column.low, column.high) for column in rehearsal.schema.columns if isinstance(column, NumberColumn)}
     return {name: high / 2.0 - low / 2.0 for name, (low, high) in ends.items()}

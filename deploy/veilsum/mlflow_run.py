@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from veilsum.exports import export_result, figures_of, flat_rows, tables_of
 from veilsum.pictures import Row
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable, raising
-from veilsum_node.process.software import installed_version
+from veilsum_node.process.software import install_extra, installed_version
 from veilsum_privacy.results.proof_files import STUDY_FILE, StudyProof
 from veilsum_privacy.results.result import MANIFEST, Result, copy_result, has_file, load_result
 
@@ -190,7 +190,7 @@ def _client(tracking_uri: str) -> Iterator[MlflowClient]:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # an absent server is said within seconds
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    with raising(ConfigurationError("MLflow's client is not installed.", "pip install veilsum[mlflow]"), on=ImportError):
+    with raising(ConfigurationError("MLflow's client is not installed.", install_extra("mlflow")), on=ImportError):
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
     try:

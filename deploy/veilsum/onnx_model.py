@@ -26,7 +26,7 @@ from veilsum.onnx_graph import Graph
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import ConfigurationError, Misuse, Unavailable, raising
 from veilsum_node.file_names import write_files
-from veilsum_node.process.software import installed_version
+from veilsum_node.process.software import install_extra, installed_version
 from veilsum_participant.applying.heads import Head, LinearArrays, MlpHead, NetworkHead, PersonalHead
 from veilsum_participant.applying.model import Model
 from veilsum_participant.applying.recipe import Maps, OutcomeForm, ProjectionArrays
@@ -92,7 +92,7 @@ def onnx_bytes(model: Model, about: Mapping[str, Any], *, site: str | None = Non
         Misuse: a step has no form in ONNX: a frozen program, an alignment that a site makes of what it keeps, or a layer of a
             model that a package brings. The message says what to do.
     """
-    with raising(ConfigurationError("ONNX files need the package onnx.", "pip install veilsum[onnx]"), on=ImportError):
+    with raising(ConfigurationError("ONNX files need the package onnx.", install_extra("onnx")), on=ImportError):
         import onnx
     graph, told = Graph(), dict(about)
     whole: str | None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from veilsum_node.errors import ConfigurationError, raising
+from veilsum_node.process.software import install_extra
 
 DRAWN = ("odds_ratio", "rate_ratio", "hazard_ratio", "coefficient", "mean", "value", "share", "count", "correlation")
 """Figures that a picture can be of, the first one that a table has."""
@@ -42,7 +43,7 @@ def draw(name: str, rows: Sequence[Row]) -> Any:
     columns = [key for key in DRAWN if any(_told(row.get(key)) for row in rows)]
     if not curves and not columns:
         return None
-    with raising(ConfigurationError("Pictures need matplotlib.", "pip install veilsum[plots]"), on=ImportError):
+    with raising(ConfigurationError("Pictures need matplotlib.", install_extra("plots")), on=ImportError):
         from matplotlib.figure import Figure as Canvas
     canvas = Canvas(figsize=(8.0, 5.0), layout="constrained")
     if curves:

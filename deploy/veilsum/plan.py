@@ -28,8 +28,8 @@ from veilsum.forecasts import OFTEN, Forecast
 from veilsum.privacy_loss import ParticipantLoss, affordable, epsilon_alone, finite, participant_losses
 from veilsum.quantisation import ROUNDING
 from veilsum.typical import guess_levels
-from veilsum_coordinator.parts.moment_alignment import LABEL as POWER_MOMENTS
-from veilsum_coordinator.parts.moment_alignment import records_to_align
+from veilsum_coordinator.parts.moment_plans import LABEL as POWER_MOMENTS
+from veilsum_coordinator.parts.moment_plans import records_to_align
 from veilsum_privacy.accounting.accountant import epsilon_of
 from veilsum_privacy.accounting.prices import declared_event, delta_warning, study_rule
 from veilsum_privacy.ledger.entries import Mechanism
@@ -166,7 +166,7 @@ class StudyPlan:
 
     @property
     def colluder_cost(self) -> float | None:
-        """By how much sums are noisier because k participants' shares are not counted: sqrt(n / h) - 1.
+        """How much noisier sums are because k participants' shares are not counted: sqrt(n / h) - 1.
 
         All n add shares of which h reach the noise that is charged for. None where no noise is shared.
         """

@@ -22,6 +22,7 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_coordinator.parts.base import Method
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_node.errors import Misuse
+from veilsum_node.process.imports import networks_may_be_missing
 from veilsum_privacy.computation.contribution import task_rows, task_sum
 from veilsum_privacy.mechanism.clipping import row_norms
 from veilsum_privacy.mechanism.rows.evaluation import Evaluation
@@ -109,7 +110,7 @@ class Rehearsal:
         return np.full((self.sites, len(self.pool)), self.records / len(self.pool))
 
     def _result(self, study: Study, counts: Floats, rng: np.random.Generator | None) -> Result:
-        with np.errstate(all="ignore"):
+        with networks_may_be_missing(), np.errstate(all="ignore"):
             return self.method.run(_Rehearsed(self._agreed(study), self.pool, counts, rng, self._rows))
 
     def _agreed(self, study: Study) -> AgreedStudy:
@@ -120,7 +121,7 @@ class Rehearsal:
         return self._last[1]
 
     def weights(self, study: Study) -> Mapping[str, float]:
-        """By query of the one release of tables, what part of a record's squared norm it has on average; empty of others."""
+        """Each query's average part of a record's squared norm in the one release of tables; empty for other tasks."""
         agreed = self._agreed(study).tasks[0]
         if not isinstance(agreed.task, Tables):
             return {}

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.service.runner import read_release
+from veilsum_coordinator.parts.federation import Federation, Release, read_release
 from veilsum_privacy.results.proof_check import CheckedRelease, ProofFault
 from veilsum_privacy.results.proof_files import round_file
 from veilsum_privacy.results.result import ARRAYS, MANIFEST, Result

@@ -145,7 +145,7 @@ class StudyRequest(Frozen):
         return self
 
     def unit(self, schema: DatasetSchema) -> Unit:
-        """Whose presence the study hides.
+        """The unit whose presence the study hides.
 
         Raises:
             ConfigurationError: one row's, of a person who may have several.

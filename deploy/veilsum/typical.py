@@ -104,7 +104,7 @@ def typical_records(
 
 
 def _ranks(name: str, number: int, shared: float = CORRELATION) -> Floats:
-    """Of the records in a column, within 0 and 1; a column's do not depend on which others there are."""
+    """Ranks of the records in a column, within 0 and 1; they do not depend on the other columns."""
     common = np.random.default_rng(1).standard_normal(number)
     own = np.random.default_rng((2, zlib.crc32(name.encode()))).standard_normal(number)
     z = math.sqrt(shared) * common + math.sqrt(1.0 - shared) * own

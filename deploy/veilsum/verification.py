@@ -20,6 +20,7 @@ from veilsum_coordinator.results.released_models import find_released, result_pr
 from veilsum_coordinator.results.reproduction import one_thread
 from veilsum_node.errors import HostileInput, VeilsumError, raising
 from veilsum_node.phrases import counted
+from veilsum_node.process.imports import networks_may_be_missing
 from veilsum_privacy.results.proof_check import (
     CheckedRelease,
     CheckedStudy,
@@ -122,8 +123,8 @@ class Verified:
 
     @property
     def attempts_without_release(self) -> int:
-        """Attempts before the last release that have none: given up, or lost after members had consented. The files do not
-        tell which, and nothing of what came after the last release."""
+        """Attempts before the last release that were given up, or lost after members had consented. The files do not tell
+        which, and nothing of what came after the last release."""
         return self.releases[-1].assignment.attempt - len(self.releases)
 
     @property
@@ -365,7 +366,7 @@ def _replay(
     study = checked.study
     encoder, known = _encoder(study, result, uses)
     federation = Replayed(study, releases, encoder, exact=exact and known)
-    with one_thread(), part(MANIFEST, "The method cannot be run again on the releases:"):
+    with networks_may_be_missing(), one_thread(), part(MANIFEST, "The method cannot be run again on the releases:"):
         made = get_method(study.method).run(federation)
     if federation.releases != len(entries):
         raise ProofFault(MANIFEST, f"It names {len(entries)} releases, but the method asks for {federation.releases}.")

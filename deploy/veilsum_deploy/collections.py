@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from veilsum.local.tables import SUFFIXES, read_records, read_sites, rows_by_name, site_name
+from veilsum.tables import SUFFIXES, read_records, read_sites, rows_by_name, site_name
 from veilsum_deploy.data_names import COLLECTIONS
 from veilsum_deploy.datasets import Rows, TableWithSchema, read_dataset
 from veilsum_node.config import did_you_mean

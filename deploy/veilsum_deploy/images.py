@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum.local.tables import site_name
+from veilsum.tables import site_name
 from veilsum_deploy.datasets import EXTRA
 from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
 from veilsum_node.phrases import unreadable

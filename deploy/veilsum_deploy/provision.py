@@ -52,7 +52,7 @@ _OPEN, _PRIVATE = 0o444, 0o400
 
 @dataclass(frozen=True)
 class Owner:
-    """Whom the files of a party shall belong to: the user that its container runs as."""
+    """The user that a party's files shall belong to: the one that its container runs as."""
 
     uid: int
     gid: int

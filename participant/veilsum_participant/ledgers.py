@@ -18,7 +18,7 @@ from sqlalchemy import inspect, select
 
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, StateError
-from veilsum_node.identity import Role, load_authority_certificate
+from veilsum_node.identity import Role
 from veilsum_node.identity.files import read_file
 from veilsum_node.phrases import unreadable
 from veilsum_privacy.audit.signed import MOST_BYTES, SignedAudit, read_report
@@ -125,16 +125,6 @@ def check(
             site, mirror = _owner(source)
             return Checked(site, mirror, None, fault, *given)
         return Checked(found.site, found.role is Role.COORDINATOR, found, None, *given)
-
-
-def load_authority(path: Path) -> x509.Certificate:
-    """The federation's certificate from a PEM file.
-
-    Raises:
-        ConfigurationError: the file cannot be read.
-        HostileInput: it is not an authority's certificate.
-    """
-    return load_authority_certificate(read_file(path, "authority's certificate"))
 
 
 def read_audit(path: Path, ledger: Checked) -> SignedAudit:
@@ -246,7 +236,7 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
 
 
 def _owner(source: LedgerReader) -> tuple[str, bool]:
-    """Whose ledger one that does not verify says it is, and whether it says that it is a mirror."""
+    """The owner that a ledger which does not verify names, and whether it says that it is a mirror."""
     try:
         return source.site, source.role is Role.COORDINATOR
     except HostileInput:

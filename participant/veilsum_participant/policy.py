@@ -261,7 +261,7 @@ def _cohort_rule_faults(study: Study, policy: Policy) -> Iterator[Refusal]:
 
 
 def _printed_faults(study: Study, policy: Policy) -> Iterator[Refusal]:
-    """Of how few records a study's figures may be."""
+    """Faults in how few records a study's figures may be made of."""
     printed = study.parameters.get("smallest_cell", 0)
     if study.method == "statistics" and not (isinstance(printed, int) and printed >= policy.smallest_cell):
         yield Refusal(

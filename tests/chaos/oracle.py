@@ -21,8 +21,7 @@ from chaos.reading import Row
 from support.federation import Data
 from support.studies import complete
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.service.runner import read_release
+from veilsum_coordinator.parts.federation import Release, read_release
 from veilsum_node.errors import VeilsumError
 from veilsum_privacy.computation.contribution import SitePlace, compute_sum
 from veilsum_privacy.mechanism.noise import CENTRE_BITS

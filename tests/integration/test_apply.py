@@ -22,7 +22,7 @@ from support.studies import agreed, complete, federation, split_records
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite
 from veilsum_node.database import open_database
 from veilsum_node.identity.provision import Kit, make_kit

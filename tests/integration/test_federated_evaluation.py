@@ -21,7 +21,7 @@ from veilsum.compile import StudyRequest
 from veilsum.local.federation import results_directory
 from veilsum.remote import Remote, connect
 from veilsum.request import with_model
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_coordinator.results.released_models import find_released, result_model
 from veilsum_coordinator.service.runner import run_study

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from veilsum_node.errors import DataError
-from veilsum_participant.checks.check import CheckOutcome
+from veilsum_node.process.check import CheckOutcome
 from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.cli.participant import app
 from veilsum_participant.data import check_dataset, check_structure, load_records

@@ -30,7 +30,7 @@ from support.network import PATIENCE, wait_for
 from support.postgres import server
 from support.processes import lasting_ports
 from veilsum.access import LoginSettings
-from veilsum_deploy.login.person import log_in
+from veilsum.login.person import log_in
 from veilsum_node.identity import Authority, Role, load_credentials
 from veilsum_node.identity.provision import Kit, make_kit
 

@@ -12,9 +12,9 @@ import pytest
 
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
 from veilsum_participant import site as site_module
+from veilsum_participant.checks.snapshots import compare_snapshots
 from veilsum_participant.data.snapshot import records_digest
 from veilsum_participant.dataset_config import DatasetConfig
-from veilsum_participant.snapshots import compare_snapshots
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.study.study import Unit
 

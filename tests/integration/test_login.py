@@ -25,10 +25,10 @@ from support.identity_provider import CLIENT, IdentityProvider, Keys, encoded
 from support.network import wait_for
 from support.processes import Process, running_processes, write_toml
 from veilsum.access import LoginNeededError, LoginSettings, resolve_access
+from veilsum.login.person import log_in
 from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_deploy.login.issuer import Issuer, LoginMetrics, LoginServer, LoginServiceConfig, RoleSettings
-from veilsum_deploy.login.person import log_in
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Authority, Role, load_credentials, new_key_and_csr
 from veilsum_node.identity.authority import login_request
@@ -493,7 +493,7 @@ def test_an_answer_that_does_not_say_whose_it_is(place: Place, server: LoginServ
 
 def test_a_service_elsewhere_names_no_provider_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = {"issuer": "http://127.0.0.1:9", "client_id": CLIENT, "scopes": ["openid"], "federation": "0" * 64}
-    monkeypatch.setattr("veilsum_deploy.login.person.Fetcher", lambda _: lambda *_, **__: told)
+    monkeypatch.setattr("veilsum.login.person.Fetcher", lambda _: lambda *_, **__: told)
     with pytest.raises(HostileInput, match="not https"):
         log_in(LoginSettings(url="https://authority.example"), tmp_path / "identity", Role.ANALYST, print, now)
 

@@ -18,7 +18,7 @@ from support.durable_studies import STUDIES
 from support.federation import make_bed, make_data, make_request, schema_of
 from support.postgres import server
 from veilsum.local.federation import results_directory
-from veilsum_coordinator.parts import long_arrays
+from veilsum_coordinator.parts import federation as long_arrays
 from veilsum_coordinator.protocol.rounds import FixedSum
 from veilsum_coordinator.service import runner
 from veilsum_coordinator.service.runner import RoundLostError

@@ -287,4 +287,4 @@ def test_what_cannot_be_tracked_is_refused(
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     with pytest.raises(ConfigurationError) as caught:
         result.to_mlflow(server.uri, "x")
-    assert caught.value.advice == "pip install veilsum[mlflow]"
+    assert caught.value.advice == "pip install 'veilsum[mlflow]'"

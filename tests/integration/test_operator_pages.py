@@ -25,7 +25,7 @@ from veilsum_coordinator.console import facts
 from veilsum_coordinator.console.pages import OperatorPages
 from veilsum_coordinator.console.run import operator_console
 from veilsum_coordinator.protocol.settings import load_coordinator_config
-from veilsum_deploy.coordinator_check import check_coordinator, coordinator_checks
+from veilsum_deploy.coordinator.check import check_coordinator, coordinator_checks
 from veilsum_node.web import looking
 from veilsum_node.web.people import PersonRole, Right
 from veilsum_node.web.settings import ConsoleSettings
@@ -45,7 +45,7 @@ class Desk:
         self.place, self.config, self.now = place, place.copy(directory), place.expires
         self.slow: list[tuple[str, looking.Look]] = []
         patch.setattr(facts, "now", lambda: self.now)
-        patch.setattr("veilsum_deploy.cli.coordinator.time", SimpleNamespace(time=lambda: self.now))
+        patch.setattr("veilsum_deploy.coordinator.coordinator.time", SimpleNamespace(time=lambda: self.now))
 
         @contextmanager
         def connect() -> Iterator[LocalCoordinator]:

@@ -29,6 +29,7 @@ from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_node.errors import ConfigurationError, DataError, StateError, Unavailable
 from veilsum_participant import site as site_module
 from veilsum_participant.checks import Check, CheckOutcome, SiteCheck
+from veilsum_participant.checks.snapshots import compare_snapshots
 from veilsum_participant.cli.participant import app
 from veilsum_participant.config import load_participant_config
 from veilsum_participant.data import check_structure, sources
@@ -36,7 +37,6 @@ from veilsum_participant.data.sources import read_table
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.query import SourceQuery
 from veilsum_participant.site import Site
-from veilsum_participant.snapshots import compare_snapshots
 from veilsum_privacy.ledger.entries import Kind
 from veilsum_privacy.study.schema import DatasetSchema, DateColumn
 from veilsum_privacy.tasks.agreed import AgreedStudy

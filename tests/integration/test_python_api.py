@@ -25,10 +25,10 @@ import veilsum
 from support.federation import make_bed, make_data, schema_of
 from support.network import wait_for, wired
 from veilsum.api.datasets import Dataset
-from veilsum.local.tables import deal_rows
+from veilsum.cli.study import app
 from veilsum.request import StudyRequest
+from veilsum.tables import deal_rows
 from veilsum_coordinator.methods.regression import MODEL_ERRORS
-from veilsum_deploy.cli.study import app
 from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse, StateError, Unavailable
 from veilsum_participant.applying.model import load_model, probabilities

@@ -16,7 +16,7 @@ import pytest
 from support.federation import DATASET, make_request
 from support.hostile import Adversary, make_adversary
 from veilsum_node.errors import DataError, RefusalCode
-from veilsum_participant.checks.check import CheckOutcome
+from veilsum_node.process.check import CheckOutcome
 from veilsum_participant.checks.datasets import dataset as check
 from veilsum_participant.data import check_structure, load_records
 from veilsum_participant.data.formats import CHECK_FORMAT

@@ -77,7 +77,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "privacy/veilsum_privacy/tasks/calibration_step.py": ("tests/unit/test_recalibration.py", "tests/unit/test_tasks.py"),
     "aggregation/veilsum_aggregation/clustered.py": ("tests/unit/test_clustered_errors.py",),
     "coordinator/veilsum_coordinator/storage/long_values.py": ("tests/integration/test_long_values.py",),
-    "coordinator/veilsum_coordinator/parts/long_arrays.py": ("tests/unit/test_long_arrays.py",),
+    "coordinator/veilsum_coordinator/parts/federation.py": ("tests/unit/test_long_arrays.py",),
     "participant/veilsum_participant/data/duck.py": ("tests/unit/test_sources.py", "tests/unit/test_stream.py"),
     "participant/veilsum_participant/policy.py": ("tests/unit/test_policy.py", "tests/unit/test_noise_shares.py"),
     "participant/veilsum_participant/protocol/limits.py": ("tests/unit/test_round_limits.py",),

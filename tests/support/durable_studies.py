@@ -10,7 +10,7 @@ import numpy as np
 from support.durable import WIDTH, Compile
 from support.federation import TestBed, make_request, schema_of
 from veilsum.request import with_model
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_privacy.results.result import Result, save_result
 from veilsum_privacy.study.study import Study

@@ -17,7 +17,7 @@ from subprocess import TimeoutExpired
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(  # installed modules: the server does not know the tests' path
     [
-        "veilsum_deploy.cli.coordinator",
+        "veilsum_deploy.coordinator.coordinator",
         "veilsum_coordinator.service.server",
         "veilsum_participant.cli.participant",
         "veilsum_participant.session.client",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.filters import ChannelGroup, Permutation, check_groups, renumber
+from veilsum_aggregation.channel_groups import ChannelGroup
+from veilsum_aggregation.filters import Permutation, check_groups, renumber
 
 
 def permute(

@@ -12,7 +12,7 @@ from support.studies import SCHEMA, Watched, compiled, shifted_sites
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.methods.fedsgd import FedSGDParameters
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.training_defaults import RARITY, rarity_weights, stated_weights
+from veilsum_coordinator.parts.networks import RARITY, rarity_weights, stated_weights
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.tasks.features import CLASS_WEIGHTS, class_weights
 from veilsum_privacy.training.models import ModelSpec, build_architecture

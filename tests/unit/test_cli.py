@@ -189,7 +189,7 @@ def test_a_crash_is_status_70_and_shows_no_value(
     def fail(*_: object) -> None:
         raise ValueError("age 93.125")
 
-    monkeypatch.setattr("veilsum_participant.cli.places.prepare", fail)
+    monkeypatch.setattr("veilsum_node.process.parties.prepare", fail)
     monkeypatch.delenv("VEILSUM_DEBUG", raising=False)
     command = ("participant", "init", tmp_path, "--name", "p")
     code, _, err = veilsum(capsys, *command)
@@ -210,7 +210,7 @@ def test_a_refusal_shows_its_code(capsys: pytest.CaptureFixture[str], monkeypatc
     def refuse(*_: object) -> None:
         raise Refusal(RefusalCode.BUDGET, "too much")
 
-    monkeypatch.setattr("veilsum_participant.cli.places.prepare", refuse)
+    monkeypatch.setattr("veilsum_node.process.parties.prepare", refuse)
     code, _, err = veilsum(capsys, "participant", "init", tmp_path, "--name", "p", "--json")
     assert (code, json.loads(err)["code"]) == (2, "budget-exceeded")
 

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from support.studies import drafted as draft_of
+from veilsum.cli.display import print_result, print_study
+from veilsum.cli.planned import figure, print_plan
 from veilsum.compile import PrivacyRequest, StudyDraft, StudyRequest
 from veilsum.costs import study_cost
 from veilsum.plan import plan_study
 from veilsum.progress import Pace, duration, follow, words
 from veilsum.remote import StudyInfo
 from veilsum_aggregation.figures import Figure, NotEstimable
-from veilsum_deploy.cli.display import print_result, print_study
-from veilsum_deploy.cli.planned import figure, print_plan
 from veilsum_node.errors import StateError
 from veilsum_privacy.accounting.accountant import GaussianEvent, epsilon_of
 from veilsum_privacy.ledger.entries import Mechanism

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 import veilsum
 from support.studies import agreed, drafted
 from veilsum.compile import StudyRequest, load_study_request
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_node.config import validate
 from veilsum_node.errors import ConfigurationError, DataError
+from veilsum_node.process.check import CheckOutcome
 from veilsum_participant.applying.recipe import parse_recipe
-from veilsum_participant.checks.check import CheckOutcome
 from veilsum_participant.checks.datasets import dataset
 from veilsum_participant.data import FindingKind, check_dataset, check_structure, load_records
 from veilsum_participant.data.stream import stream_records

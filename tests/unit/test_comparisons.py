@@ -160,7 +160,7 @@ def test_digests_are_compared_only_where_both_sides_are_public() -> None:
 def test_what_authenticates_is_compared_in_constant_time() -> None:
     """The places that let somebody in, or take somebody's word, do it by the function that takes the same time."""
     places = {
-        "deploy/veilsum_deploy/login/person.py": 1,
+        "deploy/veilsum/login/person.py": 1,
         "privacy/veilsum_privacy/securesum/check_words.py": 2,
         "node/veilsum_node/telemetry/endpoint.py": 1,
         "node/veilsum_node/web/application.py": 2,
@@ -168,7 +168,7 @@ def test_what_authenticates_is_compared_in_constant_time() -> None:
         "privacy/veilsum_privacy/ledger/mirror.py": 1,
         "privacy/veilsum_privacy/ledger/receipts.py": 2,
         "participant/veilsum_participant/data/encoders.py": 1,
-        "participant/veilsum_participant/snapshots.py": 1,
+        "participant/veilsum_participant/checks/snapshots.py": 1,
         "coordinator/veilsum_coordinator/protocol/machine.py": 1,
     }
     counted = {

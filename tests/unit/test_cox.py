@@ -174,7 +174,7 @@ def test_what_noise_drowns_has_an_estimate_and_no_interval() -> None:
     [
         ({"event": ""}, "states `event` and `censored`"),
         ({"censored": []}, "states `event` and `censored`"),
-        ({"censored": ["dead"]}, "those categories of 'end' that are no event"),
+        ({"censored": ["dead"]}, "the categories of 'end' other than the event"),
         ({"censored": ["alive", "died", 'it\'s "other"']}, "so none is an event"),
         ({"event": "age"}, "'age' is a number"),
         ({"outcome": "arm"}, "'arm' has categories"),

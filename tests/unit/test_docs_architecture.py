@@ -1,67 +1,98 @@
-"""docs/architecture.md draws the house that stands: its rooms, no others, and modules that exist."""
+"""The pages on states and on methods' files say what the code has."""
 
 from __future__ import annotations
 
-import ast
 import re
-from collections import Counter
-from pathlib import Path
+import sys
+from enum import StrEnum
 
 import pytest
+from sqlalchemy import MetaData
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-PACKAGES = ("aggregation", "coordinator", "deploy", "node", "participant", "privacy")
-WORDS_OF_THE_API = {"Federation", "Study"}
-"""What an analyst's names stand for inside: the rounds of a study, and its signed form."""
+import veilsum_coordinator.storage.fence
+import veilsum_coordinator.storage.journal  # noqa: F401  makes all tables
+import veilsum_participant.store.kept
+import veilsum_participant.store.peers  # noqa: F401
+from support.pages import ROOT
+from veilsum_coordinator.methods import METHODS
+from veilsum_coordinator.protocol.members import StudyPhase
+from veilsum_coordinator.protocol.rounds import RoundPhase
+from veilsum_coordinator.storage.long_values import METADATA as COORDINATOR
+from veilsum_participant.store.attempts import AttemptState
+from veilsum_participant.store.pending import PendingState
+from veilsum_participant.store.populations import COHORTS
+from veilsum_participant.store.studies import StudyState
+from veilsum_participant.store.tables import METADATA as PARTICIPANT
+from veilsum_privacy.tasks import TASKS
 
-SCHEMA_HISTORY = "migrations"
-"""A folder of every database, and no room."""
+sys.path.insert(0, str(ROOT))
+from reached import closure
 
-
-def rooms(package: str) -> set[str]:
-    """Packages within a package."""
-    found = (ROOT / package / f"veilsum_{package}").glob("*/__init__.py")
-    return {file.parent.name for file in found} - {SCHEMA_HISTORY}
-
-
-def drawn(package: str) -> set[str]:
-    """What the first diagram says in a package's box."""
-    (box,) = re.findall(rf'^    {package}\["{package}<br>(.*)"\]$', PAGE, re.MULTILINE)
-    return set(re.split(r", ?(?:<br>)?", box))
-
-
-@pytest.mark.parametrize("package", ["privacy", "coordinator", "participant"])
-def test_the_diagram_has_the_rooms_and_no_others(package: str) -> None:
-    assert drawn(package) == rooms(package)
-
-
-def test_the_diagram_has_the_rooms_of_node_beside_single_modules() -> None:
-    assert rooms("node") <= drawn("node")
+STATES = (ROOT / "docs" / "states.md").read_text()
+METHODS_PAGE = (ROOT / "docs" / "architecture.md").read_text()
+MOST_FILES = 10
+"""Of the coordinator, for one method."""
 
 
-def test_the_table_of_privacy_asks_a_question_of_every_room() -> None:
-    table = PAGE.partition("### Inside `privacy`")[2].partition("\n## ")[0]
-    assert set(re.findall(r"`(\w+)/`", table)) == rooms("privacy")
+def tables(page: str) -> list[list[list[str]]]:
+    """Rows of every table of a page, the heading's among them, as cells."""
+    blocks = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    return [[[cell.strip() for cell in row.strip("|").split(" | ")] for row in block.splitlines()] for block in blocks]
 
 
-def test_modules_that_the_ways_name_lie_in_the_room_named_before() -> None:
-    named = [
-        ROOT / folder / file
-        for folder, files in re.findall(r"`([a-z]+/[a-z_/]+)` \(((?:`[\w/]+\.py`[^()]*)+)\)", PAGE)
-        for file in re.findall(r"`([\w/]+\.py)`", files)
+def states(table: list[list[str]]) -> set[str]:
+    """What a table of transitions goes from and to."""
+    return {name for row in table[2:] for cell in row[:2] for name in re.findall(r"`([a-z]+)`", cell)}
+
+
+@pytest.mark.parametrize("kind", [PendingState, StudyState, AttemptState, StudyPhase, RoundPhase])
+def test_every_state_is_reached_by_a_transition(kind: type[StrEnum]) -> None:
+    known = {state.value for state in kind}
+    found = [states(table) for table in tables(STATES) if table[0][:2] == ["from", "to"]]
+    assert known in found
+
+
+@pytest.mark.parametrize("metadata", [PARTICIPANT, COORDINATOR], ids=["participant", "coordinator"])
+def test_every_table_is_named(metadata: MetaData) -> None:
+    assert COHORTS.name in STATES
+    pieces = {name for name in metadata.tables if name.endswith(("_piece", "_pieces", "_version"))}
+    assert {name for name in metadata.tables if f"`{name}`" not in STATES} <= pieces
+
+
+def test_a_method_is_read_in_the_files_that_its_row_names() -> None:
+    (table,) = (table for table in tables(METHODS_PAGE) if table[0][0] == "method")
+    rows = {re.findall(r"`([^`]+)`", row[0])[0]: row for row in table[2:]}
+    assert list(rows) == list(METHODS) or set(rows) == set(METHODS)
+    for name, row in rows.items():
+        module = type(METHODS[name]).__module__
+        assert row[1] == f"`{module.rpartition('.')[2]}.py`", name
+        seen, waiting = set[str](), [module]
+        while waiting:
+            one = waiting.pop()
+            if one not in seen:
+                seen.add(one)
+                waiting += [other for other in _own(one) if other not in seen]
+        parts = {one.rpartition(".")[2] for one in seen - {module}}
+        assert len(seen) <= MOST_FILES, (name, sorted(seen))
+        assert {*re.findall(r"`(\w+)`", row[2]), "base", "federation"} == parts, name
+        assert {*re.findall(r"`([a-z-]+)`", row[3])} <= set(TASKS), name
+        for formulas in re.findall(r"`(\w+)`", row[4]):
+            assert (ROOT / "aggregation" / "veilsum_aggregation" / f"{formulas}.py").exists(), name
+
+
+def _own(module: str) -> list[str]:
+    """Modules of the coordinator's methods and parts that a module imports itself."""
+    rooms = ("veilsum_coordinator.parts.", "veilsum_coordinator.methods.")
+    text = (ROOT / "coordinator" / (module.replace(".", "/") + ".py")).read_text()
+    return [
+        name for name in re.findall(r"^ *from (veilsum_coordinator\.\S+) import", text, re.MULTILINE) if name.startswith(rooms)
     ]
-    assert len(named) > 12
-    assert [str(path.relative_to(ROOT)) for path in named if not path.is_file()] == []
 
 
-def test_a_class_has_a_name_that_no_other_has() -> None:
-    names = Counter(
-        node.name
-        for package in PACKAGES
-        for file in (ROOT / package).rglob("*.py")
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef)
-    )
-    assert names["DatasetSchema"] == 1
-    assert {name for name, count in names.items() if count > 1} == WORDS_OF_THE_API
+def test_the_closure_follows_what_a_package_gives_lazily() -> None:
+    held = closure(["veilsum_participant.cli"])
+    assert {"veilsum_privacy.ledger.export", "veilsum_privacy.dossier.page", "veilsum_participant.session.client"} <= set(held)
+    assert not any(name.startswith(("veilsum_coordinator", "veilsum.", "veilsum_deploy")) for name in held)
+    assert "veilsum_participant" not in closure(["veilsum_aggregation.figures"])
+    with pytest.raises(ValueError, match="no such modules: veilsum_nowhere"):
+        closure(["veilsum_nowhere"])

@@ -22,8 +22,8 @@ from veilsum_coordinator.methods.regression import MODEL_ERRORS
 from veilsum_coordinator.parts.alignment import AlignmentParameters
 from veilsum_coordinator.parts.generation import GenerationParameters
 from veilsum_coordinator.parts.local_rounds import TrainingParameters
-from veilsum_coordinator.parts.moment_alignment import MomentAlignment
-from veilsum_coordinator.parts.server_optimisers import OptimiserParameters
+from veilsum_coordinator.parts.moment_plans import MomentAlignment
+from veilsum_coordinator.parts.networks import OptimiserParameters
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.simulation.deal import Setting

@@ -30,8 +30,8 @@ from veilsum_node.phrases import counted
 from veilsum_participant.ledgers import check
 from veilsum_privacy.dossier import Proof, StudyLabel, charts, describe, figures, render
 from veilsum_privacy.dossier.charts import MOST_BARS, ticks
+from veilsum_privacy.dossier.page import CODES, MOST_ROWS, refusal_rows, release_rows
 from veilsum_privacy.dossier.protection import ANNEXES
-from veilsum_privacy.dossier.render import CODES, MOST_ROWS, refusal_rows, release_rows
 from veilsum_privacy.ledger import Entry, Kind, Ledger, LedgerReader, Mechanism, Reservation
 from veilsum_privacy.ledger.statements import RequestedStudy
 from veilsum_privacy.mechanism.noise import plan_noise

@@ -31,7 +31,7 @@ from veilsum.compile import StudyRequest
 from veilsum.request import load_study_request, with_model
 from veilsum_aggregation.classification import auc_figure
 from veilsum_coordinator.methods.federated_evaluation import FederatedEvaluation
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_coordinator.results.released_models import find_released, result_model
 from veilsum_deploy.simulation.plain import PlainFederation, PlainSite

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from support.networks import permute
+from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 from veilsum_aggregation.filters import (
-    ChannelGroup,
-    GroupMember,
     align_filters,
     check_groups,
     convolutions,

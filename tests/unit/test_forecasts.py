@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from support import edges
 from support.questions import QUESTIONS, Question
 from support.studies import CLASSES, SCHEMA, SITES, complete, demand, draft, drafted, federation, split_records
+from veilsum.cli.planned import print_plan
 from veilsum.compile import StudyDraft, StudyRequest
 from veilsum.forecasts import SEARCH_RUNS, forecast, main_error, read_figures
 from veilsum.plan import StudyPlan, Verdict, divide, plan_study, verdict
@@ -21,8 +22,7 @@ from veilsum_aggregation.feature_moments import moments_of_sums
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.base import Method
 from veilsum_coordinator.parts.federation import released_noise
-from veilsum_coordinator.parts.moment_alignment import records_to_align
-from veilsum_deploy.cli.planned import print_plan
+from veilsum_coordinator.parts.moment_plans import records_to_align
 from veilsum_node.errors import ConfigurationError
 from veilsum_privacy.study.schema import CategoryColumn, ClassValues, DatasetSchema, LabelColumn, NumberColumn
 from veilsum_privacy.tasks.base import Records

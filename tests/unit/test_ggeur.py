@@ -18,8 +18,7 @@ from veilsum.compile import StudyRequest
 from veilsum_aggregation.geometry import ClassGeometry
 from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.parts.federation import Release
-from veilsum_coordinator.parts.generated import GeneratedFeatures, released_geometry, released_prototypes
-from veilsum_coordinator.parts.generation import GEOMETRY
+from veilsum_coordinator.parts.generation import GEOMETRY, GeneratedFeatures, released_geometry, released_prototypes
 from veilsum_coordinator.parts.server_heads import mlp_head
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_participant.applying.model import Model, load_model

@@ -69,7 +69,7 @@ def test_no_core_file_and_no_look_into_the_memory(tmp_path: Path) -> None:
 
 
 def test_both_starts_harden_before_anything_is_read() -> None:
-    for place in ("participant/veilsum_participant/cli/participant.py", "deploy/veilsum_deploy/cli/coordinator.py"):
+    for place in ("participant/veilsum_participant/cli/participant.py", "deploy/veilsum_deploy/coordinator/coordinator.py"):
         text = (ROOT / place).read_text()
         start = text.index("def start(")
         assert text.index("harden()", start) < text.index("_load(config)", start), place

@@ -23,7 +23,7 @@ from support.federation import schema_of
 from support.studies import complete
 from veilsum_aggregation.alignment import local_map, reference_arrays
 from veilsum_aggregation.gaussian import Gaussian
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_deploy.evaluation import exact_head
 from veilsum_node.errors import ConfigurationError, DataError, HostileInput, Misuse

@@ -13,7 +13,7 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.feature_moments import moment_terms, moments_of_sums, read_reference
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.moment_alignment import (
+from veilsum_coordinator.parts.moment_plans import (
     LABEL,
     WITHIN_LABEL,
     MomentAlignment,
@@ -23,8 +23,8 @@ from veilsum_coordinator.parts.moment_alignment import (
     moment_reference,
     moment_share,
     resolve_moments,
+    task_parameters,
 )
-from veilsum_coordinator.parts.moment_plans import task_parameters
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_privacy.computation.contribution import task_rows

@@ -16,7 +16,7 @@ from support.federation import schema_of
 from support.studies import SITES, complete, run, split_records
 from veilsum.api.models import Classifier, Encoder, Regressor
 from veilsum.onnx_model import onnx_bytes
-from veilsum_coordinator.parts.application import application, outcome_application
+from veilsum_coordinator.parts.alignment import application, outcome_application
 from veilsum_coordinator.parts.networks import network_head
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.fields import Frozen
@@ -409,4 +409,4 @@ def test_without_the_package_the_advice_names_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigurationError) as caught:
         onnx_bytes(Model.from_result(linear_result(MIXED, WIDTH)), {})
-    assert caught.value.advice == "pip install veilsum[onnx]"
+    assert caught.value.advice == "pip install 'veilsum[onnx]'"

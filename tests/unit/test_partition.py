@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veilsum.local.tables import site_name
+from veilsum.tables import site_name
 from veilsum_deploy.datasets import TableWithSchema, packaged_dataset, read_dataset
 from veilsum_deploy.demo.hospitals import HOSPITALS, folder_hospitals, packaged_hospitals
 from veilsum_deploy.simulation.partition import domain_alpha, hold_out, partition, thin_domains

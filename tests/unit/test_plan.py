@@ -317,7 +317,7 @@ def test_bytes_rounds_and_time_grow_with_what_is_asked(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("plans_without_search")
 def test_a_coarse_grid_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    from veilsum_deploy.cli.planned import print_plan
+    from veilsum.cli.planned import print_plan
 
     schema = SCHEMA.model_copy(update={"max_records": 2**16})
     asked = draft("fedcgs", schema=schema, epsilon=8.0, sites=16, parameters=ONCE)

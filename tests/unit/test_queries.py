@@ -17,8 +17,7 @@ from support.plain_sums import site_sum
 from support.rows import cells_of, computed, question_rows
 from support.rows import rows_of as task_rows_of
 from support.studies import complete
-from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand
-from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.query_requests import EdgeRange, QueryRequest, expand, weigh
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_privacy.computation.contribution import task_rows
 from veilsum_privacy.mechanism.persons import join_records

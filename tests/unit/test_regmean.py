@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.linalg import lstsq
 
 from support.networks import permute
-from veilsum_aggregation.filters import ChannelGroup, GroupMember, weighted_mean
+from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
+from veilsum_aggregation.filters import weighted_mean
 from veilsum_aggregation.regmean import RIDGE, merge_stations, noise_ridge, regmean, shrink_gram
 from veilsum_aggregation.shrinkage import project_psd
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "runbooks"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
 ALL = sorted(FOLDER.glob("*.md"))
-PARTS = ["What it means", "How to look", "What to do", "When it is no problem", "Who to tell"]
+PARTS = ["What it means", "How to look", "What to do", "When it is harmless", "Who to tell"]
 
 
 def alerts() -> dict[str, set[str]]:

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from support.federation import make_bed, make_data
 from veilsum_coordinator.protocol.settings import CoordinatorConfig
-from veilsum_deploy.coordinator_check import check_coordinator
+from veilsum_deploy.coordinator.check import check_coordinator
 from veilsum_node.errors import ConfigurationError, StateError
+from veilsum_node.process.check import CheckOutcome, storage_checks
 from veilsum_node.storage import FULL, NEARLY_FULL, OLD_BACKUP, Storage, backup_record, last_backup, look_at, record_backup
 from veilsum_node.telemetry.process_metrics import ProcessMetrics
-from veilsum_participant.checks.check import CheckOutcome, storage_checks
 
 NOW = 1_800_000_000
 SIZES = st.one_of(st.integers(0, 1 << 42), st.sampled_from([FULL - 1, FULL, NEARLY_FULL - 1, NEARLY_FULL]))

@@ -18,7 +18,7 @@ from sklearn.metrics import roc_auc_score
 
 from support.studies import agreed
 from veilsum.compile import StudyRequest
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_deploy.collections import single
 from veilsum_deploy.datasets import packaged_dataset
 from veilsum_deploy.evaluation import accuracy, exact_head, pool

@@ -217,7 +217,7 @@ def due(studies: Sequence[EndedStudy], days: str) -> Due:
     """Which of some studies are over and expired a number of days ago or earlier.
 
     Raises:
-        Misuse: it is no number of days.
+        Misuse: the text is not a number of days.
     """
     if not (days.isascii() and days.isdigit() and len(days) < 7 and int(days) <= MOST_DAYS):
         raise Misuse(f"Days are a whole number of 0 to {MOST_DAYS:,}.", "Give days since studies expired, such as 90.")

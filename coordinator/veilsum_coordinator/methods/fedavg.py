@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.masked_transport import Subsets, pair_probabilities, solve
 from veilsum_aggregation.participation import design_weights, draw_design, inclusion_probabilities
-from veilsum_coordinator.parts.application import outcome_application, study_result
+from veilsum_coordinator.parts.alignment import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.local_rounds import (
@@ -37,28 +37,36 @@ from veilsum_coordinator.parts.local_rounds import (
     resolved_training,
     training_plan,
 )
-from veilsum_coordinator.parts.moment_alignment import (
+from veilsum_coordinator.parts.moment_plans import (
     LABEL,
+    FeatureRules,
     MomentAlignment,
     align_moments,
     aligned_parameters,
     epsilon_parts,
     moment_plans,
     moment_share,
+    need_label,
     resolve_moments,
     training_records,
+    typical_norm,
 )
-from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label, typical_norm
-from veilsum_coordinator.parts.networks import network_head, resolved_model
-from veilsum_coordinator.parts.outcomes import refuse_for_outcomes, resolved_outcome
-from veilsum_coordinator.parts.recalibration import check_recalibration, recalibrated, with_recalibration
-from veilsum_coordinator.parts.training_defaults import (
+from veilsum_coordinator.parts.networks import (
     OUTCOME_TRAVEL,
     default_gradient_clip,
     default_model,
     feature_clip,
+    network_head,
+    resolved_model,
     stable_rate,
     stated_weights,
+)
+from veilsum_coordinator.parts.outcomes import (
+    check_recalibration,
+    recalibrated,
+    refuse_for_outcomes,
+    resolved_outcome,
+    with_recalibration,
 )
 from veilsum_node.config import did_you_mean
 from veilsum_node.errors import ConfigurationError

@@ -33,17 +33,23 @@ from veilsum_coordinator.parts.alignment import (
     AlignmentParameters,
     align,
     alignment_plans,
+    linear_result,
     plans_in_front,
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.generated import NO_CLASS, NO_HEAD
-from veilsum_coordinator.parts.generation import FeatureUse, GenerationParameters, generation_plans, run_generation
-from veilsum_coordinator.parts.iteration import ROOM
+from veilsum_coordinator.parts.first_moments import MEANS, centre_plan, released_centre
+from veilsum_coordinator.parts.generation import (
+    NO_CLASS,
+    NO_HEAD,
+    FeatureUse,
+    GenerationParameters,
+    generation_plans,
+    run_generation,
+)
+from veilsum_coordinator.parts.iteration import ROOM, site_blocks
 from veilsum_coordinator.parts.moment_plans import (
     DEFAULT_SPLIT,
     TWO_CLASSES_SPLIT,
@@ -55,9 +61,7 @@ from veilsum_coordinator.parts.moment_plans import (
     resolved_clip,
     task_parameters,
 )
-from veilsum_coordinator.parts.query_requests import QueryRequest, expand
-from veilsum_coordinator.parts.query_scales import weigh
-from veilsum_coordinator.parts.references import site_blocks
+from veilsum_coordinator.parts.query_requests import QueryRequest, expand, weigh
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.results.result import Result

@@ -26,8 +26,7 @@ from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
 from veilsum_coordinator.parts.predictions import LABEL, Prediction, prediction_plan, prediction_tables
-from veilsum_coordinator.parts.query_requests import check_persons
-from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.query_requests import check_persons, weigh
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Name, Real
@@ -59,13 +58,13 @@ BY_CLASS, BY_PREDICTION = "right_by_class", "right_by_prediction"
 """Queries in place of the first where it has too many cells: records by class, and whether it was the predicted one."""
 
 MOST_CELLS = 50_000
-"""Of a query; two marginal tables then tell shares with far less noise."""
+"""The most cells of one query; beyond them two marginal tables tell shares with far less noise."""
 
 TABLE = "/table"
 """How the block of a query that counts ends."""
 
 IMPORTANCE = {CONFUSION: 40.0, BY_CLASS: 40.0, BY_PREDICTION: 40.0, SCORES: 1.0, LOSS: 0.27}
-"""Of each query, of the loss for one of a nat: classes are what is asked for."""
+"""Importance of each query, that of the loss for a loss of one nat: classes are what is asked for."""
 
 LEAST_TABLE = 64
 """Least integer that stands for a record in a table, so that the parts of the budget are these."""
@@ -235,7 +234,7 @@ class FederatedEvaluationParameters(ClassifierRequest):
 
     @model_serializer(mode="wrap")
     def _stated(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Of a prediction without what is a classifier's."""
+        """What the study states of a prediction, without the items of a classifier."""
         hidden = () if self.prediction is None else ClassifierRequest.model_fields
         return {name: value for name, value in dump(self).items() if name not in hidden}
 

@@ -33,14 +33,14 @@ from veilsum_coordinator.parts.alignment import (
     NOTHING_ALIGNED,
     AlignmentParameters,
     align,
+    linear_result,
     plans_in_front,
     resolve_alignment,
 )
-from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.parts.generated import NO_CLASS
 from veilsum_coordinator.parts.generation import (
+    NO_CLASS,
     FeatureUse,
     GenerationParameters,
     generation_plans,

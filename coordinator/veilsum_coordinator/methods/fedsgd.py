@@ -18,14 +18,13 @@ from numpy.typing import DTypeLike, NDArray
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_coordinator.parts.application import outcome_application, study_result
+from veilsum_coordinator.parts.alignment import outcome_application, study_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.checkpoints import checkpoint_due
-from veilsum_coordinator.parts.feature_centre import MEANS, centre_plan, released_centre
-from veilsum_coordinator.parts.federation import Federation, Release, released_noise
-from veilsum_coordinator.parts.long_arrays import LongArrays, cut
-from veilsum_coordinator.parts.moment_alignment import (
+from veilsum_coordinator.parts.federation import Federation, LongArrays, Release, cut, released_noise
+from veilsum_coordinator.parts.first_moments import MEANS, centre_plan, released_centre
+from veilsum_coordinator.parts.moment_plans import (
     LABEL,
+    FeatureRules,
     MomentAlignment,
     MomentReference,
     align_moments,
@@ -33,25 +32,36 @@ from veilsum_coordinator.parts.moment_alignment import (
     epsilon_parts,
     moment_plans,
     moment_share,
+    need_label,
     resolve_moments,
     training_records,
 )
-from veilsum_coordinator.parts.moment_plans import FeatureRules, need_label
-from veilsum_coordinator.parts.networks import network_head, resolved_model
-from veilsum_coordinator.parts.outcomes import Beginning, beginning, refuse_for_outcomes, resolved_outcome, score_summary
-from veilsum_coordinator.parts.recalibration import check_recalibration, recalibrated, with_recalibration
-from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
-from veilsum_coordinator.parts.training_defaults import (
+from veilsum_coordinator.parts.networks import (
     OUTCOME_TRAVEL,
     RARITY,
+    OptimiserParameters,
+    ServerOptimiser,
+    checkpoint_due,
     default_gradient_clip,
     default_model,
     default_rate,
     default_travel,
     feature_clip,
+    network_head,
     resolved_class_weights,
+    resolved_model,
     stable_rate,
     weights_of_classes,
+)
+from veilsum_coordinator.parts.outcomes import (
+    Beginning,
+    beginning,
+    check_recalibration,
+    recalibrated,
+    refuse_for_outcomes,
+    resolved_outcome,
+    score_summary,
+    with_recalibration,
 )
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Name, Real
@@ -264,7 +274,7 @@ def resolved_descent(
 
 
 def trained_architecture(study: Study, parameters: FedSGDParameters) -> Architecture:
-    """What is trained, of the study's features, or of those that are no part of the outcome."""
+    """What is trained, of the study's features, or of those that do not belong to the outcome."""
     spec, outcome = parameters.model or ModelSpec(name="linear"), parameters.outcome
     if outcome is None:
         return build_architecture(spec, study.width, len(study.data.classes))

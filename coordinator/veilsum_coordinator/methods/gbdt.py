@@ -16,7 +16,7 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.boosting import LeafSums, SplitColumn, first_base, newton_leaves, random_trees, split_gains
-from veilsum_coordinator.parts.application import outcome_application, study_application
+from veilsum_coordinator.parts.alignment import outcome_application, study_application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing, need_label
@@ -40,10 +40,10 @@ RIDGES = {"logistic": 1.0, "softmax": 1.0, "squared": 6.0, "poisson": 4.0}
 """Defaults of ``ridge`` by loss. Numbers and counts vary less than the norm that a record is charged for (decision 53)."""
 
 LOSSES = ("squared", "poisson")
-"""Of outcomes."""
+"""The losses that an outcome may have."""
 
 FEWEST_TREES = 16
-"""Of a round by default; with more columns, one tree a column."""
+"""Trees of a round by default; with more columns, one tree per column."""
 
 
 class GBDTParameters(Frozen):

@@ -28,11 +28,11 @@ from veilsum_coordinator.parts.alignment import (
     AlignmentParameters,
     align,
     alignment_plans,
+    linear_result,
     plans_in_front,
     resolve_alignment,
     task_alignment,
 )
-from veilsum_coordinator.parts.application import linear_result
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.generation import (
@@ -41,6 +41,7 @@ from veilsum_coordinator.parts.generation import (
     generation_plans,
     run_generation,
 )
+from veilsum_coordinator.parts.iteration import site_blocks
 from veilsum_coordinator.parts.moment_plans import (
     FeatureRules,
     Split,
@@ -50,7 +51,6 @@ from veilsum_coordinator.parts.moment_plans import (
     task_parameters,
     typical_norm,
 )
-from veilsum_coordinator.parts.references import site_blocks
 from veilsum_coordinator.parts.server_heads import softmax_head
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen, Real
@@ -74,7 +74,7 @@ ROOM = 4.0
 """How much longer than a clipped record a site's mean may be, after its map and with noise, before biases are clamped."""
 
 SPLIT = Split(counts=0.05, sums=0.75, second=0.2)
-"""Of the release among counts, sums and second moments: from the same sweep."""
+"""How the release is split among counts, sums and second moments; found by the same sweep."""
 
 
 class OFedAvgParameters(FeatureRules):

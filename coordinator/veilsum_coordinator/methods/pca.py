@@ -16,7 +16,7 @@ from pydantic import Field
 from veilsum_aggregation import moments
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.tables import count
-from veilsum_coordinator.parts.application import application
+from veilsum_coordinator.parts.alignment import application
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import FeatureRules, gaussian_moments, resolved_clip

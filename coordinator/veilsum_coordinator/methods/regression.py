@@ -26,7 +26,7 @@ from veilsum_aggregation.moments import symmetric
 from veilsum_aggregation.newton import NewtonFit
 from veilsum_aggregation.regression import Fit, LinearFit, UntoldFit
 from veilsum_aggregation.robust import RobustFit, spread_of
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, told_rows, told_tables
 from veilsum_coordinator.parts.clustered_errors import (
     SCORES,
     cluster,
@@ -35,10 +35,8 @@ from veilsum_coordinator.parts.clustered_errors import (
     newton_asked,
     score_release,
 )
-from veilsum_coordinator.parts.estimable import told_rows, told_tables
 from veilsum_coordinator.parts.federation import Federation, Release, released_noise
-from veilsum_coordinator.parts.first_moments import FirstMoments
-from veilsum_coordinator.parts.newton_rounds import fit_newton
+from veilsum_coordinator.parts.first_moments import FirstMoments, fit_newton
 from veilsum_coordinator.parts.outcomes import PREDICTION, SCORE
 from veilsum_coordinator.parts.proportional_hazards import (
     ends_request,
@@ -46,8 +44,15 @@ from veilsum_coordinator.parts.proportional_hazards import (
     fit_hazards,
     hazard_step,
 )
-from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, check_persons, expand
-from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.query_requests import (
+    DeriveRequest,
+    EdgeRange,
+    Names,
+    QueryRequest,
+    check_persons,
+    expand,
+    weigh,
+)
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
 from veilsum_node.fields import Frozen, Real
@@ -74,7 +79,7 @@ PRODUCTS = "score-products"
 """Label of the release."""
 
 SHARE = 0.2
-"""Of the budget."""
+"""Share of the budget."""
 
 PRODUCT_NOISE = 0.1
 """The bound of a score is so large that the noise of a variance is this share of it; it leaves most tails alone at least."""
@@ -88,7 +93,7 @@ STEPS = ("newton-1", "newton-2", "newton-3")
 """Labels of the others."""
 
 SHARES = (0.20, 0.15, 0.20, 0.45)
-"""Of the budget: the last step counts most, and hardly moves."""
+"""Shares of the budget by step: the last step counts most, and hardly moves."""
 
 FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
@@ -109,7 +114,7 @@ class RegressionParameters(Frozen):
         outcome: what is explained: a numeric column; of ``logistic`` a condition, such as ``died = 'yes'``; of ``cox`` the
             time, whose upper bound is the horizon.
         event: of ``cox``, the column that tells how the time ended.
-        censored: its levels that are no event; ratios are of the hazard of all others together.
+        censored: its levels that do not count as the event; ratios are of the hazard of all others together.
         edges: of ``cox``, of the intervals in which ends of follow-up are counted first, from the start to the horizon; by
             default 40 equal ones.
         over: terms: numbers, and categories, whose first level is the reference. Interactions and powers are derived columns.

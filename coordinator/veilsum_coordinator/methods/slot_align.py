@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from veilsum_coordinator.parts.alignment import AlignmentParameters, align, alignment_plans, resolve_alignment
-from veilsum_coordinator.parts.application import study_application, study_arrays
+from veilsum_coordinator.parts.alignment import (
+    AlignmentParameters,
+    align,
+    alignment_plans,
+    resolve_alignment,
+    study_application,
+    study_arrays,
+)
 from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
 from veilsum_coordinator.parts.federation import Federation
 from veilsum_coordinator.parts.moment_plans import FeatureRules, resolved_clip

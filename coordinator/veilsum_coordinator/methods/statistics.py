@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from veilsum_aggregation.figures import Row
-from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan
-from veilsum_coordinator.parts.estimable import told_arrays, told_tables
+from veilsum_coordinator.parts.base import Inputs, Method, TaskPlan, told_arrays, told_tables
 from veilsum_coordinator.parts.federation import Federation
-from veilsum_coordinator.parts.query_requests import DeriveRequest, QueryRequest, check_persons, expand, overview
-from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.query_requests import DeriveRequest, QueryRequest, check_persons, expand, overview, weigh
 from veilsum_node.config import explain
 from veilsum_node.errors import ConfigurationError, HostileInput
 from veilsum_node.fields import Frozen

@@ -14,7 +14,7 @@ HEAD = "0006"
 """The last script."""
 
 KEEPERS = (fence, journal, long_values, records)
-"""Whose tables these are."""
+"""The modules that own these tables."""
 
 
 def create(connection: Connection) -> None:

@@ -27,14 +27,14 @@ SCORES = "site-scores"
 """Label of the release."""
 
 SHARE = 0.3
-"""Of the budget."""
+"""Share of the budget."""
 
 TAILS = {"linear": 3.0, "poisson": 4.0}
 """Standard deviations of the outcome from its mean within which no record's score is shortened, whatever the noise: enough
 for the tails of a normal and, for counts, skewed outcome."""
 
 LARGEST_RESIDUAL = 2.0
-"""Of a linear model, from one bound of the outcome to the other."""
+"""Largest residual of a linear model, from one bound of the outcome to the other."""
 
 FARTHEST = 8.0
 """Terms of a linear model are shortened beyond so many times the length of most, where no noise is added."""

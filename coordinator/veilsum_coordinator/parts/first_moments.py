@@ -1,8 +1,14 @@
-"""What a regression's first release tells: moments of terms and outcome, and of which terms nothing finite can be said."""
+"""What a regression's first release tells: moments of terms and outcome, and of which terms nothing finite can be said.
+
+Odds and rate ratios as rounds of a study: a release a Newton step, from the first release's moments on.
+
+A noised mean of the features, released first and taken off them: what is left is shorter, and so needs less noise.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,13 +17,20 @@ import numpy as np
 from veilsum_aggregation import newton
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import NotEstimable
-from veilsum_aggregation.moments import NOISE_FLOOR
-from veilsum_aggregation.regression import Fit, UntoldFit
-from veilsum_coordinator.parts.federation import Release
-from veilsum_privacy.tasks.newton_step import in_units
+from veilsum_aggregation.moments import NOISE_FLOOR, symmetric
+from veilsum_aggregation.newton import NewtonFit, NewtonRelease
+from veilsum_aggregation.regression import Fit, UntoldFit, told_directions
+from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.federation import Federation, Release
+from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.feature_means import FeatureMeansParameters
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN, in_units
 from veilsum_privacy.tasks.queries.base import ReleasedPart
-from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms
+from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms, term_names
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
+from veilsum_privacy.training.models import Architecture
+from veilsum_privacy.training.models.perceptrons import Perceptron
 
 
 @dataclass(frozen=True)
@@ -44,12 +57,12 @@ class FirstMoments:
 
     @property
     def gram(self) -> Floats:
-        """Of (1, terms), (p, p)."""
+        """Gram matrix of (1, terms), (p, p)."""
         return self.moments[:-1, :-1]
 
     @property
     def std(self) -> float:
-        """Of the noise on the diagonal."""
+        """Standard deviation of the noise on the diagonal."""
         return self.part.std("diagonal")
 
     @property
@@ -113,3 +126,81 @@ class FirstMoments:
         if family == "logistic":
             found |= infinite_terms(self.question, sums.rest, sums.records - fitted, "everybody has the event")
         return found
+
+
+def fit_newton(
+    federation: Federation, first: FirstMoments, steps: Sequence[str], family: newton.Family, most: float
+) -> NewtonFit:
+    """Run the rounds of these labels; W and the first point are of the moments.
+
+    Args:
+        federation: of the study.
+        first: what the first release told; its cohort takes part.
+        steps: labels of the rounds.
+        family: of the regression.
+        most: the largest mean of counts.
+    """
+    gram, std, grain = first.gram, first.std, first.part.grain
+    whiten, (_, untold) = newton.whitening(gram, std, grain), told_directions(gram, std, grain)
+    point, released = newton.first_point(family, gram, first.events, whiten, most), list[NewtonRelease]()
+    for label in steps:
+        broadcast = {WHITEN: newton.padded(whiten, len(gram)), POINT: newton.padded(point, len(gram))}
+        released.append(newton_release(federation.sum(label, broadcast, members=first.release.cohort), point))
+        fit = NewtonFit(whiten, tuple(released), term_names(first.question), untold)
+        point = fit.point
+    return fit
+
+
+def newton_release(release: Release, at: Floats) -> NewtonRelease:
+    """What a round at a point (k,) tells; further values are zeros and noise."""
+    p, k = len(release.values["score"]), len(at)
+    cross = release.values.get("cross", np.zeros(p * (p - 1) // 2))
+    information = symmetric(release.values["diagonal"], cross)[:k, :k]
+    score = release.values["score"][:k]
+    return NewtonRelease(at, score, information, release.noise_std["score"], release.noise_std["diagonal"])
+
+
+MEANS = "means"
+"""Label of the release."""
+
+CENTRE_CLIP, CENTRE_COUNT = 0.7, 0.3
+"""Norm that a record's features are clipped to for their mean, where sqrt(d) is 1, and weight of the count."""
+
+
+def centre_plan(inputs: Inputs, missing: Missing, clip: float, share: float, *, classes: bool = False) -> TaskPlan:
+    """The release, of the schema's own features or of an encoder's.
+
+    Args:
+        clip: of an encoder's features, a norm that hardly a record exceeds.
+        share: of the budget.
+        classes: whether records are counted by class, which costs nothing more.
+    """
+    boxed = inputs.encoder is None
+    norm = CENTRE_CLIP * (math.sqrt(inputs.width) if boxed else clip / GENEROUS)
+    means = FeatureMeansParameters(
+        width=None if boxed else inputs.width,
+        clip=norm,
+        missing=missing,
+        count_weight=CENTRE_COUNT,
+        sum_weight=CENTRE_CLIP / norm,
+        classes=classes,
+    )
+    return TaskPlan(MEANS, "feature-means", means, share=share)
+
+
+def released_centre(release: Release, study: Study) -> Floats:
+    """The noised mean (d,), within the bounds of what it is of."""
+    counts = release.values["count"]
+    count = max(float(counts.sum()), release.noise_std["count"] * math.sqrt(len(counts)), 1e-9)
+    bound = 1.0 if study.encoder is None else float(FeatureMeansParameters.model_validate(study.task(MEANS).parameters).clip)
+    centre: Floats = np.clip(release.values["sum"] / count, -bound, bound)
+    return centre
+
+
+def without_centre(architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None) -> Mapping[str, Floats]:
+    """A model's arrays for features that no centre (d,) was taken off: the first bias of a perceptron takes that up."""
+    if centre is None or not isinstance(architecture, Perceptron):
+        return arrays
+    first = architecture.layers()[0]
+    shift = architecture.scale * arrays[first.weight] @ centre / first.constant
+    return {**arrays, first.bias: arrays[first.bias] - shift}

@@ -18,10 +18,9 @@ from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_coordinator.parts.base import Inputs, TaskPlan
-from veilsum_coordinator.parts.checkpoints import checkpoint_due
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import Missing
-from veilsum_coordinator.parts.server_optimisers import OptimiserParameters, ServerOptimiser
+from veilsum_coordinator.parts.networks import OptimiserParameters, ServerOptimiser, checkpoint_due
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.tasks.agreed import AgreedStudy
@@ -136,7 +135,7 @@ def resolved_training(
 
 
 def _default_rate(inputs: Inputs, norm: float, *, convex: bool) -> float:
-    """Of linear models in proportion to 1 / norm^2, as the curvature of their losses has it, and 16 at most."""
+    """Default rate of linear models: in proportion to 1 / norm^2, as the curvature of their losses has it, and 16 at most."""
     if convex:
         return min(16.0, 16.0 / 3.0 / norm**2)
     return 0.5 if inputs.private else 0.1

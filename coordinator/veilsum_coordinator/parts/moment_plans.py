@@ -1,22 +1,41 @@
 """Parameters of the tasks that release moments: the clip norm, and how the budget is split among counts, sums and moments.
 
 Everything here follows from public values. It declares nothing: methods put these parameters into their plans.
+
+Alignment of sites' features by their moments, in front of methods that train (FedAlign).
+
+One release of power sums, of which every site keeps its own noised ones. The sum tells the moments of all, which are
+broadcast; each site maps its features from its own moments to these, each feature or channel by itself, before it clips
+and trains. By default moments are of one part of the records and training is on the others, as FedAlign does; one ledger
+is charged for both in full. This module trains nothing.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
-from veilsum_coordinator.parts.base import Inputs
-from veilsum_node.errors import ConfigurationError
+from veilsum_aggregation.arrays import Floats
+from veilsum_aggregation.feature_moments import FeatureMoments, mean_of_moments, moments_of_sums, reference_arrays
+from veilsum_aggregation.moment_alignment import moment_map
+from veilsum_coordinator.parts.base import Inputs, TaskPlan
+from veilsum_coordinator.parts.federation import Federation, Release, released_noise
+from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.accounting.prices import study_epsilon
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks import TASKS
 from veilsum_privacy.tasks.layout import balanced_weights
+from veilsum_privacy.tasks.parameters import Alignment, MomentUse
+from veilsum_privacy.tasks.power_moments import columns_of_moments
 
 Missing = Literal["skip", "centre"]
 Second = Literal["pooled", "class", "class-diagonal", "none"]
@@ -56,10 +75,10 @@ class Split(Frozen):
 
 
 DEFAULT_SPLIT = Split(counts=0.15, sums=0.65, second=0.2)
-"""Of pooled class moments: the best on average of the sweep in docs/results.md."""
+"""Split for pooled class moments: the best on average of the sweep in docs/results.md."""
 
 TWO_CLASSES_SPLIT = Split(counts=0.1, sums=0.55, second=0.35)
-"""Of pooled class moments of two classes' centred features: fewer sums, so that second moments gain more by their share."""
+"""Split for pooled class moments of two classes' centred features: fewer sums, so second moments gain more."""
 
 PROJECTED = 0.7
 """Clip norm of a projection's features under noise, whose root mean square norm is about 1: from the same sweep."""
@@ -179,3 +198,264 @@ def _weights(inputs: Inputs, clip: float, sizes: tuple[int, int, int, int]) -> d
     squares_norm = min(clip, math.sqrt(d)) * min(clip, 1.0) if boxed else clip**2
     counts, sums, squares, products = balanced_weights((1.0, clip, squares_norm, clip**2), sizes, IMPORTANCE)
     return {"count_weight": counts, "sum_weight": sums, "square_weight": squares, "product_weight": products}
+
+
+LABEL, WITHIN_LABEL = "power-moments", "within-moments"
+"""Labels: of the release that moments are made from, and of the sum of the sites' own moments."""
+
+PROJECTED_BOUND = 2.0
+"""Bound of one feature of a released projection, whose root mean square norm is about 1."""
+
+COUNT_IMPORTANCE = 10.0
+"""Importance of the count, which stands under every moment, against 1 for a power sum."""
+
+
+class MomentAlignment(Frozen):
+    """The ``[parameters.moments]`` table; all public.
+
+    Attributes:
+        order: 2 aligns mean and variance; 4 skewness and kurtosis as well, of features for which that can be.
+        adjust: ``mean`` or ``variance`` alone, or ``both``.
+        per: ``feature``, each by its own moments, or ``channel``, whose pixels share theirs; by default ``channel`` where the
+            model takes images.
+        channels: of the features, in the order channel, row, column; by default the model's.
+        bound: absolute value that a feature of an encoder is cut to for the moments; by default 2 for a projection's, and of
+            a program's to be stated. The schema's own features lie in [-1, 1].
+        tau: how far to go, in [0, 1].
+        reference: ``pooled`` are the moments of all records, with the spread between sites; ``within`` is the mean of the
+            sites' own moments, as in FedAlign.
+        records: share of each site's records that moments are made from; the others are trained on. 1 takes all for both.
+        share: part of the budget that the one release of moments takes.
+    """
+
+    order: Literal[2, 4] = 2
+    adjust: Literal["mean", "variance", "both"] = "both"
+    per: Literal["feature", "channel"] | None = None
+    channels: int | None = Field(default=None, ge=1, le=4096)
+    bound: Real | None = Field(default=None, gt=0, le=1e6)
+    tau: Real = Field(default=1.0, ge=0, le=1)
+    reference: Literal["pooled", "within"] = "pooled"
+    records: Real = Field(default=0.5, gt=0, le=1)
+    share: Real = Field(default=0.1, gt=0, lt=1)
+
+
+@dataclass(frozen=True)
+class MomentReference:
+    """What the moments' release gives a method to build on.
+
+    Attributes:
+        moments: of all sites' features.
+        broadcast: arrays that later sums over aligned features need; of the result as well.
+        application: how a result says it (the key ``alignment``).
+        summary: of the result.
+        cohort: who kept a statistic, and so can align.
+    """
+
+    moments: FeatureMoments
+    broadcast: Mapping[str, Floats]
+    application: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    cohort: tuple[str, ...] = ()
+
+    @property
+    def arrays(self) -> Mapping[str, Floats]:
+        """The arrays that :attr:`application` names."""
+        return self.broadcast
+
+
+def resolve_moments(parameters: MomentAlignment, inputs: Inputs, image: Sequence[int] | None = None) -> MomentAlignment:
+    """Fill in the defaults that depend on the inputs.
+
+    Args:
+        parameters: as stated.
+        inputs: of the method.
+        image: (channels, height, width) that the model takes; None for features as they are.
+
+    Raises:
+        ConfigurationError: the parameters contradict each other or the inputs.
+    """
+    per = parameters.per or ("feature" if image is None and parameters.channels is None else "channel")
+    channels = parameters.channels if parameters.channels is not None else None if image is None else image[0]
+    what = "parameters.moments"
+    if per == "feature":
+        if parameters.channels is not None:
+            raise ConfigurationError(f'{what}: moments per = "feature" know no channels.', 'Leave out one, or take "channel".')
+        channels = None
+    elif channels is None:
+        raise ConfigurationError(
+            f'{what}: per = "channel" needs to know the channels.', "State channels, or a model of images."
+        )
+    if parameters.order == 4 and parameters.adjust != "both":
+        raise ConfigurationError(f"{what}: order = 4 adjusts mean and variance both.", "Take order = 2 to adjust one of them.")
+    bound = parameters.bound
+    if inputs.encoder is None:
+        if bound not in (None, 1.0):
+            raise ConfigurationError(f"{what}.bound: the schema bounds its own features.", "Leave it out.")
+        bound = 1.0
+    elif bound is None:
+        if isinstance(inputs.encoder, Program):
+            raise ConfigurationError(
+                f"A study whose features a program makes must state {what}.bound.",
+                "Take what hardly any feature exceeds, known from other data than the sites'.",
+            )
+        bound = PROJECTED_BOUND
+    with told_as(ConfigurationError, Misuse, what=what):
+        columns_of_moments(inputs.schema, None if inputs.encoder is None else inputs.width, channels)
+    return parameters.model_copy(update={"per": per, "channels": channels, "bound": bound})
+
+
+def moment_share(share: float, steps: int, sampling_rate: float = 1.0) -> float:
+    """The share of the release of moments, against 1 for each step of training, that takes part ``share`` of the budget.
+
+    Steps on records sampled at rate q cost about as much as q^2 times as many on all records.
+
+    Args:
+        share: wanted, in (0, 1).
+        steps: noised steps of training in the whole study.
+        sampling_rate: of their records.
+    """
+    return share / (1.0 - share) * max(steps, 1) * sampling_rate**2
+
+
+def moment_plans(parameters: MomentAlignment, inputs: Inputs, missing: Missing, *, share: float = 1.0) -> tuple[TaskPlan, ...]:
+    """The release that moments are made from, and for ``within`` the sum of the sites' own, which costs nothing.
+
+    Args:
+        parameters: resolved.
+        inputs: of the method.
+        missing: of features, as training takes them.
+        share: of the budget, against the shares of the method's other releases: see :func:`moment_share`.
+    """
+    width = None if inputs.encoder is None else inputs.width
+    m = parameters.channels or len(columns_of_moments(inputs.schema, width, None))
+    powers = parameters.order * m
+    count_weight, power_weight = balanced_weights((1.0, powers**0.5), (1, powers), (COUNT_IMPORTANCE, 1.0))
+    part, part_share = _part(parameters, "statistics")
+    values = task_parameters(
+        "power-moments",
+        width=width,
+        clip=parameters.bound,
+        missing=missing,
+        part=part,
+        part_share=part_share,
+        order=parameters.order,
+        channels=parameters.channels,
+        count_weight=count_weight,
+        power_weight=power_weight,
+    )
+    kept = TaskPlan(LABEL, "power-moments", values, keep=True, share=share)
+    if parameters.reference == "pooled":
+        return (kept,)
+    within = task_parameters("within-moments", width=width, channels=parameters.channels)
+    return kept, TaskPlan(WITHIN_LABEL, "within-moments", within, source=LABEL)
+
+
+def aligned_parameters(parameters: MomentAlignment | None) -> dict[str, Any]:
+    """What a task that trains on aligned features states of it (``PartParameters``); its source is :data:`LABEL`.
+
+    None stands for no alignment: all records, as they are.
+    """
+    if parameters is None:
+        return {"alignment": None, "part": "all", "part_share": 0.5}
+    part, part_share = _part(parameters, "training")
+    use = MomentUse(
+        order=parameters.order, adjust=parameters.adjust, channels=parameters.channels, bound=parameters.bound or 1.0
+    )
+    alignment = Alignment(kind="moments", tau=parameters.tau, moments=use)
+    return {"alignment": alignment, "part": part, "part_share": part_share}
+
+
+def training_records(parameters: MomentAlignment | None, records: int) -> int:
+    """How many of so many records are expected to be trained on: those that no moments are made from."""
+    if parameters is None or parameters.records == 1.0:
+        return records
+    return max(1, round(records * (1.0 - parameters.records)))
+
+
+SPREAD = 1.0 / 3.0
+"""Standard deviation of a feature, and distance of its mean from the middle, that sites are expected to have."""
+
+
+def records_to_align(study: Study) -> int | None:
+    """How many records a site needs so that the noise it keeps leaves it a feature's variance; None where none do.
+
+    A site whose variances are within their noise leaves its features as they are: the release of moments is in vain. By
+    :func:`.moments_of_sums` of a feature as :data:`SPREAD` has it, without a draw of the noise.
+    """
+    declaration = study.task(LABEL)
+    cohort = len(study.participants)
+    noise = {name: std / math.sqrt(cohort) for name, std in released_noise(study, LABEL, cohort).items()}
+    square = 2.0 * SPREAD**2
+    part = float.fromhex(declaration.parameters["part_share"]) if declaration.parameters["part"] == "statistics" else 1.0
+
+    def told(records: int) -> bool:
+        number = part * records
+        sums = {"count": [number], "t1": [SPREAD * number], "t2": [(2.0 * square - 1.0) * number]}
+        return bool(moments_of_sums({name: np.array(values) for name, values in sums.items()}, noise).order[0] >= 2)
+
+    most = 2**40
+    return bisect_left(range(most), True, key=told) if told(most) else None
+
+
+def epsilon_parts(study: Study, training: Sequence[str]) -> dict[str, float | None]:
+    """What the moments, the releases ``training`` and all of a study's releases cost, at its delta; None without noise.
+
+    The parts do not add up to the whole: two releases cost less together than the sum of their epsilons.
+    """
+    releases = {task.label: task.releases for task in study.tasks}
+    parts = {"moments": [LABEL], "training": training, "total": list(releases)}
+    found = {
+        part: study_epsilon(study, study.privacy.delta, {label: releases[label] for label in labels})
+        for part, labels in parts.items()
+    }
+    return {part: epsilon if math.isfinite(epsilon) else None for part, epsilon in found.items()}
+
+
+def align_moments(federation: Federation, parameters: MomentAlignment) -> MomentReference:
+    """Run the rounds of :func:`moment_plans`; ``parameters`` are resolved.
+
+    Where nothing can be told from the noise every site's map leaves features as they are, and the summary says so.
+    """
+    release = federation.sum(LABEL)
+    within = federation.sum(WITHIN_LABEL, members=release.cohort) if parameters.reference == "within" else None
+    return moment_reference(release, parameters, within)
+
+
+def moment_reference(release: Release, parameters: MomentAlignment, within: Release | None = None) -> MomentReference:
+    """The reference from the release of power sums, or from the sum of the sites' own moments."""
+    pooled = moments_of_sums(release.values, release.noise_std)
+    moments = pooled if within is None else mean_of_moments(within.values)
+    broadcast = reference_arrays(moments)
+    # The sum holds one site's own noise for each member.
+    noise = {name: std / len(release.cohort) ** 0.5 for name, std in release.noise_std.items()}
+    application = {
+        "kind": "moments",
+        "source": LABEL,
+        "tau": parameters.tau,
+        "moments": {
+            "order": parameters.order,
+            "adjust": parameters.adjust,
+            "channels": parameters.channels,
+            "bound": parameters.bound,
+        },
+        "reference": {name: name for name in broadcast},
+        "noise_std": noise,
+    }
+    told = moment_map(moments, moments, order=parameters.order, adjust=parameters.adjust).columns()
+    summary: dict[str, Any] = {
+        "order": parameters.order,
+        "adjust": parameters.adjust,
+        "per": parameters.per,
+        "reference": parameters.reference,
+        "tau": parameters.tau,
+        "records": max(pooled.number, 0.0),
+        "columns": told,
+    }
+    if told["none"] == len(moments):
+        summary["not_estimable"] = "no feature's variance can be told from the noise; nothing is aligned"
+    return MomentReference(moments, broadcast, application, summary, release.cohort)
+
+
+def _part(parameters: MomentAlignment, part: str) -> tuple[str, float]:
+    """A part and the share of records for statistics, as tasks state them."""
+    return ("all", 0.5) if parameters.records == 1.0 else (part, parameters.records)

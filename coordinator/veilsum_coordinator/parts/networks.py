@@ -1,14 +1,37 @@
-"""Trained models as results say them: a linear head or a perceptron by its layers, any other by its architecture's name."""
+"""What methods that train share: defaults, optimisers at the coordinator, and models as results and checkpoints say them.
+
+A result states a linear head or a perceptron by its layers, any other model by its architecture's name; a checkpoint is an
+intermediate model with the application that the finished one will have.
+
+An optimiser says what is made of each round's released mean gradient, or mean update. Gradient descent with momentum, and
+the adaptive optimisers of Reddi et al. 2021 (Adaptive Federated Optimization). A gradient g makes a step against g; FedOPT
+takes a mean update for -g. All of it is post-processing of released sums.
+
+Models, norms, travels and rates are filled in where a study leaves them open. A record's gradient counts by its class: rare
+classes weigh more, by released frequencies or a stated table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_coordinator.parts.application import LINEAR
-from veilsum_node.errors import ConfigurationError, HostileInput, told_as
-from veilsum_privacy.training.arrays import MODEL, to_broadcast
+from veilsum_coordinator.parts.alignment import LINEAR, study_result
+from veilsum_coordinator.parts.base import Inputs
+from veilsum_coordinator.parts.federation import Federation, LongArrays, Release, cut
+from veilsum_coordinator.parts.moment_plans import resolved_clip
+from veilsum_node.errors import ConfigurationError, HostileInput, VeilsumError, told_as
+from veilsum_node.fields import Frozen, Real
+from veilsum_privacy.results.result import Result
+from veilsum_privacy.study.encoder import Program
+from veilsum_privacy.tasks.features import CENTRE
+from veilsum_privacy.tasks.outcomes import Outcome
+from veilsum_privacy.training.arrays import MODEL, from_broadcast, to_broadcast
 from veilsum_privacy.training.models import Architecture, ModelSpec, build_architecture, resolve_model
 from veilsum_privacy.training.models.perceptrons import Perceptron
 
@@ -56,15 +79,261 @@ def network_head(
     return head, {**flat, **to_broadcast(arrays)}
 
 
-def without_centre(architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None) -> Mapping[str, Floats]:
-    """A model's arrays for features that no centre (d,) was taken off: the first bias of a perceptron takes that up."""
-    if centre is None or not isinstance(architecture, Perceptron):
-        return arrays
-    first = architecture.layers()[0]
-    shift = architecture.scale * arrays[first.weight] @ centre / first.constant
-    return {**arrays, first.bias: arrays[first.bias] - shift}
-
-
 def _times(array: Floats, factor: float) -> Floats:
     """The array itself where the factor is 1, for it may be large."""
     return array if factor == 1.0 else array * factor
+
+
+def checkpoint_due(every: int, number: int, last: int) -> bool:
+    """Whether a model is kept after so many of ``last`` rounds; none after the last one, which is the result."""
+    return every > 0 and number % every == 0 and number < last
+
+
+def checkpoint_result(federation: Federation, arrays: Mapping[str, Floats], summary: Mapping[str, Any]) -> Result:
+    """A bundle of a model that its study is still training.
+
+    It can be applied where the study's parameters name the model and sites do not align their features; other checkpoints
+    hold the arrays alone.
+
+    Args:
+        federation: of the study.
+        arrays: ``model.<name>``, and what the study's features are centred by, as its rounds broadcast them.
+        summary: what the method says of them.
+    """
+    study, plain = federation.study, Result(federation.study.method, summary, arrays)
+    told, missing = study.parameters.get("model"), study.parameters.get("missing")
+    centre = arrays.get(CENTRE) if study.parameters.get("centre") else None
+    if study.parameters.get("centre") and centre is None:
+        return plain
+    aligned = any(task.parameters.get("alignment") is not None for task in study.tasks)
+    if not isinstance(told, Mapping) or missing not in ("skip", "centre") or aligned:
+        return plain
+    try:
+        architecture = build_architecture(ModelSpec.model_validate(told), study.width, len(study.data.classes))
+        model = from_broadcast(arrays, architecture.shapes())
+    except (VeilsumError, ValueError):  # the method keeps something else than the model that it was asked for
+        return plain
+    head, named = network_head(architecture, model, centre)
+    return study_result(federation, summary, missing, head, {**arrays, **named}, study.data.classes)
+
+
+Arrays = Mapping[str, Floats]
+
+
+class OptimiserParameters(Frozen):
+    """Which optimiser, and its constants; all public.
+
+    Attributes:
+        name: ``sgd`` with momentum (0 for plain descent), ``adam`` or ``yogi``.
+        learning_rate: eta of a step.
+        momentum: of ``sgd``: v <- momentum v + g, step eta v.
+        beta1, beta2: decay of the means of g and of g^2.
+        tau: what is added to the root of the mean square, for values of about the gradient's size.
+    """
+
+    name: Literal["sgd", "adam", "yogi"] = "sgd"
+    learning_rate: Real | None = Field(default=None, gt=0, le=1e6)
+    momentum: Real = Field(default=0.0, ge=0, lt=1)
+    beta1: Real = Field(default=0.9, ge=0, lt=1)
+    beta2: Real = Field(default=0.99, ge=0, lt=1)
+    tau: Real = Field(default=1e-3, gt=0, le=1e3)
+
+
+class ServerOptimiser:
+    """State of an optimiser over the rounds of one study.
+
+    Args:
+        parameters: with a learning rate.
+        shapes: of the model's arrays, by name.
+    """
+
+    def __init__(self, parameters: OptimiserParameters, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        if parameters.learning_rate is None:
+            raise ValueError("an optimiser needs a learning rate")
+        self._parameters, self._rate = parameters, float(parameters.learning_rate)
+        # Plain descent remembers nothing, and momentum no squares.
+        self._first = LongArrays(shapes if parameters.name != "sgd" or parameters.momentum else {})
+        # Adaptive rates begin at tau^2, as in the experiments of Reddi et al. (2021); nothing corrects their beginning.
+        self._second = LongArrays(shapes if parameters.name != "sgd" else {}, float(parameters.tau) ** 2)
+
+    def step(self, model: Arrays, gradient: Arrays) -> dict[str, Floats]:
+        """The model after one step.
+
+        Args:
+            model: arrays by name.
+            gradient: g, arrays of the same names and shapes.
+        """
+        moved = {}
+        for name, values in model.items():
+            moved[name] = np.empty(values.shape)
+            old, g, new = (array.reshape(-1) for array in (values, gradient[name], moved[name]))
+            for part in cut(values.size):
+                new[part] = old[part] - self.change(name, part, g[part])
+        return moved
+
+    def change(self, name: str, part: slice, g: Floats) -> Floats:
+        """What a step takes off some of an array's values; every value must be asked for once a step.
+
+        Args:
+            name: of the array.
+            part: which of its values, as they lie flat, row by row.
+            g: their gradient.
+        """
+        p = self._parameters
+        if p.name == "sgd" and not p.momentum:
+            return self._rate * g
+        if p.name == "sgd":
+            first = p.momentum * self._first.read(name, part) + g
+            self._first.write(name, part, first)
+            return self._rate * first
+        first = p.beta1 * self._first.read(name, part) + (1.0 - p.beta1) * g
+        square, old = g**2, self._second.read(name, part)
+        if p.name == "adam":
+            second = p.beta2 * old + (1.0 - p.beta2) * square
+        else:
+            second = old - (1.0 - p.beta2) * square * np.sign(old - square)
+        self._first.write(name, part, first)
+        self._second.write(name, part, second)
+        change: Floats = self._rate * first / (np.sqrt(second) + p.tau)
+        return change
+
+
+RARITY = {"sqrt": 0.5, "balanced": 1.0}
+"""Powers of :func:`.rarity_weights`, by what a study asks for."""
+
+CONVEX_CLIP, CONVEX_BIAS, CENTRED_BIAS, CONVEX_TRAVEL = 0.1, 0.3, 0.1, 50.0
+"""Gradient norm, constant of the bias and travel of linear models on features of norm 1 at most: the best of sweeps over four
+data sets and several epsilons (docs/results.md). A small clip leaves of the gradient little more than its direction."""
+
+TWO_CLASS_TRAVEL = 30.0
+"""Travel of linear models of two classes: chosen by area under the ROC curve, over eleven data sets (docs/results.md)."""
+
+NETWORK_RATE, TRAVEL = 4.0, 15.0
+"""Learning rate without noise, and travel, of other models at a gradient norm of 1."""
+
+OUTCOME_CLIP, COUNT_CLIP, OUTCOME_TRAVEL = 0.2, 0.3, 10.0
+"""Gradient norm of models of numbers and times, of counts, whose tails are longer, and their travel (decision 55)."""
+
+
+def feature_clip(inputs: Inputs) -> float:
+    """A norm that hardly a record's features exceed, with noise or without.
+
+    Raises:
+        ConfigurationError: a program makes the features, whose scale nobody can know.
+    """
+    return resolved_clip(None, replace(inputs, private=False))
+
+
+def default_model(inputs: Inputs, clip: float, *, centred: bool) -> ModelSpec:
+    """A linear softmax classifier on features scaled to a norm of about 1."""
+    scale = 1.0 / clip if inputs.encoder is None or isinstance(inputs.encoder, Program) else 1.0
+    return ModelSpec(name="linear", options={"scale": scale, "bias": CENTRED_BIAS if centred else CONVEX_BIAS})
+
+
+def default_gradient_clip(outcome: Outcome | None, *, convex: bool) -> float:
+    """Gradient norm where none is stated."""
+    if outcome is not None:
+        return COUNT_CLIP if outcome.loss == "poisson" else OUTCOME_CLIP
+    return CONVEX_CLIP if convex else 1.0
+
+
+def default_travel(scores: int, *, convex: bool) -> float:
+    """Travel where none is stated."""
+    if not convex:
+        return TRAVEL
+    return CONVEX_TRAVEL if scores > 2 else TWO_CLASS_TRAVEL
+
+
+def default_rate(optimiser: OptimiserParameters, *, convex: bool) -> float:
+    """Learning rate on the mean clipped gradient where none is stated."""
+    if optimiser.name != "sgd":
+        return 0.05
+    return (256.0 if convex else NETWORK_RATE) * (1.0 - optimiser.momentum)
+
+
+def stable_rate(architecture: Perceptron, curvature: float, spread: float, count: float) -> float:
+    """Learning rate on a sum over so many records at which gradient descent is stable.
+
+    It is 1 over the number of records, the loss's curvature and the squared norm of what all layers are given: features of
+    mean square ``spread``, and of a hidden layer what random weights make of them.
+    """
+    squares = architecture.scale**2 * spread
+    given = 0.0
+    for layer in architecture.layers():
+        given += squares + layer.constant**2
+        outputs, inputs = architecture.shapes()[layer.weight]
+        squares *= outputs / inputs
+    return 1.0 / (max(count, 1.0) * max(curvature, 1e-6) * given)
+
+
+def resolved_class_weights(
+    asked: str | Mapping[str, float] | None, inputs: Inputs, *, counted: bool
+) -> str | Mapping[str, float]:
+    """Class weights as a compiled study states them.
+
+    Args:
+        asked: the parameter.
+        counted: whether a centre is released, with which classes are counted.
+
+    Raises:
+        ConfigurationError: a table of other classes, or frequencies that no release tells.
+    """
+    if asked is None:
+        return "sqrt" if counted else "none"
+    if isinstance(asked, str):
+        if asked in RARITY and not counted:
+            raise ConfigurationError(
+                f"fedsgd's class_weights = \"{asked}\" needs the classes' frequencies, which come with a centre.",
+                "State the weights in a table by class, or leave them out.",
+            )
+        return asked
+    stated_weights(asked, inputs.classes, "fedsgd")
+    return asked
+
+
+def stated_weights(asked: Mapping[str, float] | None, classes: Sequence[str], method: str) -> tuple[float, ...]:
+    """A table of class weights in the order of the classes, its largest 1; empty without one.
+
+    Raises:
+        ConfigurationError: it is of other classes.
+    """
+    if asked is None:
+        return ()
+    if set(asked) != set(classes):
+        raise ConfigurationError(
+            f"The table class_weights of {method} must give each class of the label a weight.",
+            f"Give one to each of {', '.join(classes)}." if classes else "Add a [label] table with classes.",
+        )
+    return tuple(float(asked[name]) / max(map(float, asked.values())) for name in classes)
+
+
+def weights_of_classes(
+    asked: str | Mapping[str, float] | None, classes: Sequence[str], means: Release | None
+) -> Floats | None:
+    """Weights (K,) from 0 to 1, or None where all records count alike.
+
+    Args:
+        asked: resolved.
+        means: of :func:`.centre_plan`, by class, where weights follow from frequencies.
+    """
+    if asked is None or asked == "none":
+        return None
+    if isinstance(asked, str):
+        return None if means is None else rarity_weights(means, RARITY[asked])
+    return np.array(stated_weights(asked, classes, "fedsgd"))
+
+
+def rarity_weights(release: Release, power: float) -> Floats:
+    """Weights (K,) of classes by their noised counts: (smallest count / count)^power, the rarest class's being 1.
+
+    The smallest count is taken two standard deviations of its noise larger, so that where classes may well be alike they count
+    alike.
+
+    Args:
+        release: of :func:`centre_plan` by class.
+        power: 1 makes all classes weigh alike, 1/2 goes half of the way.
+    """
+    noise = release.noise_std["count"]
+    counts = np.maximum(release.values["count"], max(noise, 1.0))
+    weights: Floats = np.minimum(1.0, (float(counts.min()) + 2.0 * noise) / counts) ** power
+    return weights

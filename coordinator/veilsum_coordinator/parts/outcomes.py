@@ -1,23 +1,45 @@
-"""Training on numbers, counts and times: what a method may take of the schema, where it begins, what its result predicts."""
+"""Training on numbers, counts and times: what a method may take of the schema, where it begins, what its result predicts.
+
+Recalibrating a trained model of two classes: a logistic regression of the class on the model's own log odds (Cox 1958).
+
+The first of three releases is at the coefficients 0, where score and information are sums and moments of the log odds, as far
+as the others need them; each of these is a Newton step in coordinates that it whitened (:mod:`veilsum_aggregation.newton`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from veilsum_aggregation import newton
 from veilsum_aggregation.arrays import Floats
-from veilsum_coordinator.parts.base import Inputs
+from veilsum_aggregation.figures import Answer, NotEstimable
+from veilsum_aggregation.newton import NewtonFit, NewtonRelease
+from veilsum_aggregation.regression import Fit, UntoldFit
+from veilsum_coordinator.parts.base import FORMULA_ERRORS, Inputs, TaskPlan, is_of_formulas, unforeseen
+from veilsum_coordinator.parts.federation import Federation
+from veilsum_coordinator.parts.first_moments import newton_release, without_centre
 from veilsum_node.errors import ConfigurationError, Misuse, told_as
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
+from veilsum_privacy.study.study import Study
+from veilsum_privacy.tasks.calibration_step import CalibrationStepParameters
+from veilsum_privacy.tasks.designs import LARGEST_ENTRY
+from veilsum_privacy.tasks.gradient import GradientParameters
+from veilsum_privacy.tasks.local_training import LocalTrainingParameters
+from veilsum_privacy.tasks.newton_step import POINT, WHITEN
 from veilsum_privacy.tasks.outcomes import HUBER_BEND, Outcome
+from veilsum_privacy.tasks.queries.coefficients import NO_EVENT
 from veilsum_privacy.tasks.queries.lexemes import MAX_LENGTH
-from veilsum_privacy.training.models import Architecture
+from veilsum_privacy.training.arrays import to_broadcast
+from veilsum_privacy.training.models import Architecture, ModelSpec
+from veilsum_privacy.training.models.perceptrons import LinearOptions, Perceptron
 from veilsum_privacy.training.models.trees import BASE, Trees
+from veilsum_privacy.training.predict import scores
 
 SCORE, PREDICTION = "score", "prediction"
 """Names in a result of a predictor's formula of columns, and of what it predicts."""
@@ -242,3 +264,214 @@ def score_summary(
             low, high = predictor_bounds(outcome, schema, architecture, arrays, means=centre, centred=True)
             rows = [{"low": low, "high": high}]
     return {PREDICTION: predicts(outcome), SCORE: rows}
+
+
+ROUNDS = ("recalibration-1", "recalibration-2", "recalibration-3")
+"""Labels of the releases."""
+
+SHARES = (0.25, 0.25, 0.50)
+"""Shares of the option's part of the budget."""
+
+LENGTH, UNSHORTENED, FREE_INFORMATION = newton.REACH * math.sqrt(2.0), 1e3, 0.83
+"""C with noise and without, and kappa, as of a logistic regression of one term."""
+
+UNCLIPPED = 1e6
+"""Features are scored as they are when the model is applied, however long they are."""
+
+DRAWN, SPREAD = 200, 1.0 / 3.0
+"""Typical records whose log odds set the scale of the first release, and standard deviation of their numbers in [-1, 1]."""
+
+RATES, LEAST_VARIANCE, FARTHEST, STEEPEST = (0.02, 0.98), 0.01, 5.0, (5.0, 2.0)
+"""What the first point is kept within: share of the second class, variance of the term, its mean and deviation, and both
+coefficients for a standardised term; where noise leaves nothing else, it is then still one to start from."""
+
+NAMES = ("calibration intercept", "calibration slope")
+
+
+def check_recalibration(asked: float, inputs: Inputs, model: ModelSpec, method: str, *, outcome: bool) -> None:
+    """Insist that a model can be recalibrated, if it is asked for.
+
+    Raises:
+        ConfigurationError: it cannot; the message says why.
+    """
+    if not asked:
+        return
+    if outcome or len(inputs.classes) != 2:
+        found = "an outcome" if outcome else f"{len(inputs.classes)} classes"
+        raise ConfigurationError(
+            f"{method} recalibrates the probability of one of two classes; this model is of {found}.",
+            "Leave out recalibrate, or name two classes in [label].",
+        )
+    if model.name == "linear" and LinearOptions.model_validate(model.options).bias == 0.0:
+        raise ConfigurationError(f"{method} recalibrates a model's bias, and this model has none.", "State a bias above 0.")
+
+
+def with_recalibration(asked: float, plans: tuple[TaskPlan, ...], *, private: bool) -> tuple[TaskPlan, ...]:
+    """A method's releases, and those of the recalibration after them where it is asked for.
+
+    Args:
+        asked: part of the budget that it takes.
+        plans: the training the last one; sampled steps count as of :func:`.moment_share`.
+        private: whether the study has noise.
+    """
+    training = plans[-1].parameters
+    if not asked or not isinstance(training, GradientParameters | LocalTrainingParameters):
+        return plans
+    step = CalibrationStepParameters(
+        width=training.width,
+        alignment=training.alignment,
+        clip=UNCLIPPED,
+        missing=training.missing,
+        model=training.model,
+        length=LENGTH if private else UNSHORTENED,
+        information_share=FREE_INFORMATION,
+    )
+    taken = sum(plan.share * plan.steps * plan.sampling_rate**2 for plan in plans if not plan.derived)
+    parts = [taken * asked / (1.0 - asked) * part for part in SHARES]
+    releases = zip(ROUNDS, parts, strict=True)
+    return *plans, *(
+        TaskPlan(label, "calibration-step", step, share=part, source=plans[-1].source) for label, part in releases
+    )
+
+
+class Recalibrated(NamedTuple):
+    """A model after its recalibration.
+
+    Attributes:
+        arrays: by name; as they were where nothing can be told.
+        summary: what the result says of it; nothing where it was not asked for.
+    """
+
+    arrays: Mapping[str, Floats]
+    summary: Mapping[str, Any]
+
+
+def recalibrated(
+    federation: Federation,
+    architecture: Architecture,
+    arrays: Mapping[str, Floats],
+    *,
+    centre: Floats | None = None,
+    broadcast: Mapping[str, Floats] | None = None,
+    members: Collection[str] | None = None,
+) -> Recalibrated:
+    """Run the releases, if the study has them, and give the log odds s of the model the intercept a and slope b: a + b s.
+
+    Args:
+        federation: of the study.
+        architecture: of the model.
+        arrays: of the model, by name.
+        centre: (d,) what training takes off the features.
+        broadcast: what is broadcast beside the model.
+        members: who can take part; None for all.
+    """
+    study = federation.study
+    if all(task.label != ROUNDS[0] for task in study.tasks):
+        return Recalibrated(arrays, {})
+    sent = {**to_broadcast(without_centre(architecture, arrays, centre)), **(broadcast or {})}
+    try:
+        fit = _fitted(federation, sent, _first_terms(study, architecture, arrays, centre), members)
+    except FORMULA_ERRORS as error:  # the trained model is not lost with it
+        if not is_of_formulas(federation, error):
+            raise
+        fit = UntoldFit(unforeseen(error, "recalibration"), 2)
+    answers = [fit.combination(row) for row in np.eye(2)]
+    told: dict[str, Any] = {name: answer.to_json() for name, answer in zip(NAMES, answers, strict=True)}
+    why = _unfit(answers)
+    told["applied"] = why is None
+    if why is not None:
+        return Recalibrated(arrays, {"recalibration": {**told, "note": f"{why}; the model stays as it was"}})
+    intercept, slope = fit.coefficients
+    return Recalibrated(_changed(architecture, arrays, float(intercept), float(slope)), {"recalibration": told})
+
+
+def _unfit(answers: list[Answer]) -> str | None:
+    """Why a recalibration is not applied; None where it is."""
+    for answer in answers:
+        if isinstance(answer, NotEstimable):
+            return f"not estimable: {answer.reason}"
+        if not math.isfinite(answer.value):
+            return "not estimable: the released sums give no number"
+    slope = answers[1]
+    return "the slope is not above 0" if not isinstance(slope, NotEstimable) and slope.value <= 0.0 else None
+
+
+def _fitted(federation: Federation, sent: Mapping[str, Floats], start: Floats, members: Collection[str] | None) -> Fit:
+    """The logistic regression; the first release is in the coordinates of ``start`` (2, 2)."""
+    length = float(CalibrationStepParameters.model_validate(federation.study.task(ROUNDS[0]).parameters).length)
+    release = federation.sum(ROUNDS[0], {**sent, WHITEN: start, POINT: np.zeros(2)}, members=members)
+    first = newton_release(release, np.zeros(2))
+    gram, std = 4.0 * first.information, 4.0 * first.information_std
+    events = float(first.score[0] + gram[0, 0] / 2.0)
+    for number, what in ((events, "has"), (float(gram[0, 0]) - events, "lacks")):
+        if std == 0.0 and number <= NO_EVENT:  # noise leaves it to the fit to say so
+            return UntoldFit(NotEstimable(f"no record {what} the second class", "more records"), 2)
+    own = newton.whitening(gram, std)
+    whiten, released = np.asarray(start @ own), list[NewtonRelease]()
+    if own.shape[1] < 2 or np.abs(whiten).max() > LARGEST_ENTRY:
+        return UntoldFit(
+            NotEstimable("the model says nearly the same of all records", "train it longer, or with less noise"), 2
+        )
+    point = np.asarray(np.linalg.inv(own) @ _of_normal_odds(gram, first.score, length))
+    for label in ROUNDS[1:]:
+        release = federation.sum(label, {**sent, WHITEN: whiten, POINT: point}, members=release.cohort)
+        released.append(newton_release(release, point))
+        fit = NewtonFit(whiten, tuple(released), NAMES)
+        point = fit.point
+    return fit
+
+
+def _of_normal_odds(gram: Floats, score: Floats, length: float) -> Floats:
+    """Intercept and slope (2,) that explain a score at 0 if the term is normal, with the mean and variance of its moments.
+
+    Args:
+        gram: of (1, term), (2, 2), weighted by c^2.
+        score: sum c^2 (1, term) (y - 1/2), (2,).
+        length: C.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)
+    weights, z = weights / weights.sum(), np.column_stack([np.ones(20), nodes])
+    first, second = gram[0, 1] / gram[0, 0], gram[1, 1] / gram[0, 0]
+    middle, spread, variance = first, 1.0, max(second - first**2, LEAST_VARIANCE)
+    for _ in range(30):  # mean and deviation without weights, such that these are those with weights
+        term = middle + spread * nodes
+        short = np.minimum(1.0, length / np.hypot(1.0, term))
+        own = weights * short**2 / (weights @ short**2)
+        middle += first - own @ term
+        spread *= math.sqrt(variance / max(own @ term**2 - (own @ term) ** 2, LEAST_VARIANCE))
+        middle, spread = (float(np.clip(value, -FARTHEST, FARTHEST)) for value in (middle, spread))
+    number = gram[0, 0] / float(weights @ short**2)
+    share = 0.5 + score[0] / gram[0, 0]
+    found = np.array([newton.link("logistic", float(np.clip(share, *RATES))), 0.0])
+    wanted, weighted = np.array([score[0], (score[1] - middle * score[0]) / spread]) / number, z.T * weights * short**2
+    for _ in range(50):
+        mean, of_mean = newton.mean_of("logistic", z @ found, 1.0)
+        step = np.linalg.solve(weighted * of_mean @ z, wanted - weighted @ (mean - 0.5))
+        found = np.clip(found + newton.limited(step, 0.5), (-STEEPEST[0], -STEEPEST[1]), STEEPEST)
+    return np.array([found[0] - found[1] * middle / spread, found[1] / spread])
+
+
+def _first_terms(study: Study, architecture: Architecture, arrays: Mapping[str, Floats], centre: Floats | None) -> Floats:
+    """(2, 2), which turns (1, s) into 1 and s in units of its standard deviation among typical records, from their mean on."""
+    rng, middle = np.random.default_rng(0), np.zeros(study.width) if centre is None else centre
+    x = middle + rng.normal(0.0, SPREAD, (DRAWN, study.width))
+    if study.encoder is None:
+        x = np.clip(x, -1.0, 1.0)
+        for column, at in study.data.places():
+            if not isinstance(column, NumberColumn):
+                shares = np.maximum(middle[at], 0.0) + 1e-3
+                x[:, at] = np.eye(len(shares))[rng.choice(len(shares), DRAWN, p=shares / shares.sum())]
+    found = scores(architecture, without_centre(architecture, arrays, centre), x)
+    odds = np.clip(found[:, 1] - found[:, 0], -LARGEST_ENTRY, LARGEST_ENTRY)
+    mean = float(odds.mean())
+    spread = max(float(odds.std()), 1e-3, 1e-3 * abs(mean))
+    return np.array([[1.0, -mean / spread], [0.0, 1.0 / spread]])
+
+
+def _changed(architecture: Architecture, arrays: Mapping[str, Floats], intercept: float, slope: float) -> dict[str, Floats]:
+    """The model with its last layer changed, so that its log odds s are a + b s."""
+    last = architecture.linear_layers()[-1]
+    constant = architecture.layers()[-1].constant if isinstance(architecture, Perceptron) else 1.0
+    weight, bias = f"{last}.weight", f"{last}.bias"
+    moved = slope * arrays[bias] + intercept / constant * np.array([-0.5, 0.5])
+    return {**arrays, weight: slope * arrays[weight], bias: moved}

@@ -26,12 +26,10 @@ from veilsum_aggregation.prediction_quality import (
     number_measures,
     rate_measures,
 )
-from veilsum_coordinator.parts.base import Inputs, TaskPlan
-from veilsum_coordinator.parts.estimable import told_rows
+from veilsum_coordinator.parts.base import Inputs, TaskPlan, told_rows
 from veilsum_coordinator.parts.moment_plans import Missing
 from veilsum_coordinator.parts.proportional_hazards import all_times
-from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand
-from veilsum_coordinator.parts.query_scales import weigh
+from veilsum_coordinator.parts.query_requests import DeriveRequest, EdgeRange, Names, QueryRequest, expand, weigh
 from veilsum_node.errors import HostileInput
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.study.study import Study
@@ -50,22 +48,22 @@ from veilsum_privacy.training.models import ModelSpec
 Row = dict[str, Any]
 
 LABEL = "predictions"
-"""Of the release, and of its query."""
+"""Label of the release, and of its query."""
 
 LEVEL, ABOVE, PRODUCT = "prediction level", "outcome above 0", "outcome log outcome"
 """Names of derived columns: the linear predictor's levels, and for counts y + a hair and y log y."""
 
 LOSSES = {"number": "squared", "rate": "poisson", "hazard": "hazard"}
-"""By what a model predicts, the loss that says so."""
+"""The loss that goes with what a model predicts."""
 
 PRODUCTS = "products"
 """Name of the query for the sum of y log y."""
 
 LEVELS = 16
-"""Of the linear predictor, between its bounds."""
+"""Levels of the linear predictor, between its bounds."""
 
 MOST_INTERVALS = 20
-"""Of time: a hazard's edges are thinned to so many, as every cell has noise."""
+"""The most intervals of time: a hazard's edges are thinned to so many, as every cell has noise."""
 
 FINE, MOST_STEPS = 16.0, 2.0**14
 """How much finer than of means the steps of an outcome are: counts are few values, whose rounding does not average out.

@@ -45,7 +45,7 @@ ENDS = "ends"
 """Name of the first release's query about ends of follow-up."""
 
 INTERVALS = 40
-"""Of time where nobody states edges."""
+"""Intervals of time where nobody states edges."""
 
 
 def ends_request(

@@ -10,7 +10,7 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_aggregation.heads import LinearHead
 from veilsum_aggregation.softmax import fit_softmax
-from veilsum_coordinator.parts.application import LINEAR
+from veilsum_coordinator.parts.alignment import LINEAR
 from veilsum_privacy.training.mlp import Descent, layer_shapes, train
 
 TOLERANCE = 1e-6

@@ -30,7 +30,7 @@ from veilsum_privacy.study.study import parse_study
 from veilsum_proto import federation_pb2 as pb
 
 OUTCOME = "outcome.json"
-"""Of an archived study: what the coordinator showed of it."""
+"""File of an archived study that holds what the coordinator showed of it."""
 
 PROOFS = "proofs"
 """Folder beside the results in which proofs of deleted studies are kept."""

@@ -76,7 +76,7 @@ class Hub:
     Attributes:
         changed: the lock.
         changes: how many of these there were, so that who waits does not miss one between looking and waiting.
-        stopping: whether the process is about to end; what a study's method then meets is no fault of the study.
+        stopping: whether the process is about to end; the error that a method then meets does not fail its study.
     """
 
     def __init__(

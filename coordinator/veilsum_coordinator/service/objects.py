@@ -58,7 +58,7 @@ class Objects:
                 return [self.once(key, kind, current.fixed, lambda: _fixed_object(current), keep=entry.outcome is None)]
             if kind == pb.OBJECT_KIND_ANSWERS and current.phase is RoundPhase.CONSENTING:
                 return [self.once(key, kind, current.checks, lambda: _answers_object(current), keep=entry.outcome is None)]
-        raise HostileInput("There is no such object for the caller at present.", "Wait for the next directive.")
+        raise HostileInput("The caller has no such object at present.", "Wait for the next directive.")
 
     def messages(
         self, entry: StudyEntry, name: str, kind: pb.ObjectKind.ValueType, number: int, attempt: int

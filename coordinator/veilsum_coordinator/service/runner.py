@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Integers
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.checkpoints import checkpoint_result
-from veilsum_coordinator.parts.federation import Federation, Release, StoredBlocks
-from veilsum_coordinator.parts.long_arrays import PIECE
+from veilsum_coordinator.parts.federation import PIECE, Federation, Release, StoredBlocks, read_release
+from veilsum_coordinator.parts.networks import checkpoint_result
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_coordinator.protocol.rounds import Round, RoundPhase
 from veilsum_coordinator.protocol.settings import Retention
@@ -44,7 +43,7 @@ from veilsum_node.telemetry.logs import about
 from veilsum_privacy.results.result import Result, checkpoint_directory, remove_partial, save_result, study_fields
 from veilsum_privacy.securesum.context import Pieces, broadcast_digest, broadcast_pieces
 from veilsum_privacy.study.study import Study
-from veilsum_privacy.tasks.agreed import AgreedTask, RoundPlan
+from veilsum_privacy.tasks.agreed import RoundPlan
 
 LOG = logging.getLogger("veilsum.coordinator")
 
@@ -62,18 +61,6 @@ MOST_CHECKPOINTS = 3
 
 class RoundLostError(VeilsumError):
     """A round ended without a release; the study cannot go on. What it cost stands in the participants' ledgers."""
-
-
-def read_release(task: AgreedTask, values: Integers, number: int, cohort: tuple[str, ...], digest: bytes) -> Release:
-    """Turn an opened sum in grid units into the task's blocks in their own units."""
-    if task.per_site:
-        places = map(task.study.participants.index, cohort)
-        own = [task.blocks(task.kept_part(values, place)) for place in places]
-        blocks = {name: np.stack([part[name] for part in own]) for name in own[0]}
-    else:
-        blocks = task.blocks(values)
-    std = math.sqrt(task.released_variance(len(cohort)))
-    return Release(task.label, number, blocks, task.block_std(std), cohort, digest)
 
 
 class HubFederation(Federation):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Column, Connection, Integer, LargeBinary, MetaData, Table, delete, insert, select
 
 METADATA = MetaData()
-"""Of all of the coordinator's tables."""
+"""Metadata of all of the coordinator's tables."""
 
 LONG = 1 << 20
 """From how many bytes on a value lies in pieces."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from veilsum.api.results import StudyResult
 
 Errors = Literal["model", "clustered", "robust"]
-"""Of a regression's coefficients."""
+"""The kinds of standard errors of a regression's coefficients."""
 
 Query = Mapping[str, Any]
 """A question of the method ``statistics``, with the keys of a ``[[query]]`` table."""
@@ -121,7 +121,7 @@ class Dataset:
         Args:
             time: column of the times.
             event: column that tells how each ended.
-            censored: its categories that are no event.
+            censored: its categories that do not count as the event.
             edges: ends of the intervals of time: a list, or ``{"from": 0, "to": 2190, "steps": 6}``.
             by: groups.
             at: shares of records with the event, whose times are told; the median by default.
@@ -236,7 +236,7 @@ class Dataset:
             time: column of the times; its upper bound is the horizon.
             over: terms; a category's first level is the reference.
             event: column that tells how each ended.
-            censored: its categories that are no event.
+            censored: its categories that do not count as the event.
             edges: of the intervals in which ends are counted first; 40 equal ones by default.
             per: for a change of how many units of a term its ratio is given, such as ``{"age": 10}``.
             where: which records.

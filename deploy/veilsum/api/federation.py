@@ -14,7 +14,7 @@ from veilsum.access import SETTINGS, AnalystConfig, resolve_access
 from veilsum.api.datasets import Dataset
 from veilsum.api.options import Options
 from veilsum.api.studies import Run
-from veilsum.local.tables import (
+from veilsum.tables import (
     as_table,
     column_values,
     deal_rows,
@@ -25,7 +25,7 @@ from veilsum.local.tables import (
     write_sites,
 )
 from veilsum_node.config import did_you_mean, validate
-from veilsum_node.errors import ConfigurationError, DataError, Misuse
+from veilsum_node.errors import ConfigurationError, DataError, Misuse, raising
 from veilsum_node.identity import Credentials, load_credentials
 from veilsum_node.process.steady_clock import now
 from veilsum_privacy.study.schema import DatasetSchema
@@ -42,6 +42,8 @@ Data = Mapping[str, Any] | str | Path | Any
 """Frames or files by site; a folder; or one frame or file."""
 
 DATASET = "records"
+
+_WHOLE = "The whole platform has them, in an environment of its own: pip install veilsum"
 
 
 _OPEN: weakref.WeakSet[Federation] = weakref.WeakSet()
@@ -226,8 +228,9 @@ def simulate(
         ConfigurationError: the schema is wrong.
         Misuse: arguments exclude each other.
     """
-    from veilsum.local.coordinator import LocalCoordinator
-    from veilsum.local.sites import make_local
+    with raising(ConfigurationError("This installation has no participants to simulate.", _WHOLE), on=ModuleNotFoundError):
+        from veilsum.local.coordinator import LocalCoordinator
+        from veilsum.local.sites import make_local
 
     known = as_schema(schema)
     with ExitStack() as stack:

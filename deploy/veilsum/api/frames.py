@@ -7,6 +7,7 @@ from typing import Any
 
 from veilsum.exports import flat_rows
 from veilsum_node.errors import ConfigurationError, raising
+from veilsum_node.process.software import install_extra
 
 
 def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -15,7 +16,7 @@ def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     Raises:
         ConfigurationError: pandas is not installed.
     """
-    advice = "Install it with: pip install 'veilsum[notebook]'; or use to_arrow() or rows()."
+    advice = f"Install it with: {install_extra('notebook')}; or use to_arrow() or rows()."
     with raising(ConfigurationError("pandas is not installed.", advice), on=ImportError):
         import pandas
     return pandas.DataFrame(flat_rows(rows))

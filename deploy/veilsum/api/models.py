@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from veilsum.local.tables import as_table, column_values
+from veilsum.tables import as_table, column_values
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import DataError, Misuse
 from veilsum_participant.applying.model import Model, best_class, probabilities

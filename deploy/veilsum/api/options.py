@@ -23,7 +23,7 @@ class Stored(Protocol):
 
     @property
     def directory(self) -> Path:
-        """Of its files."""
+        """Directory of the study's files."""
 
 
 class Options(TypedDict, total=False):

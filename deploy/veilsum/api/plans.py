@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def delta(self) -> float:
-        """Of the guarantee."""
+        """Delta of the guarantee."""
         return self.details.cost.delta
 
     @property

@@ -229,7 +229,7 @@ class StudyResult:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """What a paper should state: study, digest, method, cost, and the sums that it was made of."""
+        """What a paper should state of the result, namely study, digest, method, cost, and the sums that it was made of."""
         from veilsum_node.process.software import installed_version
 
         manifest = read_manifest(self.directory)
@@ -260,7 +260,7 @@ class StudyResult:
             Misuse: no certificate is known.
         """
         from veilsum.verification import verify_result
-        from veilsum_participant.ledgers import load_authority
+        from veilsum_node.identity.certificate import load_authority
 
         certificate = self.authority if authority is None else load_authority(Path(authority))
         if certificate is None:
@@ -316,7 +316,7 @@ def open_result(directory: str | Path, authority: str | Path | None = None) -> S
         ConfigurationError: the directory does not exist.
         HostileInput: it holds no readable result.
     """
-    from veilsum_participant.ledgers import load_authority
+    from veilsum_node.identity.certificate import load_authority
 
     place = Path(directory)
     if not place.is_dir():

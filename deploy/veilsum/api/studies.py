@@ -51,12 +51,12 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Of the study."""
+        """Name of the study."""
         return self.asked.study_name if isinstance(self.asked, Question) else self.asked.name
 
     @property
     def method(self) -> str:
-        """Of the study."""
+        """Method of the study."""
         return self.asked.method
 
     @property

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import veilsum.cli
+import veilsum_deploy.coordinator
 from veilsum_deploy.cli.additions import ADDITIONS
 from veilsum_node.process.commands import Noun, command_line, run
 
 NOUNS = {
-    "federation": Noun("veilsum_deploy.cli.federation", "The certificate authority: set up, sign, list."),
-    "coordinator": Noun("veilsum_deploy.cli.coordinator", "Set up and run a coordinator."),
+    **veilsum_deploy.coordinator.NOUNS,
     "participant": Noun("veilsum_participant.cli.participant", "Set up, check and run a participant."),
-    "analyst": Noun("veilsum_deploy.cli.analyst", "Set up an analyst."),
-    "login": Noun(
-        "veilsum_deploy.cli.login", "Log in with the organisation's identity provider for a certificate of some hours."
-    ),
-    "study": Noun("veilsum_deploy.cli.study", "Submit studies, watch them, fetch their results."),
+    **veilsum.cli.NOUNS,
     "ledger": Noun("veilsum_participant.cli.ledger", "What was spent: show it, verify it, set budgets."),
     "schema": Noun("veilsum_participant.cli.schema", "Draft a schema of a data dictionary or of public records."),
     "demo": Noun(

@@ -48,7 +48,7 @@ def demo(
     started = time.monotonic()
     load()
     with loading():  # beside what the server loads
-        from veilsum_deploy.cli.display import show_progress
+        from veilsum.cli.display import show_progress
         from veilsum_deploy.demo.directory import claim
         from veilsum_deploy.demo.findings import findings
         from veilsum_deploy.demo.hospitals import folder_hospitals, packaged_hospitals

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from veilsum_deploy.cli.display import show_progress
+from veilsum.cli.display import show_progress
 from veilsum_deploy.images import FrozenNetwork, Shape, write_records
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, print_fields

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from veilsum_deploy.cli.display import show_progress
+from veilsum.cli.display import show_progress
 from veilsum_deploy.data_names import PACKAGED
 from veilsum_deploy.simulation.baseline_names import BASELINES, parse_baselines
 from veilsum_deploy.simulation.engines import Engine, ProcessEngine, RayEngine, SerialEngine, cores, running

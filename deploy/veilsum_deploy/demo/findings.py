@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from veilsum_coordinator.service.runner import read_release
+from veilsum_coordinator.parts.federation import read_release
 from veilsum_coordinator.storage.releases import read_releases
 from veilsum_deploy.demo.directory import BUDGET, DELTA
 from veilsum_deploy.demo.hospitals import Hospitals

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from veilsum.local.tables import site_files, site_name
+from veilsum.tables import site_files, site_name
 from veilsum_deploy.datasets import TableWithSchema, packaged_dataset, read_dataset
 from veilsum_deploy.simulation.partition import hold_out
 from veilsum_node.errors import DataError, Misuse
 from veilsum_privacy.study.schema_file import load_schema
 
 SEED = 20
-"""Of every split in the demo."""
+"""Seed of every split in the demo."""
 
 HOSPITALS: Mapping[str, tuple[int, int]] = {"north": (20, 140), "east": (76, 54), "south": (45, 49), "west": (15, 20)}
 """Malignant and benign patients at each hospital, of 212 and 357; the other 56 and 94 are held out."""
@@ -65,7 +65,7 @@ def folder_hospitals(directory: Path, schema_file: Path | None, *, trains: bool 
     """One site for each data file in a folder; if records have a label, a fifth of each class at each site is held out.
 
     Args:
-        directory: one file a site, as :func:`veilsum.local.tables.site_files` finds them.
+        directory: one file a site, as :func:`veilsum.tables.site_files` finds them.
         schema_file: by default ``schema.toml`` in the folder.
         trains: whether a classifier will be, which needs a label.
 

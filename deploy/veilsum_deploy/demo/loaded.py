@@ -8,7 +8,7 @@ with loading(serves=True):
     import veilsum_coordinator.migrations
     import veilsum_coordinator.results.reproduction
     import veilsum_coordinator.service.server  # noqa: F401
-    import veilsum_deploy.cli.coordinator  # noqa: F401
+    import veilsum_deploy.coordinator.coordinator  # noqa: F401
     import veilsum_participant.cli.participant
     import veilsum_participant.migrations
     import veilsum_participant.session.client  # noqa: F401

@@ -1,1 +1,1 @@
-"""Logging in with an organisation's identity provider (OpenID Connect) for a certificate of some hours."""
+"""The service that certifies people who log in with an organisation's identity provider (OpenID Connect)."""

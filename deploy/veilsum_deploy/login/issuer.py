@@ -25,7 +25,8 @@ from typing import Annotated, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
 
-from veilsum_deploy.login.served import Served
+from veilsum.login.person import PATH
+from veilsum.login.served import Served
 from veilsum_node.addresses import address_to_listen_on, split_host_port
 from veilsum_node.config import load_toml, located
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse, StateError, Unavailable, VeilsumError, raising
@@ -44,10 +45,8 @@ from veilsum_node.telemetry.logs import LogSettings, printable
 
 LOG = logging.getLogger("veilsum.logins")
 
-PATH = "/login"
-
 OUTCOMES = ("certified", "refused", "unavailable", "failed")
-"""Of a login: as asked; not admitted; the provider was away; the service itself is out of order."""
+"""Outcomes of a login: as asked; not admitted; the provider was away; the service itself is out of order."""
 
 _STATUS: tuple[tuple[type[VeilsumError], HTTPStatus], ...] = (
     (HostileInput, HTTPStatus.FORBIDDEN),

@@ -28,8 +28,8 @@ class Setting:
 
     Attributes:
         partition: as the command's help lists them.
-        sites: how many; None for one a domain, or :data:`DEFAULT_SITES` where sites are no domains.
-        limit: most training records of a site before the skew; where sites are no domains, on average.
+        sites: how many; None for one a domain, or :data:`DEFAULT_SITES` unless sites are domains.
+        limit: most training records of a site before the skew; unless sites are domains, on average.
         cap: most training records of a site after the skew, drawn at random.
         holdout: share of each class that is tested on where the source has no test records; None for the collection's.
         split: seed of what is held out; None for each run's own. A fixed one keeps the records to test on out of whatever is
@@ -64,7 +64,7 @@ class Deal:
     Attributes:
         training: what each site holds, by its name.
         tests: records to test on, by domain; without those that have none.
-        home: by domain, the site whose alignment its test records go through; empty where sites are no domains.
+        home: by domain, the site whose alignment its test records go through; empty unless sites are domains.
         forced: sites that got one record because the skew left them none.
         sites: by domain, its sites, where it has several.
     """
@@ -180,7 +180,7 @@ def deal(collection: Collection, setting: Setting, seed: int, names: Sequence[st
 
 
 def _test_split(collection: Collection, setting: Setting, seed: int) -> tuple[dict[str, Rows], dict[str, TableWithSchema]]:
-    """By domain, which of its rows are trained on, and records to test on, which never are."""
+    """For each domain, the rows that are trained on, and the records to test on, which never are."""
     rows, tests = {}, {}
     for domain in collection.domains:
         kept = np.arange(domain.train.table.num_rows)

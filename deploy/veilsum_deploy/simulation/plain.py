@@ -15,8 +15,8 @@ import numpy as np
 
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_coordinator.methods import get_method
-from veilsum_coordinator.parts.federation import Federation, Release
-from veilsum_coordinator.service.runner import RoundLostError, read_release
+from veilsum_coordinator.parts.federation import Federation, Release, read_release
+from veilsum_coordinator.service.runner import RoundLostError
 from veilsum_deploy.simulation.chunks import Chunk, Part, Sites, compute_chunk
 from veilsum_deploy.simulation.deal import Deal
 from veilsum_deploy.simulation.engines import Engine, SerialEngine, Shared

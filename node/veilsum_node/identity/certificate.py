@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID, SignatureAlgorithmOID
 
 from veilsum_node.errors import HostileInput, VeilsumError
+from veilsum_node.identity.files import read_file
 
 MAX_CERTIFICATE_BYTES = 8192
 """Largest certificate that is parsed, DER or PEM."""
@@ -320,3 +322,13 @@ def moment(seconds: int) -> str:
 
 def _seconds(point: datetime) -> int:
     return int(point.timestamp())
+
+
+def load_authority(path: Path) -> x509.Certificate:
+    """The federation's certificate from a PEM file.
+
+    Raises:
+        ConfigurationError: the file cannot be read.
+        HostileInput: it is not an authority's certificate.
+    """
+    return load_authority_certificate(read_file(path, "authority's certificate"))

@@ -17,7 +17,7 @@ from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable
 
 SECONDS = 15.0
 MOST_BYTES = 256 * 1024
-"""Of an answer."""
+"""The most bytes of an answer."""
 
 
 class AnsweredError(HostileInput):

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field, StrictStr
 from veilsum_node.errors import ConfigurationError, HostileInput, Unavailable, raising
 from veilsum_node.fields import Frozen
 from veilsum_node.oidc.fetcher import Fetch, check_url
+from veilsum_node.process.software import install_extra
 
 if TYPE_CHECKING:
     from joserfc.jwk import KeySet
@@ -115,7 +116,7 @@ def discover(issuer: str, fetch: Fetch) -> Metadata:
 
 def missing_package() -> ConfigurationError:
     """That the extra is not installed."""
-    return ConfigurationError("Logging in needs the package authlib.", "pip install veilsum[login]")
+    return ConfigurationError("Logging in needs the package authlib.", install_extra("login"))
 
 
 class TokenVerifier:

@@ -1,6 +1,6 @@
 """The frame of a command line whose nouns are modules: imported when asked for, errors as messages, one exit status each.
 
-Exit status: 0 done, 1 the answer is no (a check, a verification or a study failed), 2 wrong usage or a typed error, 70 a
+Exit status: 0 done, 1 the answer is negative (a check, a verification or a study failed), 2 wrong usage or a typed error, 70 a
 fault of veilsum itself.
 """
 
@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from veilsum_node.errors import StateError, VeilsumError
 from veilsum_node.process.console import report_crash, report_error
-from veilsum_node.process.imports import loading
+from veilsum_node.process.imports import loading, networks_may_be_missing
 
 PROGRAM = "veilsum"
 
@@ -125,7 +125,8 @@ def run(app: typer.Typer, arguments: list[str] | None = None) -> NoReturn:
 def _answer(app: typer.Typer, arguments: list[str]) -> None:
     """Run the command and write out what it printed: what is left to the interpreter's end fails without a word of ours."""
     try:
-        typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM)
+        with networks_may_be_missing():
+            typer.main.get_command(app).main(args=arguments, prog_name=PROGRAM)
     except SystemExit:
         sys.stdout.flush()
         raise

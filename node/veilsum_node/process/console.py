@@ -30,7 +30,10 @@ EXIT_INTERNAL = 70
 
 _WIDEST = 320  # a sentence with a long path fits, a list of all tasks does not
 
+ConfigOption = Annotated[Path, typer.Option("--config", help="The party's configuration.")]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+"""The ``--json`` flag that every command with a result takes."""
 
 DialectOption = Annotated[
     list[str] | None,
@@ -41,7 +44,6 @@ DialectOption = Annotated[
         " compression=gzip; repeat it for several.",
     ),
 ]
-"""The ``--json`` flag that every command with a result takes."""
 
 
 def print_rows(rows: Sequence[Mapping[str, object]], *, title: str, as_json: bool, empty: str = "Nothing to show.") -> None:

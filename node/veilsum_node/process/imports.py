@@ -1,10 +1,15 @@
-"""Import much at once without looking for garbage in it."""
+"""Imports: much at once without looking for garbage in it, and of packages that not every installation has."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from veilsum_node.errors import ConfigurationError
+from veilsum_node.process.software import install_extra
+
+_LEFT_OUT = {"torch": "PyTorch", "ot": "the package POT", "tenseal": "the package TenSEAL"}
 
 
 @contextmanager
@@ -23,3 +28,21 @@ def loading(*, serves: bool = False) -> Iterator[None]:
             gc.freeze()
         if were:
             gc.enable()
+
+
+@contextmanager
+def networks_may_be_missing() -> Iterator[None]:
+    """Inside, who has no PyTorch is told how to get it: an analyst's installation computes networks only if asked to.
+
+    Raises:
+        ConfigurationError: names what is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in _LEFT_OUT:
+            raise
+        raise ConfigurationError(
+            f"This needs {_LEFT_OUT[error.name]}, which this installation lacks.",
+            f"Install it with: {install_extra('networks')}",
+        ) from error

@@ -1,13 +1,33 @@
-"""Which software this is."""
+"""Which software this is, and how what it lacks is added."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+DISTRIBUTIONS = ("veilsum", "veilsum-participant", "veilsum-analyst", "veilsum-coordinator")
+"""The whole platform, and one party's part of it: an environment holds one of them."""
+
+
+def installed_distribution() -> str:
+    """The one of :data:`DISTRIBUTIONS` that is installed.
+
+    Raises:
+        PackageNotFoundError: none is.
+    """
+    for name in DISTRIBUTIONS:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            continue
+        return name
+    raise PackageNotFoundError(DISTRIBUTIONS[0])
+
 
 def installed_version() -> str:
-    """Version of the distribution that is installed: the whole platform's, or else the participant's."""
-    try:
-        return version("veilsum")
-    except PackageNotFoundError:
-        return version("veilsum-participant")
+    """Its version."""
+    return version(installed_distribution())
+
+
+def install_extra(extra: str) -> str:
+    """The command that adds an extra to what is installed: another distribution's would bring that one along."""
+    return f"pip install '{installed_distribution()}[{extra}]'"

@@ -37,7 +37,7 @@ MOST_OF_ONE = 4
 """The same from one address: one caller cannot take a health check's place, whose failure may restart the process."""
 
 MOST_BYTES = 64 * 1024
-"""Of a body that is sent here."""
+"""The most bytes of a body that is sent here."""
 
 _READ_SECONDS = 5.0  # without a byte from the caller
 
@@ -59,7 +59,7 @@ class ServerTls:
         what: names them in messages.
 
     Raises:
-        ConfigurationError: a file is missing, the key can be read by others, or they are no pair.
+        ConfigurationError: a file is missing, the key can be read by others, or they do not belong together.
     """
 
     def __init__(self, certificate: Path, key: Path, what: str = "metrics") -> None:
@@ -255,4 +255,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
-        """Scrapes are no events."""
+        """Scrapes are not logged."""

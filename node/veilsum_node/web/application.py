@@ -40,7 +40,7 @@ from veilsum_node.web.settings import ConsoleSettings
 LOG = logging.getLogger("veilsum.console")
 
 MOST_BYTES = 16 * 1024 * 1024
-"""Of a form: another site's export is the largest."""
+"""The most bytes of a form: another site's export is the largest."""
 
 MOST_FIELDS = 32
 RENEWS = "renew"

@@ -147,7 +147,7 @@ class Links:
         return secret
 
     def whose(self, secret: str) -> Person | None:
-        """Whom a link is for, while it can still be used."""
+        """The person that a link is for, while it can still be used."""
         return self._find(secret, take=False)
 
     def take(self, secret: str) -> Person | None:

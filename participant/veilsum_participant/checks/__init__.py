@@ -3,7 +3,7 @@
 Every check runs, whatever failed before. Reports name places in files, never a cell's value, and are for the site's operator.
 """
 
-from veilsum_participant.checks.check import Check, CheckOutcome
+from veilsum_node.process.check import Check, CheckOutcome
 from veilsum_participant.checks.site_check import AskedStudy, SiteCheck, compile_asked
 
 __all__ = ["AskedStudy", "Check", "CheckOutcome", "SiteCheck", "compile_asked"]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from veilsum_node.phrases import counted
+from veilsum_node.process.check import Check, CheckOutcome
 from veilsum_node.telemetry.logs import printable
-from veilsum_participant.checks.check import Check, CheckOutcome
 from veilsum_participant.data import CheckReport, FindingKind, check_dataset
 from veilsum_participant.data.check import AGREED
 from veilsum_participant.data.images import check_images

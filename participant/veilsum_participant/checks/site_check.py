@@ -28,6 +28,7 @@ from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_node.identity.tls import KEY_FILE, key_advice
 from veilsum_node.phrases import counted
+from veilsum_node.process.check import Check, CheckOutcome, storage_checks
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
@@ -35,7 +36,6 @@ from veilsum_node.transport.channel import open_channel
 from veilsum_node.transport.connection import explain, hello, probe_tcp, probe_tls
 from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
-from veilsum_participant.checks.check import Check, CheckOutcome, storage_checks
 from veilsum_participant.config import METHODS, ParticipantConfig, Policy
 from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
@@ -384,7 +384,7 @@ def _budget(config: ParticipantConfig, connection: Connection, books: Books, nam
 
 
 def cohorts(config: ParticipantConfig) -> Iterator[Check]:
-    """Whom studies of each population are held to."""
+    """The cohorts that studies of each population are held to."""
     with open_books(config) as (connection, _):
         for name in sorted({config.population(dataset) for dataset in config.datasets}):
             earlier = remembered(connection, config, name)

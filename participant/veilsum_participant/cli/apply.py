@@ -19,6 +19,7 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.errors import DataError, Misuse, StateError
 from veilsum_node.process.console import print_fields, print_json, print_line, print_rows
+from veilsum_node.process.new_files import new_file
 from veilsum_node.spreadsheets import defused, line
 from veilsum_participant.applying.model import Model, best_class, probabilities
 from veilsum_participant.applying.recipe import Maps, OwnAlignment, parse_recipe
@@ -26,7 +27,6 @@ from veilsum_participant.cli.places import CONFIG, load_participant
 from veilsum_participant.data.encode import LocalCounts, encode_tables
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.sources import read_table
-from veilsum_participant.new_files import new_file
 from veilsum_participant.query import Source
 from veilsum_privacy.results.result import MANIFEST, load_result
 from veilsum_privacy.study.encoder import Program

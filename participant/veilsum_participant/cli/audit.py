@@ -20,13 +20,13 @@ from veilsum_node.database import open_readonly
 from veilsum_node.errors import HostileInput, Misuse
 from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.process.console import print_json, print_line, print_rows
+from veilsum_node.process.new_files import new_file, require_new
 from veilsum_node.process.software import installed_version
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.checks import compile_asked
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.directory import with_pins
-from veilsum_participant.new_files import new_file, require_new
 from veilsum_participant.store.pending import PENDING
 from veilsum_participant.store.studies import STUDIES
 from veilsum_privacy.audit.audit import TRIALS

@@ -12,8 +12,7 @@ import typer
 
 from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role, load_credentials
-from veilsum_node.process.console import JsonOption, moment, print_fields, print_line
-from veilsum_participant.cli.operations import ConfigOption
+from veilsum_node.process.console import ConfigOption, JsonOption, moment, print_fields, print_line
 
 if TYPE_CHECKING:
     from veilsum_node.identity import Credentials

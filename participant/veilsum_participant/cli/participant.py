@@ -16,14 +16,23 @@ import typer
 
 from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role
-from veilsum_node.process.console import DialectOption, JsonOption, moment, print_fields, print_json, print_line, print_rows
+from veilsum_node.process.console import (
+    ConfigOption,
+    DialectOption,
+    JsonOption,
+    moment,
+    print_fields,
+    print_json,
+    print_line,
+    print_rows,
+)
+from veilsum_node.process.consoles import add_console
 from veilsum_node.process.imports import loading
-from veilsum_participant.cli.consoles import add_console
+from veilsum_node.process.parties import AddressOption, DirectoryArgument, NameOption, init_party
+from veilsum_node.process.starters import EXAMPLE_ADDRESS
 from veilsum_participant.cli.directory import app as directory_app
-from veilsum_participant.cli.operations import ConfigOption, add_operations, show_checks
-from veilsum_participant.cli.places import AddressOption, DirectoryArgument, NameOption, init_party
-from veilsum_participant.starters import EXAMPLE_ADDRESS
 from veilsum_privacy.accounting.prices import delta_warning
+from veilsum_privacy.backup.commands import add_operations, show_checks
 from veilsum_privacy.dossier.figures import cost, plain
 
 if TYPE_CHECKING:
@@ -276,7 +285,7 @@ def leave(study: StudyArgument, config: ConfigOption = CONFIG, as_json: JsonOpti
 @app.command()
 def snapshots(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
     """Say which releases were computed from the records that the site's queries yield now; status 1 if one was not."""
-    from veilsum_participant.snapshots import compare_snapshots
+    from veilsum_participant.checks.snapshots import compare_snapshots
 
     with _site(config) as site:
         found = [(item.entry.seq, item.entry.reservation, item.same, item.why) for item in compare_snapshots(site)]

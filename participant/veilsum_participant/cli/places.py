@@ -1,7 +1,4 @@
-"""Which ledger a command means: a file or URL that is named, or that of a configuration; and the site's own, to write to.
-
-What the ``init`` commands of the parties share: a private key, a certificate signing request, a configuration to edit.
-"""
+"""Which ledger a command means: a file or URL that is named, or that of a configuration; and the site's own, to write to."""
 
 from __future__ import annotations
 
@@ -15,57 +12,16 @@ import typer
 
 from veilsum_node.database import Database
 from veilsum_node.errors import Misuse
-from veilsum_node.identity import Role, SigningKey
-from veilsum_node.identity.files import read_private
-from veilsum_node.identity.provision import prepare
-from veilsum_node.identity.tls import AUTHORITY_FILE, KEY_FILE
+from veilsum_node.identity.certificate import load_authority
+from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.overrides import overridden_tables
-from veilsum_node.process.console import print_fields, print_line
 from veilsum_node.process.steady_clock import now
-from veilsum_participant.ledgers import Checked, check, load_authority
-from veilsum_participant.starters import EXAMPLE_ADDRESS, write_starter
+from veilsum_participant.ledgers import Checked, check
 
 if TYPE_CHECKING:
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
     from veilsum_privacy.ledger import Ledger, LedgerReader
-
-
-DirectoryArgument = Annotated[Path, typer.Argument(help="The party's directory; made if it is missing.")]
-NameOption = Annotated[str, typer.Option("--name", help="Name in the federation: a-z, 0-9, '.', '_', '-'.")]
-
-
-def _address(value: str) -> str:
-    from veilsum_node.transport.connection import split_address
-
-    if value != EXAMPLE_ADDRESS:
-        split_address(value)
-    return value
-
-
-AddressOption = Annotated[
-    str, typer.Option("--coordinator", callback=_address, help="host:port of the coordinator, for the configuration.")
-]
-
-
-def init_party(directory: Path, name: str, role: Role, *, as_json: bool, address: str = EXAMPLE_ADDRESS) -> None:
-    """Make key, request and a starter configuration beside them, and say what comes next."""
-    party = prepare(directory, name, role)
-    config = write_starter(directory, role, address)
-    fields = {
-        "name": name,
-        "role": role.value,
-        "identity": str(party.identity),
-        "request": str(party.request),
-        "fingerprint": SigningKey.from_pem(read_private(party.identity / KEY_FILE, "private key")).fingerprint,
-        "configuration": str(config),
-    }
-    print_fields(fields, title=f"New {role}", as_json=as_json)
-    if not as_json:
-        print_line(
-            f"Send {party.request} to the federation's authority and put the certificate.pem and authority.pem that it answers"
-            f" into {party.identity}. The private key stays here. Edit {config}."
-        )
 
 
 CONFIG = Path("participant.toml")

@@ -18,19 +18,19 @@ from sqlalchemy import select
 from veilsum_node.config import did_you_mean
 from veilsum_node.database import open_readonly
 from veilsum_node.errors import ConfigurationError, HostileInput, Misuse
+from veilsum_node.identity.certificate import load_authority
 from veilsum_node.identity.tls import AUTHORITY_FILE
 from veilsum_node.phrases import counted
 from veilsum_node.telemetry.health import ask_ready
 from veilsum_node.web.looking import Look, Row
-from veilsum_participant.budget_changes import read_epsilon
 from veilsum_participant.checks import SiteCheck
+from veilsum_participant.cli.budget_changes import read_epsilon
 from veilsum_participant.cli.entries import entry_row, read_time
 from veilsum_participant.cli.places import LedgerPlace, verify_place
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.ledgers import (
     check,
     entry_fields,
-    load_authority,
     open_source,
     readable_entries,
     spending_fields,
@@ -51,7 +51,7 @@ MOST_ROWS = 100
 """Entries on one page of the ledger."""
 
 MOST_STUDIES = 1000
-"""Of which "what if" asks how many more the budget bears, at most."""
+"""The most further studies that "what if" asks about."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from veilsum_node.web.application import HEADERS, RENEWS, Page, PageRequest
 from veilsum_node.web.configuration import setting_rows
 from veilsum_node.web.looking import Looks
 from veilsum_node.web.people import Right
-from veilsum_participant.budget_changes import change_budget
+from veilsum_participant.cli.budget_changes import change_budget
 from veilsum_participant.config import ParticipantConfig, load_participant_config, read_participant_settings
 from veilsum_participant.console import facts
 from veilsum_participant.protocol.approval import approve, decline, shown_study, waiting_studies

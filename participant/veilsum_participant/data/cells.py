@@ -103,7 +103,7 @@ def _dates(columns: Mapping[str, Any], column: DateColumn, texts: list[str]) -> 
 
 
 def _days(array: Any, missing: list[str]) -> tuple[NDArray[np.float64], Bools, Bools]:
-    """Days from 1970-01-01 to the date of each cell, and which are missing, and which are no date."""
+    """Days from 1970-01-01 to the date of each cell, and which are missing, and which do not hold a date."""
     texts = pc.cast(array, pa.large_string())
     gone = pc.or_(
         pc.is_null(texts), pc.fill_null(pc.is_in(texts, value_set=pa.array([*missing, ""], pa.large_string())), True)

@@ -61,7 +61,7 @@ class DuckReader(QueryReader):
     """Reads what a query on files yields."""
 
     def _schema(self) -> Any:
-        """Of its answer on empty tables."""
+        """Schema of the query's answer on empty tables."""
         query = self._query
         with _connection() as connection:
             for name, path in query.files.items():

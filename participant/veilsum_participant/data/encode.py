@@ -30,9 +30,9 @@ class LocalCounts:
     Attributes:
         used: records used.
         excess: how many more these are than the schema's ``max_records``.
-        broken: lines of a CSV file that are no records, such as those with too few or too many cells, and are not used.
+        broken: lines of a CSV file that do not make records, such as those with too few or too many cells, and are not used.
         clamped: by column, numbers outside their bounds.
-        invalid: by column, cells that are no number, category or class.
+        invalid: by column, cells that do not hold a number, category or class.
         missing: by column, cells without a value.
         imputed: by column, cells that took the public impute.
         subjects: how many subjects the records are of, where the site named the column that tells.

@@ -163,7 +163,7 @@ def _open_nifti(kind: str, **files: IO[bytes]) -> Slices:
     """The first volume along the closest canonical axes: slices from below, rows from behind, columns from the left.
 
     Raises:
-        NotAnImage: its values are no numbers and no colours, or it has more than four dimensions.
+        NotAnImage: its values are neither numbers nor colours, or it has more than four dimensions.
         Exception: whatever nibabel raises of a damaged file.
     """
     import nibabel

@@ -4,7 +4,7 @@ A record is one line, ended by LF, CR or CRLF; an empty line is none. Cells are 
 owner declares (:class:`veilsum_participant.query.Dialect`, as are its encoding and compression). A cell may stand in
 quotation marks, but not reach beyond its line: where a quotation mark is left open, that line alone is not used. A quotation
 mark in a cell that does not begin with one is a letter. A line that is not UTF-8 is Latin-1, which reads any bytes. A byte
-order mark at the beginning of a line is no part of it.
+order mark at the beginning of a line does not belong to it.
 
 A parser gets a file as it is where that comes to the same, which is nearly always; else, it gets it mended.
 """
@@ -44,7 +44,7 @@ _ENDS = np.isin(np.arange(256), list(b"\n\r"))
 
 
 class Fault(StrEnum):
-    """Why a line is no record."""
+    """Why a line does not make a record."""
 
     CELLS = "wrong number of cells"
     QUOTE = "quotation mark not closed"
@@ -89,7 +89,7 @@ def open_text(file: AnyFile, dialect: Dialect = PLAIN) -> Iterator[BinaryIO]:
 
 
 class _Decoded(io.RawIOBase):
-    """The bytes of a compressed file, or one in another encoding, as UTF-8; what is no character there becomes U+FFFD."""
+    """The bytes of a compressed file, or one in another encoding, as UTF-8; bytes that encode no character become U+FFFD."""
 
     def __init__(self, raw: BinaryIO, label: str, dialect: Dialect) -> None:
         self._label, self._compression, self._left = label, dialect.compression, b""
@@ -255,7 +255,7 @@ def texts(path: AnyFile, dialect: Dialect = PLAIN, left_out: Counter[Fault] | No
 
 
 def line_numbers(file: BinaryIO, rows: Collection[int], *, header: bool) -> dict[int, int]:
-    """On which line of an open file each of some data rows stands; both are counted from 1, and empty lines are no rows."""
+    """On which line of an open file each of some data rows stands; both are counted from 1, and empty lines are skipped."""
     wanted, found = set(rows), dict[int, int]()
     row, number = -int(header), 0
     for block in Lines(file).blocks():

@@ -36,14 +36,14 @@ SPACES = tuple(letter for letter in map(chr, range(0x3001)) if letter.isspace())
 """All that identifiers are trimmed of; no later letter is a space."""
 
 _PARAMETERS = {"connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
-"""Of libpq, where the URL does not say otherwise: a server that vanishes is noticed within a minute."""
+"""Parameters of libpq, unless the URL says otherwise: a server that vanishes is noticed within a minute."""
 
 
 class PostgresReader(QueryReader):
     """Reads what a query on PostgreSQL yields."""
 
     def _schema(self) -> Any:
-        """Of the query, which the server prepares and does not run."""
+        """Schema of the query's answer; the server prepares the query and does not run it."""
         query = self._query
         with _cursor(query) as cursor:
             try:

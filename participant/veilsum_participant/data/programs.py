@@ -155,7 +155,7 @@ def _inspect_archive(data: bytes) -> None:
     for name in names:
         if not _MEMBERS.fullmatch(name):
             raise _refused(
-                f"It holds {name!r}, which is no part of a plain exported program.",
+                f"It holds {name!r}, which does not belong to a plain exported program.",
                 "Write a plain network with torch.export.save, or state the format that the file has.",
             )
     for name in _CONFIGS:

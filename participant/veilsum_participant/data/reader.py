@@ -42,8 +42,8 @@ class SourcePart:
     Attributes:
         table: an Arrow table of the columns asked for, or of all that a query yields.
         place: of a file, of the first row among all.
-        broken: lines of a CSV file that are no records, and why, each by its number among all lines that hold one or should,
-            from 1.
+        broken: lines of a CSV file that do not make records, and why, each by its number, from 1, among all lines that
+            hold a record or should.
     """
 
     table: Any

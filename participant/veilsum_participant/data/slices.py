@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _LUMA = np.array([0.299, 0.587, 0.114])
-"""Of red, green and blue (ITU-R BT.601)."""
+"""Weights of red, green and blue (ITU-R BT.601)."""
 
 LARGEST = 1 << 28
 """Pixels that are decoded at once, of a slice or of a volume: 2 GiB as float64."""

@@ -38,7 +38,7 @@ class RecordsDigest:
         self._persons += b"".join(singles)
 
     def digest(self) -> bytes:
-        """Of all that was added (32 bytes)."""
+        """Digest of all that was added (32 bytes)."""
         words = np.frombuffer(self._persons, dtype=">u8").reshape(-1, 4)
         order = np.lexsort(words.T[::-1])  # as bytes are sorted
         return hashlib.sha256(words[order].tobytes()).digest()

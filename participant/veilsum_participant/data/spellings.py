@@ -28,7 +28,7 @@ class Exact(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One spelling of each number, without an exponent where that is no longer than 20 digits."""
+        """One spelling of each number, without an exponent if that takes at most 20 digits."""
         number = Decimal((int(self.negative), tuple(map(int, self.digits or "0")), self.power))
         return f"{number:f}" if abs(self.power) <= 20 else str(number)
 
@@ -62,7 +62,7 @@ class Spellings:
 
     @classmethod
     def of(cls, known: Iterable[tuple[str, int]]) -> Self:
-        """Of texts with their codes."""
+        """Spellings of texts with their codes."""
         texts: dict[str, int] = {}
         numbers: dict[Exact, set[int]] = {}
         for text, code in known:

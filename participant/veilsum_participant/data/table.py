@@ -81,7 +81,7 @@ def joined_tables(tables: Sequence[Table]) -> Table:
 
 
 def named_texts(schema: DatasetSchema) -> Mapping[str, Sequence[tuple[str, int]]]:
-    """By column of a file, the categories or the values of classes that the schema names of it, with their codes.
+    """The categories or values of classes that the schema names for each column of a file, with their codes.
 
     Of a column of codes, which is text, none; a column of which there is nothing here may hold numbers.
     """

@@ -15,7 +15,7 @@ HEAD = "0011"
 """The last script."""
 
 KEEPERS = (attempts, kept, peers, pending, populations, studies)
-"""Whose tables these are."""
+"""The modules that own these tables."""
 
 
 def create(connection: Connection) -> None:

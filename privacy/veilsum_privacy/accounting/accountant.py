@@ -63,7 +63,7 @@ Adaptive = Literal["gaussian", "standard", "strict"]
 RULES: tuple[Adaptive, ...] = get_args(Adaptive)
 
 SLACK_SHARE = 0.1
-"""Of a budget's delta, what the rule ``gaussian`` keeps for the slack of all courses; it takes 0.5% of epsilon."""
+"""Share of a budget's delta that the rule ``gaussian`` keeps for the slack of all courses; it takes 0.5% of epsilon."""
 
 Groups = Mapping[tuple[float, float], int]
 """(sampling rate, (D / sigma)^2) -> steps."""

@@ -43,7 +43,7 @@ LEVEL = 1e-6
 """Probability, at most, that an audit finds fault with a release that is as private as booked."""
 
 CONFIDENCE = 0.95
-"""Of the bounds that are shown; they decide nothing."""
+"""Confidence of the bounds that are shown; they decide nothing."""
 
 TRIALS = 2000
 MOST_TRIALS = 100_000
@@ -304,7 +304,7 @@ def _general(scores: Floats, coins: NDArray[np.bool_], shift: float, delta: floa
 
 
 def _seen_shift(booked: float, longest: float, inside: int, outside: int, level: float) -> float | None:
-    """By how much canaries would have to move a release more than they do, for an audit to see it 99 times in 100."""
+    """How much further than they do canaries would have to move a release, for an audit to see it 99 times in 100."""
     if inside < 2 or outside < 2:
         return None
     freedom, scale = inside + outside - 2, math.sqrt(1 / inside + 1 / outside)

@@ -75,7 +75,7 @@ def join(parts: Sequence[Records]) -> Records:
 def choose(
     units: Sequence[Records], norms: Floats, vector: Callable[[Records], Floats], most: int = MOST
 ) -> tuple[list[Records], Floats]:
-    """Of these units those with the longest vectors, each at right angles to all chosen before.
+    """Choose the units with the longest vectors, each at right angles to all chosen before.
 
     Args:
         units: to choose from.

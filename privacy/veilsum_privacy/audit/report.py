@@ -26,7 +26,7 @@ from veilsum_privacy.tasks.feature_maps import Encode
 SEALED = 2
 """Releases of each audit that are encrypted and opened."""
 
-_SEED = 1  # of made-up records, which are no secret
+_SEED = 1  # of made-up records, which are not secret
 
 
 @dataclass(frozen=True)

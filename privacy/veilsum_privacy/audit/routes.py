@@ -65,7 +65,7 @@ class ReleaseRoute(ABC):
 
     @property
     def rounding(self) -> float:
-        """By how many grid units each value of a sum before noise was rounded, at most, after it was added up."""
+        """The most grid units by which each value of a sum before noise was rounded after it was added up."""
         whole = isinstance(self.plan.task.task, FactorTask | TrainingTask) and not self.plan.declaration.unrounded
         return 0.5 if whole else 0.0
 

@@ -46,7 +46,7 @@ MAX_MANIFEST_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class BackupOwner:
-    """Whose state it is.
+    """The owner of the state.
 
     Attributes:
         role: participant or coordinator.

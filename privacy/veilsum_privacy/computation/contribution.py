@@ -277,7 +277,7 @@ def _factor(study: Study, broadcast: Mapping[str, Floats], place: SitePlace) -> 
 
 
 def _unit_subjects(study: Study, records: Records) -> Integers | None:
-    """Whose record each one is, where the unit of privacy is the subject; None where it is the record."""
+    """The subject of each record where the unit of privacy is the subject; None where it is the record."""
     if study.privacy.unit != "subject":
         return None
     if records.subjects is None:
@@ -413,8 +413,8 @@ def _bounded(plan: RoundPlan, whole: Integers, most_records: int) -> tuple[Integ
     """A site's sum within what ``max_records`` records can reach, and how many of its values that cut off.
 
     With noise each value is clamped by itself, which is 1-Lipschitz; a factor that followed the sum would move every value for
-    one record. What the site's operator stated of the dataset's size is no record, so :func:`shrunk` may follow it. Without
-    noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean.
+    one record. The size that the site's operator stated for the dataset is not a record, so :func:`shrunk` may follow it.
+    Without noise there is nothing to bound but the lane: all values shrink by one factor, and a mean stays a mean.
     """
     study, bound = plan.task.study, plan.encoding.bound << (CENTRE_BITS if plan.declaration.unrounded else 0)
     if study.privacy.noise == "none":

@@ -15,7 +15,7 @@ TRIED = 32
 """Made-up records that are tried together."""
 
 ALONE = 8
-"""Of these, how many are tried by themselves."""
+"""How many of these are tried by themselves."""
 
 
 def impurity(

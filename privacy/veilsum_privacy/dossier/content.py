@@ -394,7 +394,7 @@ def unproven(proof: Proof, *, mirror: bool = False) -> list[str]:
     left = []
     if not proof.authority:
         left.append(
-            "Whose the keys are: only the ledger itself says so. Compare the federation's fingerprint with what its authority "
+            "Only the ledger itself says who owns the keys. Compare the federation's fingerprint with what its authority "
             "publishes, or give the authority's certificate with --authority."
         )
     last = "That its last entry is the last there ever was, and that no second version exists: "

@@ -105,7 +105,7 @@ def check_countersignature(
 
 
 def find_signer(receipt: SignedReceipt, name: str, certificates: Iterable[bytes], authority: x509.Certificate) -> Identity:
-    """Whose of a participant's keys signed its receipt.
+    """Find which of a participant's keys signed its receipt.
 
     Raises:
         HostileInput: none of them did.

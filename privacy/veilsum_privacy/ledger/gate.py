@@ -223,7 +223,7 @@ def reserved_of(found: Rows) -> Mapping[str, Any]:
 
 
 def release_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an entry about a release, what every later one repeats."""
+    """The columns of an entry about a release that every later one repeats."""
     return {name: row[name] for name in _RELEASE}
 
 

@@ -1,4 +1,4 @@
-"""Whose keys sign a ledger: the authority and the certificates that its own entries name."""
+"""The keys that may sign a ledger: the authority and the certificates that its own entries name."""
 
 from __future__ import annotations
 

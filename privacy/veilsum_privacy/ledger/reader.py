@@ -57,12 +57,12 @@ class ChainReader:
 
     @property
     def site(self) -> str:
-        """Whose ledger its first entry says it is; ``unknown`` if it says nothing, as verification finds out."""
+        """The site that the ledger's first entry names; ``unknown`` if it names none, as verification finds out."""
         return str(self._genesis().get("site", "unknown"))
 
     @property
     def role(self) -> Role:
-        """Of its owner: a participant's own ledger, or a coordinator's mirror."""
+        """Role of its owner: a participant's own ledger, or a coordinator's mirror."""
         try:
             return Role(self._genesis().get("role", Role.PARTICIPANT.value))
         except ValueError as error:

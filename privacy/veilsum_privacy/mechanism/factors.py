@@ -36,10 +36,10 @@ from veilsum_privacy.mechanism.rows.evaluation import CACHED, Evaluation, spread
 Mask = NDArray[np.bool_]
 
 FINE_BITS = 43
-"""Of the bound in fine units; more only where a sum is rounded to finer places than that leaves."""
+"""Bits of the bound in fine units; more only where a sum is rounded to finer places than that leaves."""
 
 FACTOR_BITS = 26
-"""Of the norm of what a layer was given: the derivatives by its outputs get the others, and :data:`FINER_BITS` more."""
+"""Bits of the norm of what a layer was given: the derivatives by its outputs get the others, and :data:`FINER_BITS` more."""
 
 FINER_BITS = 18
 """Binary places of derivatives in integers of their own, so that gradients far shorter than C lose nothing."""
@@ -48,7 +48,7 @@ LARGEST = 2.0**500
 """Beyond it a factor is taken for not finite: a product with what underflowed would no longer be small."""
 
 MARGIN = 2.0**-20
-"""By how much norms are kept below the bound, as a share of it: those of up to 2^26 values are computed to 2^-26."""
+"""How far norms are kept below the bound, as a share of it: those of up to 2^26 values are computed to 2^-26."""
 
 _ROOT_BITS = 40
 _ROOT = math.isqrt(2 << 2 * _ROOT_BITS)
@@ -521,7 +521,7 @@ def _squares(rows: Floats) -> Floats:
 
 
 def _exponents(rows: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Of each row an e such that it is shorter than 2^e; and the squared norm of the row times 2^-e.
+    """For each row an e such that the row is shorter than 2^e, and the squared norm of the row times 2^-e.
 
     A row that is not finite, or has values beyond :data:`LARGEST`, is given an e by which no norm is finite.
     """

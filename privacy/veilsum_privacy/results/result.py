@@ -215,7 +215,7 @@ def _proof_names(directory: Path) -> list[str]:
 
 
 def _no_names(method: Any, summary: Any) -> list[str]:
-    """What names a method or an item of a summary and is no name, cut short and printable."""
+    """The text that stands where a method or an item of a summary should be named, cut short and printable."""
     if not isinstance(summary, Mapping):
         raise TypeError("a summary is a mapping")
     return [str(name)[:80] for name in (method, *summary) if not is_name(name)]

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from veilsum_node.errors import HostileInput
 from veilsum_privacy.securesum.check_words import sum_digest
+from veilsum_privacy.securesum.integer_products import IntegerProducts
 from veilsum_privacy.securesum.key_shares import open_keys, share_digest
 from veilsum_privacy.securesum.one_time_keys import coefficients_digest
-from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials
+from veilsum_privacy.securesum.products import KeyProducts, batches, common_polynomials, is_installed
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.sum_plan import OneTimePlan
 
@@ -112,7 +113,8 @@ def open_words(total: Contribution, plan: OneTimePlan, context: bytes, consents:
     if len(consents) != plan.cohort:
         raise HostileInput("A sum needs the consent of every member of its cohort.")
     check_contribution(total, plan)
-    products = KeyProducts(open_keys(total.share, plan.ring, context, consents), plan.ring)
+    keys = open_keys(total.share, plan.ring, context, consents)
+    products = KeyProducts(keys, plan.ring) if is_installed() else IntegerProducts(keys, plan.ring)
     words = np.empty(plan.words, dtype=np.uint64)
     prime = np.uint64(plan.ring.prime)
     for first, count, part in batches(plan.words, plan.ring):

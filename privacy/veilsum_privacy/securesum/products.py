@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tenseal import sealapi
 
 from veilsum_node.errors import Misuse, StateError
 from veilsum_privacy.securesum.ring import RingParameters
 from veilsum_privacy.securesum.seal_files import Scratch, Template, inflate
 from veilsum_privacy.securesum.streams import StreamPurpose, WordStream
+
+try:
+    from tenseal import sealapi
+except ModuleNotFoundError:  # who only opens sums needs none: see :mod:`.integer_products`
+    sealapi = None
 
 Words = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -27,6 +31,11 @@ BATCH = 16
 
 _PLAIN_MODULUS = 1 << 20
 """Of SEAL's context, in which a key is a plaintext: it holds s mod this, and takes what is above half of it as negative."""
+
+
+def is_installed() -> bool:
+    """Whether the encryption library is there; only who opens sums may do without."""
+    return sealapi is not None
 
 
 def common_polynomials(context: bytes, ring: RingParameters, start: int, count: int) -> Words:
@@ -57,9 +66,12 @@ class KeyProducts:
 
     Raises:
         Misuse: another number of coefficients, or a longer one.
+        StateError: the encryption library is not installed.
     """
 
     def __init__(self, key: Integers, ring: RingParameters) -> None:
+        if sealapi is None:
+            raise StateError("The encryption library TenSEAL is not installed.", "Install it with: pip install tenseal")
         if key.shape != (ring.degree,) or 2 * int(np.abs(key).max()) >= _PLAIN_MODULUS:
             raise Misuse("A key has one short coefficient for each of its ring's degree.")
         self._ring, self._zero = ring, not key.any()

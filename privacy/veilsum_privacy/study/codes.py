@@ -69,8 +69,9 @@ SYSTEMS: Mapping[str, CodeSystem] = {
         re.compile(r"[A-Z](?:[0-9]{1,2}|[0-9]{2}[A-Z]{1,2}[0-9]{0,2})?"),
     ),
 }
-"""By name. ICD-10 is the WHO's with what national variants add, such as C7A, O9A and QA0 of ICD-10-CM, or D90 of ICD-10-GM;
-ICD-9-CM its diagnoses; ATC the WHO's, of any level; other codes are letters and digits, with dots, or hyphens after digits."""
+"""Systems of codes by name. ICD-10 is the WHO's with what national variants add, such as C7A, O9A and QA0 of ICD-10-CM, or D90
+of ICD-10-GM; ICD-9-CM its diagnoses; ATC the WHO's, of any level; other codes are letters and digits, with dots, or hyphens
+after digits."""
 
 
 class Groups:

@@ -71,7 +71,7 @@ FORMER: Mapping[str, Former] = {
     "local-head": Former("0.2", "ridge-head"),
     "statistics": Former("0.2", "tables"),
 }
-"""By name. Ledgers and policies that name them are read as ever; what was signed for them is verified by that version."""
+"""Former tasks by name. Ledgers and policies that name them are still read; their version verifies what was signed."""
 
 
 def check_former(name: str) -> None:

@@ -250,7 +250,7 @@ class RowTask(Task[P]):
         return None
 
     def maps(self, broadcast: Mapping[str, Floats]) -> Mapping[str, OpaqueMap]:
-        """The opaque maps that the row takes, by name: of networks, which are no graph; none of most tasks."""
+        """The opaque maps that the row takes, by name: of networks, which are not graphs; none of most tasks."""
         return {}
 
     def traced(

@@ -18,7 +18,7 @@ from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 from veilsum_privacy.tasks.queries.language import MAX_QUERIES, Columns, DerivedColumn, Query
 
 LARGEST_ENTRY = 1e6
-"""Of a broadcast array: products of two then stay finite."""
+"""Largest entry of a broadcast array: products of two then stay finite."""
 
 MOST_COEFFICIENTS = 128
 """p^2 is what a record costs in time, and p^2 / 2 what it sends."""

@@ -116,7 +116,7 @@ class Grams(FactorTask[GramsParameters]):
 
 
 def checked_sizes(architecture: Architecture, layers: Sequence[str]) -> dict[str, int]:
-    """By layer, the rows m of its Gram: its inputs and one.
+    """The rows m of each layer's Gram: its inputs and one.
 
     Raises:
         Misuse: a layer is none of the model's, or named twice, or all Grams together have more than 2^20 values.

@@ -62,7 +62,7 @@ class HazardStepParameters(DesignParameters):
 
 
 class Expected(NamedTuple):
-    """Of a record.
+    """What is expected of a record.
 
     Attributes:
         terms: x, (p,).
@@ -143,7 +143,7 @@ class HazardStep(DesignTask[HazardStepParameters]):
         return only(self._weighted(self.expected(design, given)), design.known)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the broadcast arrays."""
+        """Shapes of the broadcast arrays."""
         p, periods = self.p, self.parameters.periods
         return {WHITEN: (p, p), CENTRE: (p,), POINT: (p,), PERIODS: (periods + 1,), HAZARDS: (periods,)}
 

@@ -333,7 +333,7 @@ def _seed(seed: float) -> int:
 
 
 def _digest(*given: Mapping[str, Floats]) -> bytes:
-    """Of arrays that training begins with."""
+    """Digest of the arrays that training begins with."""
     said = blake2b()
     for place, arrays in enumerate(given):
         for name, array in sorted(arrays.items()):

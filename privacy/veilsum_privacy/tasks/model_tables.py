@@ -168,7 +168,7 @@ class ModelTables(TableTask[ModelTablesParameters]):
             width, scores = self.dimension, len(p.classes)
             own = [p.classes.index(name) if name in p.classes else -1 for name in schema.classes]
             self._own = np.array(own)
-            """By the schema's class the model's; -1 for one that it does not know."""
+            """The model's class for each class of the schema; -1 for one that it does not know."""
         else:
             p.outcome.check(schema)
             super().__init__(parameters, schema, scored_schema(schema, p.low, p.high))

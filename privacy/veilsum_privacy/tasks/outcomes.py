@@ -33,7 +33,7 @@ class Outcome(Frozen):
         bend: of ``huber``: the error, in the column's unit, beyond which the loss is linear; by default a tenth of half its
             range.
         event: of ``hazard``, the categorical column that tells how the time ended.
-        censored: its levels that are no event.
+        censored: its levels that do not count as the event.
         cuts: of ``hazard``, times between periods whose hazards have scores of their own; none for one period.
     """
 
@@ -56,7 +56,7 @@ class Outcome(Frozen):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The schema's columns that it takes, which are no features."""
+        """The schema's columns that it takes, which are not features."""
         return (self.column,) if self.event is None else (self.column, self.event)
 
     def check(self, schema: DatasetSchema) -> None:

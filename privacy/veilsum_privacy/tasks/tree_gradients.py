@@ -59,7 +59,7 @@ COUNTED = 0.5
 """Weight of the Hessian of the squared loss, which is 1: it costs an eighth of the gradient's noise."""
 
 MOST_VALUES = 2**18
-"""Of a release."""
+"""The most values of a release."""
 
 
 class TreeGradientsParameters(FeatureParameters):
@@ -139,7 +139,7 @@ class TreeGradients(RowTask[TreeGradientsParameters]):
 
     @property
     def leaves(self) -> int:
-        """Of a tree."""
+        """Leaves of a tree."""
         return int(2**self.parameters.depth)
 
     @property
@@ -238,7 +238,7 @@ class TreeGradients(RowTask[TreeGradientsParameters]):
         return mean - outcome, variance
 
     def _shapes(self, trees: int) -> Shapes:
-        """Of the arrays of a model of so many trees."""
+        """Shapes of the arrays of a model of so many trees."""
         return tree_shapes(trees, self.parameters.depth, max(2, self.scores))
 
 

@@ -25,7 +25,7 @@ INPUTS = "inputs"
 
 
 def constants(architecture: Architecture) -> dict[str, float]:
-    """By Linear layer, what its bias is multiplied by."""
+    """The constants that each Linear layer's bias is multiplied by."""
     if isinstance(architecture, Perceptron):
         return {layer.weight.removesuffix(".weight"): layer.constant for layer in architecture.layers()}
     return dict.fromkeys(architecture.linear_layers(), 1.0)
@@ -34,7 +34,7 @@ def constants(architecture: Architecture) -> dict[str, float]:
 def traced_inputs(
     architecture: Architecture, arrays: Mapping[str, Floats], x: Symbol, layers: Sequence[str]
 ) -> tuple[Symbol, ...]:
-    """Of each of these layers what its weights are multiplied by, and last what its bias is, of finite features (width,).
+    """What the weights of each of these layers are multiplied by, and last its bias, for finite features (width,).
 
     Raises:
         Misuse: a layer that the network has not.

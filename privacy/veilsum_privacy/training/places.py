@@ -24,7 +24,7 @@ BATCH = 64
 """Records that go through a network at once where they may; public."""
 
 _found: dict[tuple[object, ...], int] = {}
-"""By device and architecture, what :func:`records_at_once` found."""
+"""What :func:`records_at_once` found for each device and architecture."""
 
 
 def records_at_once(architecture: Architecture) -> int:

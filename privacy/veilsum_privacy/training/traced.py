@@ -34,7 +34,7 @@ from veilsum_privacy.training.models.trees import BASE, FEATURES, LEAVES, THRESH
 from veilsum_privacy.training.predict import network_map
 
 NETWORK = "network"
-"""Name of the opaque map of models that are no graph."""
+"""Name of the opaque map of models that are not graphs."""
 
 
 def traced_scores(architecture: Architecture, arrays: Mapping[str, Floats], x: Symbol) -> Symbol:
@@ -76,7 +76,7 @@ def named_features(arrays: Mapping[str, Floats]) -> Integers:
     """The features that trees split.
 
     Raises:
-        HostileInput: these are no places.
+        HostileInput: these are not places.
     """
     named: Integers = np.rint(arrays[FEATURES]).astype(np.int64)
     if (named != arrays[FEATURES]).any():

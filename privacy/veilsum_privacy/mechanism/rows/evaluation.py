@@ -406,7 +406,7 @@ def _constant(step: Step, arrays: dict[int, Array]) -> Array:
 
 
 def _owner(steps: Sequence[Step], index: int) -> Node:
-    """Whose array a step's values lie in."""
+    """The step whose array holds this step's values."""
     while PRIMITIVES[steps[index].node.primitive].view:
         (index,) = steps[index].inputs
     return steps[index].node
@@ -459,7 +459,7 @@ def _needed(steps: Sequence[Step], ends: set[int]) -> list[int]:
 def _last_uses(
     steps: Sequence[Step], needed: Sequence[int], wide: frozenset[int], kept: frozenset[int]
 ) -> dict[int, list[int]]:
-    """By step, which steps of its own stage nothing takes after it."""
+    """For each step, the steps of its own stage that nothing takes after it."""
     owner: dict[int, int] = {}
     last: dict[int, int] = {}
     crossing = set[int]()

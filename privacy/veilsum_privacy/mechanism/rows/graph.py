@@ -23,7 +23,7 @@ from veilsum_privacy.mechanism.rows.primitives import PRIMITIVES, Kind, Options,
 
 MOST_NODES = 2**18
 MOST_VALUES, MOST_MAPPED = 2**22, 2**26
-"""Of one node, for one record; of one that an opaque map gives."""
+"""The most values of one node, for one record; and of a node that an opaque map gives."""
 
 _NOTHING: Options = MappingProxyType({})
 _MAGIC = b"veilsum.rows.1\n"
@@ -117,7 +117,7 @@ class RowGraph:
 
     @property
     def root(self) -> Node:
-        """Whose values are the row."""
+        """The node whose values are the row."""
         return self.steps[-1].node
 
     @property
@@ -145,20 +145,20 @@ class RowGraph:
         """Read a graph; each node is made anew, so that all that a trace checks is checked again.
 
         Raises:
-            HostileInput: these are no bytes of a graph.
+            HostileInput: these bytes do not hold a graph.
         """
         try:
             return cls(_read(data))
         except HostileInput:
             raise
         except (ValueError, TypeError, KeyError, IndexError, struct.error, RecursionError) as error:
-            raise HostileInput("What was given is no graph.") from error
+            raise HostileInput("The value given is not a graph.") from error
 
 
 def _read(data: bytes) -> Node:
     start = len(_MAGIC) + 8
     if data[: len(_MAGIC)] != _MAGIC:
-        raise HostileInput("What was given is no graph.")
+        raise HostileInput("The value given is not a graph.")
     place = start + struct.unpack("<Q", data[len(_MAGIC) : start])[0]
     told = json.loads(data[start:place])
     if not told or len(told) > MOST_NODES:

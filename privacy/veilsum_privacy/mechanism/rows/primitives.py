@@ -5,7 +5,7 @@ kernel counts as zeros, and 0 of integers. None looks at how many records there 
 arrays are contiguous, so that numpy computes the same bits for a record wherever it stands and whatever stands beside it.
 
 Kinds of values are ``real`` (float64), ``whole`` (int64, which wraps around) and ``truth`` (bool). Shapes broadcast as numpy's
-do, by the axes of one record alone: the axis of records is no axis that a graph could name.
+do, by the axes of one record alone: a graph cannot name the axis of records.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DTYPES: Mapping[Kind, type[np.generic]] = {"real": np.float64, "whole": np.int64
 MOST_AXES = 6
 
 FARTHEST = 2.0**62
-"""Reals beyond it are no integers: they become 0."""
+"""Reals beyond it are not integers: they become 0."""
 
 
 class Spec(NamedTuple):
@@ -559,12 +559,12 @@ class Moments(Primitive):
 
 
 OPAQUE_MAPS = frozenset({"encoder", "inputs", "network", "rows"})
-"""Names of the maps that are no graph, all in torch: a program that encodes records, inputs of a network's layers, its scores
-or gradients, rows of losses. They are all that is believed of what computes rows; another one is a decision."""
+"""Names of the maps that are not graphs, all in torch: a program that encodes records, inputs of a network's layers, its
+scores or gradients, rows of losses. They are all that is believed of what computes rows; another one is a decision."""
 
 
 class Opaque(Primitive):
-    """So many values that a named map makes of values (m,), a record by itself: programs and networks, which are no graph.
+    """So many values that a named map makes of values (m,), a record by itself: programs and networks, which are not graphs.
 
     The evaluator is given the maps; a record that one raises on, alone, has NaN.
     """

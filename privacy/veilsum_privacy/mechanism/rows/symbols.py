@@ -43,7 +43,7 @@ class Symbol:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one record's values."""
+        """Shape of one record's values."""
         return self.node.spec.shape
 
     @property
@@ -182,7 +182,7 @@ def traced(row: Symbol) -> RowGraph:
     """The graph that computes a row.
 
     Raises:
-        HostileInput: it is no row of real or whole numbers.
+        HostileInput: it is not a row of real or whole numbers.
     """
     if not isinstance(row, Symbol) or len(row.shape) != 1 or row.kind == "truth":
         raise HostileInput("A task gives no row of numbers.")
@@ -411,7 +411,7 @@ def by_moments(row: Value, own: MomentMap) -> Symbol:
 
 
 def opaque(name: str, row: Value, size: int) -> Symbol:
-    """So many values that a map of the kernel's own makes of a row, which is no graph (:data:`.evaluation.OpaqueMap`)."""
+    """So many values that a map of the kernel's own makes of a row, which is not a graph (:data:`.evaluation.OpaqueMap`)."""
     return _of("opaque", row, name=name, size=size)
 
 

@@ -99,7 +99,7 @@ class TermSums(NamedTuple):
 
     @property
     def rest(self) -> TermSums:
-        """Of the records without the event."""
+        """Figure of the records without the event."""
         return self._replace(events=self.records - self.events)
 
 

@@ -104,7 +104,7 @@ class Query(Frozen):
         outcome: of ``linear`` what is explained: a numeric column, or a condition that counts as 1 where it holds, else as 0;
             of ``discrimination`` what is ranked: a condition, or the time to an event; of ``effect`` as of ``linear``.
         event: of survival, and of a time's discrimination, the column that tells how the time ended.
-        censored: its levels that are no event; each other level is a cause.
+        censored: its levels that do not count as the event; each other level is a cause.
         missing: whether a missing level is left out, or is a level of its own, of the columns counted, and of ``by`` but in a
         table
             one.

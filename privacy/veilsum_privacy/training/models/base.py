@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.filters import ChannelGroup
+from veilsum_aggregation.channel_groups import ChannelGroup
 from veilsum_node.errors import Misuse
 from veilsum_node.fields import Frozen, Name
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.filters import ChannelGroup, GroupMember
+from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes
 

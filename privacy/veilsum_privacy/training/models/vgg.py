@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from veilsum_aggregation.filters import ChannelGroup, GroupMember
+from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes, image, scaled_channels
 

@@ -40,7 +40,7 @@ COUNT_SHARE = 0.2
 """Part of a record's squared norm that its count takes."""
 
 LARGEST_SUM = 2.0**20
-"""Of the values of a block, in records."""
+"""Largest sum of the values of a block, in records."""
 
 
 class ProtoOptions(Frozen):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from veilsum_aggregation.arrays import Floats
-from veilsum_aggregation.filters import ChannelGroup, GroupMember
+from veilsum_aggregation.channel_groups import ChannelGroup, GroupMember
 from veilsum_node.fields import Frozen, Real
 from veilsum_privacy.training.models.base import Architecture, Shapes
 from veilsum_privacy.training.objectives.base import LocalObjective, Objective, Received, representation_size

@@ -84,12 +84,12 @@ class Discrimination(CellKind, OutcomeKind):
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
     def times_of(self, ends: Floats) -> tuple[Floats, Floats]:
-        """Of a time, a group's block: by level, interval and ending, and those past the horizon (:func:`concordance`)."""
+        """A group's block of a time: by level, interval and ending, and those past the horizon (:func:`concordance`)."""
         bins = 1 if self.times is None else self.times.bins
         return ends[:, :-1].reshape(len(ends), bins, -1), ends[:, -1]
 
     def answer(self, part: ReleasedPart) -> Iterator[Row]:
-        """By group how well the score ranks, and of a condition the share with the event at each level."""
+        """How well the score ranks in each group; for a condition, the share with the event at each level too."""
         std, score = part.std("ends"), self.score
         for levels, ends in zip(self.group_levels(), part.block("ends"), strict=True):
             about, number = {**levels, "score": score.column}, float(ends.sum())

@@ -17,14 +17,14 @@ from veilsum_privacy.tasks.queries.cells import Cells, number_cells
 from veilsum_privacy.tasks.queries.language import Columns, Query
 
 LARGEST_LOG_ODDS = 20.0
-"""Of a treatment; weights of larger ones would be those of single records."""
+"""Largest log odds of a treatment; with larger ones, single records would carry the weights."""
 
 ARMS = 2
 """Treatments that are compared."""
 
 
 class Effect(OutcomeKind):
-    """By treatment w (1, y) and w^2 (1, y, y^2) of each record: w its inverse-probability weight as a share of the largest.
+    """For each treatment, w (1, y) and w^2 (1, y, y^2) of each record: w is its inverse-probability weight over the largest.
 
     The score in ``over`` is the log odds of the treatment's second level; its bounds bound the weights. Outcomes y are numbers
     in [-1, 1], or 1 with the event and 0 without. With w and y at 1 a row has two values of ``scale`` and three of 2/5 of it.

@@ -50,7 +50,7 @@ class Means(QueryKind):
 
     @property
     def _weights(self) -> tuple[float, float, float, float]:
-        """Of records, absences, x and the shifted square."""
+        """Weights of records, absences, x and the shifted square."""
         m = len(self._over)
         return (round(self.scale * math.sqrt(max(1.0, m / 8.0))), self.scale, self.scale * LINEAR, self.scale * SQUARE)
 

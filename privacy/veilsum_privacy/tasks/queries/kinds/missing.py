@@ -16,7 +16,7 @@ from veilsum_privacy.tasks.queries.language import Columns, Query
 
 
 class Missing(QueryKind):
-    """By group: records, and for each column whether its value is missing. A record may lack them all."""
+    """For each group, records, and whether each column's value is missing. A record may lack them all."""
 
     names: ClassVar = {"missing": ()}
 

@@ -49,7 +49,7 @@ class Survival(CellKind):
         unknown = [name for name in query.censored if name not in levels]
         if unknown or not query.censored or len(set(query.censored)) >= len(levels):
             raise HostileInput(
-                f"{self.what}: `censored` must name those categories of {query.event!r} that are no event, not all of them.",
+                f"{self.what}: `censored` must name the categories of {query.event!r} other than the event.",
                 f"Categories: {', '.join(levels)}.",
             )
         self.causes = tuple(name for name in levels if name not in query.censored)
@@ -99,7 +99,7 @@ class Survival(CellKind):
                 yield {**levels, "figure": name, "time": time, "unit": unit, "value": value, "at_risk": at_risk}
 
     def _figures(self, counts: SurvivalCounts) -> Iterator[tuple[str, float | None, Answer, float | None]]:
-        """Of one group: what is told, at which time, its figure, and how many are at risk."""
+        """Figures of one group: what is told, at which time, its figure, and how many are at risk."""
         curve = survival.survival_curve(counts)
         if isinstance(curve, NotEstimable):
             yield "survival", None, curve, None

@@ -92,7 +92,7 @@ class CountTable(CellKind):
         return super().result_tables(part) | {" ratios": partial(self.ratio_rows, part)}
 
     def ratio_rows(self, part: ReleasedPart) -> Iterator[Row]:
-        """Of an event of two levels: each level of the first column against its first, by group and over all groups."""
+        """Ratios of an event of two levels: each level of the first column against its first, by group and over all groups."""
         if self.query.kind != "independence":
             return
         exposure, event = self.axes

@@ -20,8 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from veilsum.access import LoginSettings
-from veilsum_deploy.login.issuer import PATH
-from veilsum_deploy.login.served import Served
+from veilsum.login.served import Served
 from veilsum_node.errors import ConfigurationError, HostileInput, StateError, Unavailable
 from veilsum_node.identity import Identity, Role, federation_id, load_authority_certificate, verify_certificate
 from veilsum_node.identity.authority import BACKDATE, LONGEST_LOGIN, login_request
@@ -34,6 +33,9 @@ from veilsum_node.oidc.fetcher import AnsweredError, Fetch, Fetcher, check_url
 from veilsum_node.oidc.provider import Metadata, discover
 from veilsum_node.telemetry.listener import Answer, Listener
 from veilsum_node.telemetry.logs import printable
+
+PATH = "/login"
+"""Of the service that certifies."""
 
 PATIENCE_SECONDS = 300.0
 """How long the person may take at the identity provider."""

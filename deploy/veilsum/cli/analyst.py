@@ -8,8 +8,8 @@ import typer
 
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption
-from veilsum_participant.cli.places import AddressOption, DirectoryArgument, NameOption, init_party
-from veilsum_participant.starters import EXAMPLE_ADDRESS
+from veilsum_node.process.parties import AddressOption, DirectoryArgument, NameOption, init_party
+from veilsum_node.process.starters import EXAMPLE_ADDRESS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

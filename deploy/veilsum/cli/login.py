@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from veilsum.access import SETTINGS, resolve_login
-from veilsum_deploy.login.person import log_in
+from veilsum.login.person import log_in
 from veilsum_node.identity import Role
 from veilsum_node.process.console import JsonOption, moment, print_fields
 

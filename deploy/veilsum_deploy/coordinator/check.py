@@ -13,9 +13,9 @@ from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.renewal import expiry_warning
 from veilsum_node.identity.tls import load_server_pair
 from veilsum_node.phrases import counted
+from veilsum_node.process.check import Check, CheckOutcome, storage_checks
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.logs import printable
-from veilsum_participant.checks.check import Check, CheckOutcome, storage_checks
 from veilsum_participant.ledgers import open_source
 
 Look = Callable[[], list[Check]]

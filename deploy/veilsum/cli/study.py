@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veilsum.access import resolve_access, resolve_identity
+from veilsum.cli.display import print_fault, print_result, print_study, print_verified
 from veilsum.progress import follow
-from veilsum_deploy.cli.display import print_fault, print_result, print_study, print_verified
 from veilsum_node.errors import Misuse
 from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
 
@@ -67,7 +67,7 @@ def plan(
     if as_json:
         print_json(planned.to_json())
     else:
-        from veilsum_deploy.cli.planned import print_plan  # with what a study's dossier says, which no other command tells
+        from veilsum.cli.planned import print_plan  # with what a study's dossier says, which no other command tells
 
         print_plan(planned, everything=everything)
 
@@ -90,7 +90,7 @@ def submit(
     with _connected(coordinator, identity) as (remote, credentials):
         planned = _plan(_load(file), remote, credentials, as_json=as_json)
         if not as_json:
-            from veilsum_deploy.cli.planned import print_plan
+            from veilsum.cli.planned import print_plan
 
             print_plan(planned)
         key = remote.submit(planned.study, credentials)
@@ -202,8 +202,8 @@ def verify(
     version does not repeat the numbers, which another version made."""
     from veilsum.replay import LARGEST_TOLERANCE
     from veilsum.verification import RepetitionFault, verify_result
+    from veilsum_node.identity.certificate import load_authority
     from veilsum_node.identity.tls import AUTHORITY_FILE
-    from veilsum_participant.ledgers import load_authority
     from veilsum_privacy.results.proof_check import ProofFault
 
     if not 0 <= tolerance <= LARGEST_TOLERANCE:

@@ -10,9 +10,9 @@ import typer
 
 from veilsum_node.errors import ConfigurationError, Misuse
 from veilsum_node.identity import Role
-from veilsum_node.process.console import print_line
+from veilsum_node.process.console import ConfigOption, print_line
 from veilsum_node.process.imports import loading
-from veilsum_participant.cli.operations import ConfigOption
+from veilsum_node.process.software import install_extra
 
 if TYPE_CHECKING:
     from veilsum_node.web.people import Links, Person
@@ -25,7 +25,10 @@ SettingsOption = Annotated[
 ]
 WhoOption = Annotated[
     list[str] | None,
-    typer.Option("--as", help="Whom to make a one-time link for, as NAME=ROLE: reader, officer or operator; may be repeated."),
+    typer.Option(
+        "--as",
+        help="Person to make a one-time link for: NAME=ROLE, where ROLE is reader, officer or operator; may be repeated.",
+    ),
 ]
 
 
@@ -67,15 +70,16 @@ def add_console(
                 import starlette  # noqa: F401
                 import uvicorn  # noqa: F401
             except ImportError as error:
-                raise ConfigurationError(
-                    f"The console needs the package {error.name}.", "pip install 'veilsum[console]'"
-                ) from error
+                raise ConfigurationError(f"The console needs the package {error.name}.", install_extra("console")) from error
         harden()
         run(config, found, [_person(text) for text in who or ()], in_reach)
 
     @app.command("console-link")
     def console_link(
-        who: Annotated[str, typer.Option("--as", help="Whom the link is for, as NAME=ROLE: reader, officer or operator.")],
+        who: Annotated[
+            str,
+            typer.Option("--as", help="Person that the link is for: NAME=ROLE, where ROLE is reader, officer or operator."),
+        ],
         config: ConfigOption = default,
         settings: SettingsOption = None,
     ) -> None:

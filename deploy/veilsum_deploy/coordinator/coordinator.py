@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veilsum_node.identity import Role
-from veilsum_node.process.console import JsonOption, print_fields, print_line, print_rows
+from veilsum_node.process.console import ConfigOption, JsonOption, print_fields, print_line, print_rows
+from veilsum_node.process.consoles import add_console
 from veilsum_node.process.imports import loading
-from veilsum_participant.cli.consoles import add_console
-from veilsum_participant.cli.operations import ConfigOption, add_operations, require_file, show_checks
-from veilsum_participant.cli.places import DirectoryArgument, NameOption, init_party
+from veilsum_node.process.parties import DirectoryArgument, NameOption, init_party
+from veilsum_privacy.backup.commands import add_operations, require_file, show_checks
 
 if TYPE_CHECKING:
     from veilsum_coordinator.protocol.settings import CoordinatorConfig
     from veilsum_coordinator.results.retirement import EndedStudy
     from veilsum_node.database import Database
     from veilsum_node.overrides import Loaded
+    from veilsum_node.process.check import Check
     from veilsum_node.web.looking import Look
     from veilsum_node.web.people import Links, Person
     from veilsum_node.web.settings import ConsoleSettings
-    from veilsum_participant.checks import Check
     from veilsum_privacy.backup.backup import BackupOwner
 
 ACCESS = "operator.toml"
@@ -67,7 +67,7 @@ def start(config: ConfigOption = Path("coordinator.toml")) -> None:
 @app.command()
 def check(config: ConfigOption = Path("coordinator.toml"), as_json: JsonOption = False) -> None:
     """Test identity, certificates, mirror, disk and backup, beside the running coordinator; status 1 if a check failed."""
-    from veilsum_deploy.coordinator_check import check_coordinator
+    from veilsum_deploy.coordinator.check import check_coordinator
 
     raise typer.Exit(show_checks(check_coordinator(_load(config)), f"Coordinator {config}", as_json=as_json))
 
@@ -162,7 +162,7 @@ def _run_console(config: Path, settings: ConsoleSettings, people: list[Person], 
     from veilsum.remote import Remote, connect
     from veilsum_coordinator.console.facts import Sources
     from veilsum_coordinator.console.run import run_operator_console
-    from veilsum_deploy.coordinator_check import coordinator_checks
+    from veilsum_deploy.coordinator.check import coordinator_checks
 
     @contextmanager
     def opened() -> Iterator[Remote]:

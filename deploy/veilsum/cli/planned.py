@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from veilsum_deploy.cli.display import size_text
+from veilsum.cli.display import size_text
 from veilsum_node.phrases import counted, listed
 from veilsum_node.process.console import print_fields, print_line, print_rows, terminal_text
 from veilsum_privacy.dossier.asked import asked_facts

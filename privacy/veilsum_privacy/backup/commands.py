@@ -12,16 +12,15 @@ import typer
 
 from veilsum_node.errors import StateError
 from veilsum_node.identity import Role
-from veilsum_node.process.console import JsonOption, moment, print_fields, print_json, print_line, print_rows
+from veilsum_node.process.console import ConfigOption, JsonOption, moment, print_fields, print_json, print_line, print_rows
 
 if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
-    from veilsum_participant.checks.check import Check
+    from veilsum_node.process.check import Check
     from veilsum_privacy.backup.backup import BackupOwner, Manifest
 
 _BARE = re.compile("[A-Za-z0-9_-]+")
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="The party's configuration.")]
 ArchiveArgument = Annotated[Path, typer.Argument(help="The backup: one file.", metavar="FILE")]
 WithIdentityOption = Annotated[
     bool, typer.Option("--with-identity", help="Include the private key and certificates: keep such a backup like the key.")
@@ -97,7 +96,7 @@ def add_operations(
 
 def show_checks(checks: Sequence[Check], title: str, *, as_json: bool) -> int:
     """Show what checks found; returns the command's status, 1 if one failed."""
-    from veilsum_participant.checks.check import CheckOutcome
+    from veilsum_node.process.check import CheckOutcome
 
     ok = all(item.status is not CheckOutcome.FAILED for item in checks)
     if as_json:

@@ -1,0 +1,1 @@
+"""Logging in with an organisation's identity provider (OpenID Connect): the person's side."""
