@@ -138,7 +138,7 @@ class Hosted(Client):
         for part, names in (
             (self.core.membership, ("on_study", "on_roster", "on_boxes")),
             (self.core.contributions, ("on_assignment",)),
-            (self.core.openings, ("on_receipts", "on_sum")),
+            (self.core.openings, ("on_fixed", "on_answers")),
         ):
             for method in names:
                 setattr(part, method, _in_turn(getattr(part, method)))
