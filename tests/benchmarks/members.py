@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from load.ground import RECORDS, WIDTH
+
 from benchmarks.step_process import peak, resident
 from benchmarks.steps import records_of
-from load.ground import RECORDS, WIDTH
 from support.federation import make_bed, make_request, schema_of
 from veilsum_coordinator.protocol.members import StudyPhase
 from veilsum_node.process.hardening import allow_files
@@ -49,7 +51,7 @@ def study_of(count: int) -> dict[str, Any]:
         marks.append(("round", time.process_time()))
         assert len(release.cohort) == count
         most = peak()
-    spent = {f"{name}, processor s": after - begun for (_, begun), (name, after) in zip(marks, marks[1:], strict=False)}
+    spent = {f"{name}, processor s": after - begun for (_, begun), (name, after) in pairwise(marks)}
     return {
         **spent,
         "a member's processor s, with its share of the coordinator's": (marks[-1][1] - marks[0][1]) / count,
