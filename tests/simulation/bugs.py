@@ -17,7 +17,8 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import find_attempt
 from veilsum_participant.store.studies import open_studies
-from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.ledger import Kind, gate
+from veilsum_privacy.ledger.gate import Gate
 from veilsum_privacy.ledger.totals import Follower
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
 from veilsum_proto import federation_pb2 as pb
@@ -92,20 +93,17 @@ def _freed_after_consent(stack: ExitStack) -> None:
 def _freed_after_consent_in_the_ledger_too(stack: ExitStack) -> None:
     """The same, and the ledger does not object."""
     _freed_after_consent(stack)
-    free = Ledger.free
-    about = Ledger._about
+    free, about = Gate.free, gate.about
 
-    def careless(self: Ledger, connection: Any, context: bytes, *, reason: str = "") -> int:
-        def without_charge(connection: Any, context: bytes) -> Any:
-            return {kind: row for kind, row in about(connection, context).items() if kind.value != "charge"}
+    def uncharged(connection: Any, context: bytes) -> Any:
+        return {kind: row for kind, row in about(connection, context).items() if kind is not Kind.CHARGE}
 
-        self._about = without_charge  # type: ignore[method-assign]
-        try:
+    def careless(self: Gate, connection: Any, context: bytes, *, reason: str = "") -> int:
+        with ExitStack() as call:
+            _set(call, gate, "about", uncharged)
             return free(self, connection, context, reason=reason)
-        finally:
-            del self._about
 
-    _set(stack, Ledger, "free", careless)
+    _set(stack, Gate, "free", careless)
 
 
 def _piece_added_twice(stack: ExitStack) -> None:
