@@ -9,6 +9,7 @@ from typing import Any
 
 from veilsum_coordinator.protocol.accumulator import Accumulator, Upload
 from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.errors import Refusal
 from veilsum_participant.protocol import budgets, contributions, core, limits, openings, recovery
@@ -164,11 +165,13 @@ def _second_attempt_consented(stack: ExitStack) -> None:
 
 
 def _echo_counts(stack: ExitStack) -> None:
-    """A refusal counts as one of what is open now, whichever directive it answers."""
-    refuse = StudyMachine.refuse
+    """A refusal counts as one of what is open now, whichever directive it answers, and also of who has consented."""
+    refuse, owes = StudyMachine.refuse, Round.owes
 
     def deaf(self: StudyMachine, name: str, code: Any, number: int, attempt: int, more: Any = (), _: Any = 0) -> None:
-        refuse(self, name, code, number, attempt, more)
+        with ExitStack() as call:
+            _set(call, Round, "owes", lambda current, of: of == name or owes(current, of))
+            refuse(self, name, code, number, attempt, more)
 
     _set(stack, StudyMachine, "refuse", deaf)
 
