@@ -73,9 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures draw
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    from support.randomness import REDRAW
+
     generator = getattr(getattr(item, "module", None), "RNG", None)
     if generator is not None:
-        fresh = type(generator.bit_generator)([*item.nodeid.encode()])
+        fresh = type(generator.bit_generator)([*REDRAW, *item.nodeid.encode()])
         generator.bit_generator.state = fresh.state
 
 

@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--busy", type=int, default=4, help="processes that do nothing but compute")
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4, help="tests at a time")
+    parser.add_argument("--redraw", action="store_true", help="other seeded randomness in each run; golden bytes fail then")
     parser.add_argument("tests", nargs="*", default=ONCE_BRITTLE, help="files or tests, as pytest takes them")
     asked = parser.parse_args()
     command = (sys.executable, "-m", "pytest", "-q", "-n", str(asked.workers), "--dist", "loadfile", *asked.tests)
@@ -51,7 +52,8 @@ def main() -> int:
             stack.callback(child.terminate)
         for number in range(1, asked.times + 1):
             begin = time.monotonic()
-            failed += subprocess.run(command).returncode != 0
+            drawn = {"TEST_REDRAW": str(number)} if asked.redraw else {}
+            failed += subprocess.run(command, env=os.environ | drawn).returncode != 0
             print(f"run {number} of {asked.times}: {time.monotonic() - begin:.0f} s, {failed} failed so far", flush=True)
     return failed
 

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks import (
     accounting,
     barycenter,
+    footprint,
     geometry,
     gradients,
     large,
@@ -19,6 +20,7 @@ from benchmarks import (
     ledger,
     load,
     masked_transport,
+    members,
     memory,
     peers,
     reading,
@@ -42,6 +44,8 @@ SECTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any], str] | None]] = {
     "reading": (reading.measure, reading.table),
     "steps": (steps.measure, steps.table),
     "small": (steps.measure_small, None),
+    "members": (members.measure, None),
+    "footprint": (footprint.measure, None),
     "coordinator": (memory.measure_round, None),
     "peers": (peers.measure, peers.table),
 }

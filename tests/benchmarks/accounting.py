@@ -12,7 +12,7 @@ import time
 from fractions import Fraction
 from typing import Any
 
-from veilsum_privacy.accounting import accountant, renyi
+from veilsum_privacy.accounting import figures, renyi
 from veilsum_privacy.accounting.accountant import GaussianEvent, Releases
 from veilsum_privacy.accounting.figures import calibrate_noise_multiplier, prv_epsilon, rdp_epsilon
 
@@ -51,7 +51,7 @@ def mixed_events(distinct: int) -> list[GaussianEvent]:
 def _forget() -> None:
     renyi.step_curve.cache_clear()
     renyi.sampled_curve.cache_clear()
-    accountant._prv.cache_clear()
+    figures._prv.cache_clear()
 
 
 def measure_history(distinct: int) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    figures = measure()
-    print(table(figures))
-    for where, surcharge in figures["strict_surcharge"].items():
+    measured = measure()
+    print(table(measured))
+    for where, surcharge in measured["strict_surcharge"].items():
         print(f"strict at epsilon, delta {where}: {surcharge:+.1%}")

@@ -174,7 +174,7 @@ class Replay:
         std = math.sqrt(declared_variance(self.study, task, len(cohort))) * unit
         records = sum(len(self._records[name]) for name in cohort)
         expected = numpy_statistics(self._federation.data, cohort)
-        if len(values) != sum(block.size for block in expected.values()):
+        if len(values) != built.layout().limbs * sum(block.size for block in expected.values()):
             raise WrongError(f"the release of {label} has {len(values)} values")
         found = built.layout().split((values * unit).astype(np.float64))
         for block in built.layout().blocks:

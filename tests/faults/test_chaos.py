@@ -146,7 +146,7 @@ def test_a_wrong_sum_would_be_seen(copied: tuple[Player, Federation]) -> None:
             "and charges differ",
         ),
         ("DELETE FROM ledger WHERE seq = (SELECT min(seq) FROM ledger WHERE kind = 'release-seen')", "was seen 0 times"),
-        ("UPDATE participant_study SET secret_key = x'00' WHERE rowid = 1", "still has its keys"),
+        ("UPDATE participant_study SET seeds = x'00' WHERE rowid = 1", "still has its keys"),
         ("UPDATE participant_attempt SET payload = x'00' WHERE rowid = 1", "still has its payload"),
         (
             "UPDATE ledger SET round = 1 + (SELECT max(round) FROM ledger)"

@@ -31,7 +31,7 @@ from veilsum_proto import federation_pb2 as pb
 
 NAMES, IDLE = "abc", "d"
 COLUMNS, CATEGORIES, ROWS = 200, 256, 30
-WAITS = Waits(enrol=6, seal=60, contribute=150, consent=60, check=60, grace=60)
+WAITS = Waits(enrol=30, seal=60, contribute=150, consent=60, check=60, grace=60)
 SLOW = WAITS.model_copy(update={"enrol": 60})
 
 

@@ -26,6 +26,7 @@ from sqlalchemy import event
 from sqlalchemy.util import LRUCache
 
 from veilsum_node.process.hardening import allow_files
+from veilsum_node.transport.channel import open_channel
 from veilsum_participant import open_studies
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.observer import SiteObserver
@@ -138,7 +139,7 @@ class Hosted(Client):
         for part, names in (
             (self.core.membership, ("on_study", "on_roster", "on_boxes")),
             (self.core.contributions, ("on_assignment",)),
-            (self.core.openings, ("on_receipts", "on_sum")),
+            (self.core.openings, ("on_fixed", "on_answers")),
         ):
             for method in names:
                 setattr(part, method, _in_turn(getattr(part, method)))
@@ -196,7 +197,7 @@ class _Stalling:
 def flood(client: Client, counts: list[int]) -> None:
     """Call as fast as the coordinator answers, on connections of one's own, with what costs it most and changes nothing."""
     own = client.core.site
-    raw = wire.open_channel(own.config.route, own.credentials)
+    raw = open_channel(own.config.route, own.credentials)
     channel = wire.GrpcChannel(raw, own.credentials)
     turn = 0
     while True:

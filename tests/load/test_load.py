@@ -29,7 +29,7 @@ def test_many_participants_finish_and_come_back_after_a_kill() -> None:
         course = run(here, "whole", COUNT, epsilon=None)
         assert course.cohort == COUNT
         asked = {phase.kind: phase.count for phase, _ in course.phases}
-        assert {asked[kind] for kind in ("enrol", "seal", "unseal", "contribute", "consent", "released")} == {COUNT}
+        assert {asked[kind] for kind in ("enrol", "seal", "unseal", "contribute", "check", "consent", "released")} == {COUNT}
         assert here.samplers[-1].peak < before + GROWTH
         storm = coordinator_storm(here, "killed", epsilon=None)
         assert storm.cohort == COUNT

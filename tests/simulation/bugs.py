@@ -9,6 +9,7 @@ from typing import Any
 
 from veilsum_coordinator.protocol.accumulator import Accumulator, Upload
 from veilsum_coordinator.protocol.machine import StudyMachine
+from veilsum_coordinator.protocol.rounds import Round
 from veilsum_coordinator.storage.journal import SqlJournal
 from veilsum_node.errors import Refusal
 from veilsum_participant.protocol import budgets, contributions, core, limits, openings, recovery
@@ -17,7 +18,8 @@ from veilsum_participant.protocol.core import ParticipantCore
 from veilsum_participant.site import Site
 from veilsum_participant.store.attempts import find_attempt
 from veilsum_participant.store.studies import open_studies
-from veilsum_privacy.ledger import Ledger
+from veilsum_privacy.ledger import Kind, gate
+from veilsum_privacy.ledger.gate import Gate
 from veilsum_privacy.ledger.totals import Follower
 from veilsum_privacy.securesum.one_time_keys import coefficients_from_bytes
 from veilsum_proto import federation_pb2 as pb
@@ -92,20 +94,17 @@ def _freed_after_consent(stack: ExitStack) -> None:
 def _freed_after_consent_in_the_ledger_too(stack: ExitStack) -> None:
     """The same, and the ledger does not object."""
     _freed_after_consent(stack)
-    free = Ledger.free
-    about = Ledger._about
+    free, about = Gate.free, gate.about
 
-    def careless(self: Ledger, connection: Any, context: bytes, *, reason: str = "") -> int:
-        def without_charge(connection: Any, context: bytes) -> Any:
-            return {kind: row for kind, row in about(connection, context).items() if kind.value != "charge"}
+    def uncharged(connection: Any, context: bytes) -> Any:
+        return {kind: row for kind, row in about(connection, context).items() if kind is not Kind.CHARGE}
 
-        self._about = without_charge  # type: ignore[method-assign]
-        try:
+    def careless(self: Gate, connection: Any, context: bytes, *, reason: str = "") -> int:
+        with ExitStack() as call:
+            _set(call, gate, "about", uncharged)
             return free(self, connection, context, reason=reason)
-        finally:
-            del self._about
 
-    _set(stack, Ledger, "free", careless)
+    _set(stack, Gate, "free", careless)
 
 
 def _piece_added_twice(stack: ExitStack) -> None:
@@ -166,11 +165,13 @@ def _second_attempt_consented(stack: ExitStack) -> None:
 
 
 def _echo_counts(stack: ExitStack) -> None:
-    """A refusal counts as one of what is open now, whichever directive it answers."""
-    refuse = StudyMachine.refuse
+    """A refusal counts as one of what is open now, whichever directive it answers, and also of who has consented."""
+    refuse, owes = StudyMachine.refuse, Round.owes
 
     def deaf(self: StudyMachine, name: str, code: Any, number: int, attempt: int, more: Any = (), _: Any = 0) -> None:
-        refuse(self, name, code, number, attempt, more)
+        with ExitStack() as call:
+            _set(call, Round, "owes", lambda current, of: of == name or owes(current, of))
+            refuse(self, name, code, number, attempt, more)
 
     _set(stack, StudyMachine, "refuse", deaf)
 
