@@ -431,7 +431,7 @@ class _NewtonStep(Neighbours):
     def settings(self) -> tuple[Setting, ...]:
         broadcast = {WHITEN: math.sqrt(2.0) * np.eye(3), POINT: np.array([100.0, 1.0, -1.0])}
         asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "where": "not (k0 = 'b') or n0 >= 0"}
-        event = {"family": "logistic", "length": 2.0, "information_share": 0.83}
+        event = {"family": "logistic", "length": 2.0, "information_share": 0.83, "excess_share": 0.55}
         count = {"family": "poisson", "length": 2.0, "information_share": 1.0, "most": 1.0}
         data = schema(2, categories=(2,))
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from veilsum_aggregation.newton import NewtonFit, NewtonRelease
 from veilsum_aggregation.regression import told_directions
 from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.first_moments import FirstMoments
-from veilsum_privacy.tasks.newton_step import POINT, WHITEN
+from veilsum_privacy.tasks.newton_step import EXCESS, POINT, WHITEN
 from veilsum_privacy.tasks.queries.coefficients import term_names
 
 
@@ -42,8 +43,14 @@ def fit_newton(
 
 def newton_release(release: Release, at: Floats) -> NewtonRelease:
     """What a round at a point (k,) tells; further values are zeros and noise."""
-    p, k = len(release.values["score"]), len(at)
-    cross = release.values.get("cross", np.zeros(p * (p - 1) // 2))
-    information = symmetric(release.values["diagonal"], cross)[:k, :k]
-    score = release.values["score"][:k]
-    return NewtonRelease(at, score, information, release.noise_std["score"], release.noise_std["diagonal"])
+    values, stds, k = release.values, release.noise_std, len(at)
+
+    def matrix(before: str = "") -> Floats:
+        diagonal = values[f"{before}diagonal"]
+        none = np.zeros(len(diagonal) * (len(diagonal) - 1) // 2)
+        return symmetric(diagonal, values.get(f"{before}cross", none))[:k, :k]
+
+    found = NewtonRelease(at, values["score"][:k], matrix(), stds["score"], stds["diagonal"])
+    if f"{EXCESS}diagonal" not in values:
+        return found
+    return replace(found, excess=matrix(EXCESS), excess_std=stds[f"{EXCESS}diagonal"])
