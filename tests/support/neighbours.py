@@ -431,11 +431,12 @@ class _NewtonStep(Neighbours):
     def settings(self) -> tuple[Setting, ...]:
         broadcast = {WHITEN: math.sqrt(2.0) * np.eye(3), POINT: np.array([100.0, 1.0, -1.0])}
         asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "where": "not (k0 = 'b') or n0 >= 0"}
-        event = {"family": "logistic", "length": 2.0, "information_share": 0.83, "excess_share": 0.55}
+        event = {"family": "logistic", "length": 2.0, "information_share": 0.83, "query": {**asked, "outcome": "y = 'c1'"}}
         count = {"family": "poisson", "length": 2.0, "information_share": 1.0, "most": 1.0}
         data = schema(2, categories=(2,))
         return (
-            Setting("event", "newton-step", data, {**event, "query": {**asked, "outcome": "y = 'c1'"}}, broadcast),
+            Setting("event", "newton-step", data, event, broadcast),
+            Setting("excess", "newton-step", data, {**event, "excess_share": 0.55}, broadcast),
             Setting("count", "newton-step", data, {**count, "query": {**asked, "outcome": "n1"}}, broadcast),
         )
 
@@ -483,7 +484,7 @@ class _SiteScores(_NewtonStep):
     """The same record, which every family's point shortens."""
 
     def settings(self) -> tuple[Setting, ...]:
-        event, count = super().settings()
+        event, _, count = super().settings()
         found = []
         for family, setting in (("logistic", event), ("poisson", count), ("linear", count)):
             parameters = {"family": family, "length": 2.0, "query": setting.parameters["query"]}
