@@ -43,6 +43,9 @@ LONGEST_STEP = 2.0
 WEAKEST = 0.5
 """The noise of H, as a share of its smallest eigenvalue, up to which intervals hold (measured)."""
 
+EXCESS = 0.98
+"""Largest part of the information that the score's variance is taken to lack because of shortening."""
+
 FLOOR = 2.0
 """Eigenvalues of the Gram matrix are lifted to so many times its noise before they divide."""
 
@@ -166,6 +169,8 @@ class NewtonRelease:
         information: H (p, p).
         score_std: of the noise in each value of g.
         information_std: of the noise on the diagonal of H; above it, 1 / sqrt 2 of that.
+        excess: E (p, p) = sum c^2 (1 - c^2) v z_w z_w', by which H exceeds the score's variance; None where it is not told.
+        excess_std: of its noise, as of H.
     """
 
     at: Floats
@@ -173,6 +178,8 @@ class NewtonRelease:
     information: Floats
     score_std: float
     information_std: float
+    excess: Floats | None = None
+    excess_std: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -259,7 +266,20 @@ class NewtonFit(Fit):
         inverse, (_, score_std), (_, information_std) = np.linalg.inv(self.floored), self._score, self._information
         unit, d = np.eye(len(inverse)), self.step
         middle = score_std**2 * unit + information_std**2 / 2.0 * (float(d @ d) * unit + np.outer(d, d))
-        return np.asarray(inverse @ middle @ inverse), np.asarray(inverse)
+        return np.asarray(inverse @ middle @ inverse), self._sampling
+
+    @property
+    def _sampling(self) -> Floats:
+        """H^-1 (H - E) H^-1, with of E what is beyond the reach of its noise, and at most :data:`EXCESS` of H."""
+        last = self.releases[-1]
+        if last.excess is None:
+            return np.asarray(np.linalg.inv(self.floored))
+        values, vectors = np.linalg.eigh(last.excess)
+        beyond = np.maximum(values - last.excess_std * math.sqrt(2.0 * len(values)), 0.0)
+        scales, axes = np.linalg.eigh(self.floored)
+        root = (axes / np.sqrt(scales)) @ axes.T
+        shares, turned = np.linalg.eigh(root @ (vectors * beyond) @ vectors.T @ root)
+        return np.asarray(root @ (turned * (1.0 - np.clip(shares, 0.0, EXCESS))) @ turned.T @ root)
 
     @cached_property
     def covariances(self) -> tuple[Floats, Floats]:

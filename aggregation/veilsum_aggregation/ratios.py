@@ -1,13 +1,15 @@
 """Odds ratios, risk ratios and risk differences of noised fourfold tables, of one and of strata (Mantel and Haenszel 1959).
 
 A table is [[a, b], [c, d]]: the exposed with and without the event, then those that they are compared with. Its cells have
-independent noise of one standard deviation. All of this is post-processing of counts that are released anyway.
+independent noise of one standard deviation; that of one cell in two strata may correlate. All of this is post-processing of
+counts that are released anyway.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,7 +82,27 @@ def risk_difference(table: Floats, std: float, cells: Sequence[str] = CELLS) -> 
     return Figure(value, errors[0], errors[1], low, high)
 
 
-def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
+def consistent(tables: Floats, totals: Floats, std: float, totals_std: float) -> tuple[Floats, float, float]:
+    """The least-squares estimate of strata whose sums were released as well.
+
+    With noise of variance s^2 in each of k strata and t^2 in their sum, what the sum has beyond theirs, times
+    h = s^2 / (k s^2 + t^2), belongs to each. Then cells have a variance of s^2 (1 - h), and those of two strata a covariance
+    of -s^2 h.
+
+    Args:
+        tables: (k, ...), noise of ``std`` in each cell.
+        totals: (...), of all strata together, noise of ``totals_std``.
+
+    Returns:
+        the strata (k, ...), the standard deviation of their noise, and its correlation between two strata, 0 at most.
+    """
+    if not std:
+        return tables, std, 0.0
+    h = std**2 / (len(tables) * std**2 + totals_std**2)
+    return tables + h * (totals - tables.sum(axis=0)), std * math.sqrt(1.0 - h), -h / (1.0 - h)
+
+
+def pooled_odds_ratio(tables: Floats, std: float, correlation: float = 0.0) -> Answer:
     """The odds ratio that strata have in common: sum ad / n over sum bc / n.
 
     The sampling variance of its logarithm is that of Robins, Breslow and Greenland (1986); noise by the delta method, and what
@@ -89,12 +111,14 @@ def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
     Args:
         tables: (k, 2, 2), one a stratum.
         std: of the noise in each cell.
+        correlation: of the noise between one cell of two strata.
     """
     kept = _strata(tables, std)
     if isinstance(kept, NotEstimable):
         return kept
-    top, bottom = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std)
-    if drowned := _too_small(top, bottom, std):
+    noise = _Noise(std, correlation)
+    top, bottom = _Pooled(_AD, kept, noise), _Pooled(_BC, kept, noise)
+    if drowned := _too_small(top, bottom, noise):
         return drowned
     counts = np.stack([project(table) for table in kept.reshape(-1, 2, 2)]).reshape(-1, 4)
     n = counts.sum(axis=1)
@@ -103,31 +127,33 @@ def pooled_odds_ratio(tables: Floats, std: float) -> Answer:
     sampling = (
         p @ r / (2.0 * top.value**2) + (p @ s + q @ r) / (2.0 * top.value * bottom.value) + q @ s / (2.0 * bottom.value**2)
     )
-    return _ratio(top, bottom, std, float(sampling))
+    return _ratio(top, bottom, noise, float(sampling))
 
 
-def pooled_risk_ratio(tables: Floats, std: float) -> Answer:
+def pooled_risk_ratio(tables: Floats, std: float, correlation: float = 0.0) -> Answer:
     """The risk ratio that strata have in common, with the variance of Greenland and Robins (1985). Arguments as above."""
     kept = _strata(tables, std)
     if isinstance(kept, NotEstimable):
         return kept
-    top, bottom = _Pooled(_EXPOSED, kept, std), _Pooled(_OTHERS, kept, std)
-    if drowned := _too_small(top, bottom, std):
+    noise = _Noise(std, correlation)
+    top, bottom = _Pooled(_EXPOSED, kept, noise), _Pooled(_OTHERS, kept, noise)
+    if drowned := _too_small(top, bottom, noise):
         return drowned
     a, b, c, d = kept.T
     n, exposed, others = kept.sum(axis=1), a + b, c + d
     sampling = float(np.sum(((a + c) * exposed * others - a * c * n) / n**2)) / (top.value * bottom.value)
-    return _ratio(top, bottom, std, max(sampling, 0.0))
+    return _ratio(top, bottom, noise, max(sampling, 0.0))
 
 
-def pooled_risk_difference(tables: Floats, std: float) -> Answer:
+def pooled_risk_difference(tables: Floats, std: float, correlation: float = 0.0) -> Answer:
     """The risk difference that strata have in common, with the variance of Sato (1989), which holds for few large strata and
     for many small ones. Arguments as above."""
     kept = _strata(tables, std)
     if isinstance(kept, NotEstimable):
         return kept
-    top, other, bottom = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std), _Pooled(_SIZES, kept, std)
-    if bottom.value <= 0.0 or bottom.value < NOISE_FLOOR * bottom.error(std):
+    noise = _Noise(std, correlation)
+    top, other, bottom = _Pooled(_AD, kept, noise), _Pooled(_BC, kept, noise), _Pooled(_SIZES, kept, noise)
+    if bottom.value <= 0.0 or bottom.value < NOISE_FLOOR * math.sqrt(noise.variance(bottom.gradient)):
         beyond = " in numbers beyond the noise" if std else ""
         return NotEstimable(f"no stratum has both groups{beyond}", ADVICE)
     value = (top.value - other.value) / bottom.value
@@ -137,11 +163,10 @@ def pooled_risk_difference(tables: Floats, std: float) -> Answer:
     second = np.sum((a * d + c * b) / (2.0 * n))
     sampling = max(float(value * first + second), 0.0) / bottom.value**2
     gradient = top.gradient - other.gradient - value * bottom.gradient
-    noise = std**2 * float(np.sum(gradient**2)) / bottom.value**2
-    return normal_figure(value, noise, sampling)
+    return normal_figure(value, noise.variance(gradient) / bottom.value**2, sampling)
 
 
-def no_association(tables: Floats, std: float) -> Test | NotEstimable:
+def no_association(tables: Floats, std: float, correlation: float = 0.0) -> Test | NotEstimable:
     """The test that exposure and event are independent in every stratum (Cochran 1954, Mantel and Haenszel 1959), without
     correction for continuity. Arguments as above."""
     from scipy.special import chdtrc
@@ -149,16 +174,28 @@ def no_association(tables: Floats, std: float) -> Test | NotEstimable:
     kept = _strata(tables, std)
     if isinstance(kept, NotEstimable):
         return kept
-    top, other = _Pooled(_AD, kept, std), _Pooled(_BC, kept, std)
+    top, other = (_Pooled(form, kept, _Noise(std, correlation)) for form in (_AD, _BC))
     a, b, c, d = kept.T
     n = kept.sum(axis=1)
     sampling = float(np.sum((a + b) * (c + d) * (a + c) * (b + d) / (n**2 * np.maximum(n - 1.0, 1.0))))
-    noise = std**2 * float(np.sum((top.gradient - other.gradient) ** 2))
+    noise = _Noise(std, correlation).variance(top.gradient - other.gradient)
     variance = max(sampling, 0.0) + noise
     if variance <= 0.0:
         return NotEstimable("in every stratum all have one exposure, or all or none the event", ADVICE)
     statistic = (top.value - other.value) ** 2 / variance
     return Test(statistic, 1, float(chdtrc(1, statistic)), noise / variance, tuple(_left_out(tables, std)))
+
+
+class _Noise(NamedTuple):
+    """Noise of every cell of strata."""
+
+    std: float
+    correlation: float
+
+    def variance(self, gradient: Floats) -> float:
+        """What it adds to the variance of a sum with this gradient by cells (k, 4)."""
+        apart, together = float(np.sum(gradient**2)), float(np.sum(gradient.sum(axis=0) ** 2))
+        return self.std**2 * ((1.0 - self.correlation) * apart + self.correlation * together)
 
 
 class _Pooled:
@@ -167,29 +204,23 @@ class _Pooled:
     Noise of variance sigma^2 in each cell adds sigma^2 (4 q / n^3 - 1' Q x / n^2) to q / n on average, to second order.
     """
 
-    def __init__(self, form: Floats, kept: Floats, std: float) -> None:
+    def __init__(self, form: Floats, kept: Floats, noise: _Noise) -> None:
         n, linear = kept.sum(axis=1), kept @ form
         q = np.einsum("ki,ki->k", linear, kept) / 2.0
-        self.value = float(np.sum(q / n - std**2 * (4.0 * q / n**3 - linear.sum(axis=1) / n**2)))
+        self.value = float(np.sum(q / n - noise.std**2 * (4.0 * q / n**3 - linear.sum(axis=1) / n**2)))
         self.gradient = linear / n[:, np.newaxis] - (q / n**2)[:, np.newaxis]
 
-    def error(self, std: float) -> float:
-        """Its standard error from the noise."""
-        return std * math.sqrt(float(np.sum(self.gradient**2)))
 
-
-def _ratio(top: _Pooled, bottom: _Pooled, std: float, sampling: float) -> Figure:
+def _ratio(top: _Pooled, bottom: _Pooled, noise: _Noise, sampling: float) -> Figure:
     gradient = top.gradient / top.value - bottom.gradient / bottom.value
-    return normal_figure(math.log(top.value / bottom.value), std**2 * float(np.sum(gradient**2)), sampling).exponential(
-        LARGEST
-    )
+    return normal_figure(math.log(top.value / bottom.value), noise.variance(gradient), sampling).exponential(LARGEST)
 
 
-def _too_small(top: _Pooled, bottom: _Pooled, std: float) -> NotEstimable | None:
+def _too_small(top: _Pooled, bottom: _Pooled, noise: _Noise) -> NotEstimable | None:
     for part, who in ((top, "the exposed"), (bottom, "those that they are compared with")):
-        if part.value <= 0.0 or part.value < NOISE_FLOOR * part.error(std):
+        if part.value <= 0.0 or part.value < NOISE_FLOOR * math.sqrt(noise.variance(part.gradient)):
             reason = f"over all strata, too few of {who} have what is counted"
-            return NotEstimable(f"{reason} beyond the noise" if std else f"{reason}: the sum is 0", ADVICE)
+            return NotEstimable(f"{reason} beyond the noise" if noise.std else f"{reason}: the sum is 0", ADVICE)
     return None
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    model_validator,
+)
 
 SMALLEST, LARGEST = 1e-100, 1e100
 """Magnitudes that agreed numbers, what tasks make of them, and broadcast values may have beside 0.
@@ -15,6 +24,8 @@ Squares and products of a few of them neither overflow nor vanish, so that no ar
 
 def _real(value: object) -> object:
     """Accept a number, or a float's hexadecimal form as canonical JSON writes it."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
     if isinstance(value, str) and "0x" in value:
         try:
             return float.fromhex(value)
@@ -58,7 +69,19 @@ Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """32 bytes as 64 hexadecimal digits."""
 
 
+_NUMBERS = int, float, int | None, float | None
+
+
 class Frozen(BaseModel):
-    """Base of all agreed values: immutable, and an unknown key is an error."""
+    """Base of all agreed values: immutable, and an unknown key is an error; true and false are no numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, stated: object) -> object:
+        """A truth value in the place of a number, where it would count as 1 or 0, becomes a list, which its field refuses."""
+        if not isinstance(stated, dict):
+            return stated
+        numbers = {name for name, field in cls.model_fields.items() if field.annotation in _NUMBERS}
+        return {name: [value] if isinstance(value, bool) and name in numbers else value for name, value in stated.items()}

@@ -139,7 +139,8 @@ class Neighbours(ABC):
 
 
 class _Tables(Neighbours):
-    """Four tables of scale 128, whose norm is 256: the worst record is in all of them; and moments of a linear regression."""
+    """Four tables of scale 128, whose norm is 256: the worst record is in all of them; one that is pooled, 8 and 6 in a row,
+    10 together; and moments of a linear regression."""
 
     def settings(self) -> tuple[Setting, ...]:
         asked = (
@@ -155,8 +156,10 @@ class _Tables(Neighbours):
         }
         line = {"name": "line", "kind": "linear", "outcome": "n1", "over": ("n0", "k0"), "scale": 88}
         linear = {"queries": [line], "derived": [], "sensitivity": 256}
+        strata = {"name": "strata", "kind": "independence", "over": ("y", "k0"), "by": ("k1",), "pooled": True, "scale": 8}
         return (
             Setting("four", "tables", schema(2, categories=(2, 3)), parameters),
+            Setting("pooled", "tables", schema(2, categories=(2, 3)), {"queries": [strata], "derived": [], "sensitivity": 10}),
             Setting("linear", "tables", schema(2, categories=(2,)), linear),
         )
 
@@ -428,11 +431,12 @@ class _NewtonStep(Neighbours):
     def settings(self) -> tuple[Setting, ...]:
         broadcast = {WHITEN: math.sqrt(2.0) * np.eye(3), POINT: np.array([100.0, 1.0, -1.0])}
         asked = {"name": "fit", "kind": "linear", "over": ("n0", "k0"), "where": "not (k0 = 'b') or n0 >= 0"}
-        event = {"family": "logistic", "length": 2.0, "information_share": 0.83}
+        event = {"family": "logistic", "length": 2.0, "information_share": 0.83, "query": {**asked, "outcome": "y = 'c1'"}}
         count = {"family": "poisson", "length": 2.0, "information_share": 1.0, "most": 1.0}
         data = schema(2, categories=(2,))
         return (
-            Setting("event", "newton-step", data, {**event, "query": {**asked, "outcome": "y = 'c1'"}}, broadcast),
+            Setting("event", "newton-step", data, event, broadcast),
+            Setting("excess", "newton-step", data, {**event, "excess_share": 0.55}, broadcast),
             Setting("count", "newton-step", data, {**count, "query": {**asked, "outcome": "n1"}}, broadcast),
         )
 
@@ -480,7 +484,7 @@ class _SiteScores(_NewtonStep):
     """The same record, which every family's point shortens."""
 
     def settings(self) -> tuple[Setting, ...]:
-        event, count = super().settings()
+        event, _, count = super().settings()
         found = []
         for family, setting in (("logistic", event), ("poisson", count), ("linear", count)):
             parameters = {"family": family, "length": 2.0, "query": setting.parameters["query"]}

@@ -30,6 +30,7 @@ QUERIES: Mapping[str, Mapping[str, Any]] = {
     "mean": {"kind": "mean", "over": ["age", "dose"], "by": "arm"},
     "compare": {"kind": "compare", "over": "stay", "by": "sex"},
     "independence": {"kind": "independence", "over": ["arm", "sex"]},
+    "strata": {"kind": "independence", "over": ["sex", "arm"], "by": "end"},
     "correlation": {"kind": "correlation", "over": ["age", "dose", "stay"]},
     "linear": {"kind": "linear", "outcome": "stay", "over": OVER},
     "missing": {"kind": "missing"},
@@ -178,6 +179,25 @@ def figures(value: object, path: str = "") -> Iterator[tuple[str, Mapping[str, A
             yield from figures(own, f"{path}/{place}")
 
 
+def bounded(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], float, float]]:
+    """Figures of what lies within public bounds, by where they stand: figure, least and largest value."""
+    bounds = {column.name: (float(column.low), float(column.high)) for column in SCHEMA.columns if column.name in NUMBERS}
+    bounds["odds"] = -2.0, 2.0
+    for name in ("mean", "compare", "one.numbers"):
+        for row in summary.get(name, ()):
+            low, high = bounds[row["column"]]
+            yield f"{name}/mean", row["mean"], low, high
+            yield f"{name}/standard_deviation", row["standard_deviation"], 0.0, high / 2 - low / 2
+    for name, ends in (("risk", (0.0, 1.0)), ("effect", bounds["stay"])):
+        for row in summary.get(name, ()):
+            if row["effect"] == "weighted mean":
+                yield name, row["value"], *ends
+    for row in summary.get("quantiles", ()):
+        yield "quantiles", row["value"], *bounds["stay"]
+    if "log_loss" in summary:
+        yield "log loss", summary["log_loss"], 0.0, 30.0
+
+
 # -- what oracles say ------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +298,26 @@ def _correlations(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple
         yield "correlation", Truth(float(np.clip(np.corrcoef(one, two)[0, 1], -0.999, 0.999)), 2e-3)
 
 
+def _strata(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
+    """Odds ratios of one end and of all by statsmodels."""
+    from statsmodels.stats.contingency_tables import StratifiedTable, Table2x2
+
+    compared = str(row["compared"]).removeprefix("sex: ").split(" against ")
+    tables = {
+        end: pd.crosstab(own["sex"], own["arm"]).reindex(index=compared, columns=["b", "a"], fill_value=0).to_numpy()
+        for end, own in frame.groupby("end")
+    }
+    if row["figure"] == "odds ratio (Mantel-Haenszel)":
+        filled = [table for table in tables.values() if table.sum() > 1]
+        value = StratifiedTable(filled).oddsratio_pooled if filled else math.nan
+    elif row["figure"] == "odds ratio" and row["end"] in tables and tables[row["end"]].all():
+        value = Table2x2(tables[row["end"]]).oddsratio
+    else:
+        return
+    if math.isfinite(value) and value > 0:
+        yield "value", Truth(float(value), 1e-6)
+
+
 def _missing(frame: pd.DataFrame, row: Mapping[str, Any]) -> Iterator[tuple[str, Truth]]:
     if row["column"] in frame:
         yield "missing", Truth(int(frame[row["column"]].isna().sum()), 1e-6)
@@ -326,6 +366,7 @@ ORACLES: Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any]], Iterator[tuple
     "compare": _compared,
     "quantiles": _quantiles,
     "correlation": _correlations,
+    "strata ratios": _strata,
     "missing": _missing,
     "survival": _survival,
     "area": _area,
@@ -333,4 +374,4 @@ ORACLES: Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any]], Iterator[tuple
     "effect": _weighted(lambda frame: frame["stay"].to_numpy(float), 0.06),
 }
 
-__all__ = ["LEVELS", "NUMBERS", "QUESTIONS", "Question", "Truth", "answer", "figures", "truths"]
+__all__ = ["LEVELS", "NUMBERS", "QUESTIONS", "Question", "Truth", "answer", "bounded", "figures", "truths"]

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from veilsum.compile import StudyRequest
+from veilsum_coordinator.methods import METHODS
 from veilsum_coordinator.protocol.settings import load_coordinator_config
-from veilsum_node.config import did_you_mean, load_toml, located, nearest, validate
+from veilsum_node.config import did_you_mean, explain, load_toml, located, nearest, validate
 from veilsum_node.errors import ConfigurationError
 from veilsum_node.fields import Frozen
 from veilsum_participant.config import ParticipantConfig, Policy, load_participant_config
@@ -37,6 +39,11 @@ def write(tmp_path: Path, text: str | bytes) -> Path:
     path = tmp_path / "settings.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
+
+
+def classes(base: type[Frozen]) -> set[type[Frozen]]:
+    """All that are made of it."""
+    return {base}.union(*(classes(own) for own in base.__subclasses__()))
 
 
 def failure(path: Path) -> str:
@@ -84,6 +91,23 @@ def test_what_is_not_toml(tmp_path: Path, content: bytes, expected: str) -> None
 def test_missing_file_and_directory(tmp_path: Path) -> None:
     assert "does not exist" in failure(tmp_path / "none.toml")
     assert "is a folder, not a file" in failure(tmp_path)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_true_and_false_are_no_numbers(value: bool) -> None:
+    """In any field of anything that is configured or agreed on that is a number, by itself or among others."""
+    assert METHODS  # whose parameters are such models
+    for model in classes(Frozen):
+        for name, field in model.model_fields.items():
+            if field.annotation in (int, float, int | None, float | None) and field.alias is None:
+                with pytest.raises(ValidationError):
+                    model.model_validate({name: value})
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({"data_dir": "/", "pets": [{"kind": "cat", "lives": value}]})
+    assert explain(caught.value, Settings) == ["pets[0].lives: input should be a valid integer."]
+    for expected in ({"end": value}, {"end": {"died": value}}, {"age": [60, value]}, {"age": value}):
+        with pytest.raises(ValidationError, match="true or false"):
+            StudyRequest.model_validate({"name": "s", "method": "statistics", "dataset": "d", "expected": expected})
 
 
 def test_nearest() -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from support.edges import DATA, typical
-from support.questions import QUESTIONS, answer, figures, truths
+from support.questions import QUESTIONS, answer, bounded, figures, truths
 
 RECORDS = typical()
 NOISE = (None, 0.5, 8.0)
@@ -33,6 +33,9 @@ def check(question: str, name: str, epsilon: float | None, caplog: pytest.LogCap
         low = -math.inf if figure["low"] is None else figure["low"]
         high = math.inf if figure["high"] is None else figure["high"]
         assert low - 1e-9 <= figure["value"] <= high + 1e-9, (path, figure)
+    for path, figure, least, most in bounded(summary):
+        ends = [figure[key] for key in ("low", "value", "high") if figure.get(key) is not None]
+        assert [least, *ends, most] == sorted([least, *ends, most]), (path, figure)
     return summary
 
 

@@ -257,6 +257,14 @@ def test_with_noise_a_mean_stays_one_where_the_site_states_its_size(n: int) -> N
     assert abs(means[0] - right) > 0.1  # each value clamped by itself
 
 
+@pytest.mark.parametrize("n", [1500, 20_000])
+def test_simulated_sites_state_how_many_records_they_have(n: int) -> None:
+    schema, records = overfull(n)
+    study = study_of(schema, ROUNDED[:1], 1e4)
+    rows = METHODS["statistics"].run(federation(study, dict.fromkeys(study.participants, records))).summary["means"]
+    assert [row["mean"]["value"] for row in rows] == pytest.approx([1.0, 0.25], abs=5e-2)
+
+
 def test_what_one_record_changes_stays_within_the_declared_norm_where_there_are_too_many() -> None:
     rng, n = np.random.default_rng(8), 700
     schema = schema_of(-1, 1, max_records=500)

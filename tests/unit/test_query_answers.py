@@ -168,6 +168,28 @@ def test_a_fourfold_table_tells_ratios_alone_and_by_strata() -> None:
     assert {row["p_value"] for row in hidden} == {None}
 
 
+def test_the_table_of_all_strata_together_is_released_as_well() -> None:
+    """Where an event has two levels: what strata have in common has less noise by it, and cells agree with both."""
+    records, data = records_of(3000)
+    asked = {"kind": "independence", "name": "deaths", "over": ["arm", "end"], "by": ["age_group"]}
+    derive = {**DERIVE, "third": {"of": "stay", "edges": [5, 10]}}
+    queries = [compiled(1.0, query=({**asked, **more},), derive=derive) for more in ({}, {"over": ["end", "third"]})]
+    stated, three = (study.tasks[0].parameters["queries"][0] for study in queries)
+    assert stated["pooled"] is True
+    assert "pooled" not in three  # three ends have nothing in common to tell; and studies signed before stay what they were
+    summary = run(queries[0], records)
+    for row in summary["deaths"]:
+        old = data["age"] >= 65 if row["age_group"] == "65 to 90" else data["age"] < 65
+        expected = np.sum(old & (data["arm"] == "ab".index(row["arm"])) & (data["end"] == (row["end"] == "died")))
+        assert abs(row["count"]["value"] - expected) < 6 * row["count"]["noise_error"]
+    ones = [find(summary["deaths ratios"], age_group=level, figure="odds ratio") for level in ("20 to 65", "65 to 90")]
+    noise = [row["value"]["noise_error"] / row["value"]["value"] for row in ones]
+    pooled = find(summary["deaths ratios"], figure="odds ratio (Mantel-Haenszel)")["value"]
+    assert (
+        pooled["noise_error"] / pooled["value"] < 0.9 * math.hypot(*noise) / 2
+    )  # what independent strata of a size would have
+
+
 def test_a_condition_takes_part_in_the_answer() -> None:
     records, data = records_of(3000)
     found = find(run(compiled(None), records)["compare"], sex="m")

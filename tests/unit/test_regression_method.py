@@ -198,6 +198,22 @@ def test_odds_of_a_rare_group_have_converged() -> None:
     assert np.mean([figure["value"] for figure in found]) == pytest.approx(wanted.params[1], abs=0.3 * wanted.bse[1])
 
 
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.2, 0.5])
+@pytest.mark.parametrize(("family", "outcome"), [("logistic", "end = 'died'"), ("poisson", "visits")])
+def test_errors_of_a_rare_group_are_not_lengthened_by_shortening(family: str, outcome: str, share: float) -> None:
+    """Of one binary term the log ratio's error is known by counts alone, however much the rare group's terms are shortened."""
+    records, *_, died, visits = records_of(8000, 4)
+    rare = np.random.default_rng(5).random(8000) < share
+    records.features[:, 2:4] = np.stack([~rare, rare], axis=1)
+    study = compiled({"family": family, "outcome": outcome, "over": ["arm"], "errors": "model"}, 1e4)
+    (row,) = (row for row in run(study, records)["coefficients"] if row["term"] == "arm b")
+    expected = 0.0
+    for group in (rare, ~rare):
+        events = float((died if family == "logistic" else visits)[group].sum())
+        expected += 1 / events + (1 / (group.sum() - events) if family == "logistic" else 0.0)
+    assert row["log"]["sampling_error"] == pytest.approx(math.sqrt(expected), rel=0.03)
+
+
 def test_a_study_file_states_interactions_splines_logarithms_and_another_reference(tmp_path: Path) -> None:
     """All as derived numbers, against statsmodels on the same columns; the reference is stage II here."""
     import statsmodels.api as sm
@@ -313,22 +329,31 @@ def test_no_broadcast_makes_a_row_longer_than_the_bound(parameters: dict[str, An
     assert 0.9 * task.clip() <= longest <= task.clip() * (1 + 1e-12)
 
 
+SHORTER = np.linspace(0.0, 1.0, 101)[:, None, None]
+"""c^2 of records that are shortened, and of one that is not."""
+
+
+@pytest.mark.parametrize("excess", [0.0, 0.55, 3.0])
 @pytest.mark.parametrize("kappa", [0.2, 0.7, 0.8, 0.84, 1.5, 20.0])
-def test_the_bound_of_an_event_is_the_largest_over_all_means(kappa: float) -> None:
+def test_the_bound_of_an_event_is_the_largest_over_all_means(kappa: float, excess: float) -> None:
     task = task_of(LOGISTIC)
-    parameters = {**task.parameters.model_dump(), "information_share": kappa}
+    parameters = {**task.parameters.model_dump(), "information_share": kappa, "excess_share": excess}
     changed = build_task("newton-step", parameters, SCHEMA)
     means = np.linspace(0.5, 1.0, 100_001)
-    assert changed.clip() == pytest.approx(np.sqrt((means**2 * (1 + 16 * kappa**2 * (1 - means) ** 2)).max()), rel=1e-8)
+    variance = 16 * means**2 * (1 - means) ** 2
+    norms = [shorter * means**2 + (kappa**2 + excess**2 * (1 - shorter) ** 2) * variance for shorter in SHORTER[:, 0, 0]]
+    assert changed.clip() == pytest.approx(math.sqrt(np.max(norms)), rel=1e-8)
 
 
+@pytest.mark.parametrize("excess", [0.0, 0.51, 3.0])
 @pytest.mark.parametrize(("kappa", "most"), [(0.3, 4.0), (0.86, 4.0), (1.0, 4.0), (0.86, 1.0), (0.7, 7.0), (0.5, 12.0)])
-def test_the_bound_of_counts_is_the_largest_over_means_and_counts(kappa: float, most: float) -> None:
+def test_the_bound_of_counts_is_the_largest_over_means_and_counts(kappa: float, most: float, excess: float) -> None:
     task = task_of(POISSON)
-    parameters = {**task.parameters.model_dump(), "information_share": kappa, "most": most}
+    parameters = {**task.parameters.model_dump(), "information_share": kappa, "most": most, "excess_share": excess}
     changed = build_task("newton-step", parameters, SCHEMA)
     means, counts = np.linspace(0.0, most, 4001)[:, None], np.linspace(0.0, 8.0, 9)
-    norms = ((counts - means) / max(8.0, most)) ** 2 + (kappa * means / most) ** 2
+    information = kappa**2 + (excess * (1 - SHORTER)) ** 2
+    norms = SHORTER * ((counts - means) / max(8.0, most)) ** 2 + information * (means / most) ** 2
     assert changed.clip() == pytest.approx(max(1.0, math.sqrt(norms.max())), rel=1e-9)
 
 

@@ -30,7 +30,7 @@ BEYOND = (-(2**40), -2, 2, 3, 2**31, 2**62)
 ASKED: dict[str, dict[str, Any]] = {
     "count": {"over": ("k1", "y"), "by": ("k0",)},
     "histogram": {"over": ("n0",), "edges": (0.2, 0.6), "by": ("y",)},
-    "independence": {"over": ("k0", "y")},
+    "independence": {"over": ("k0", "y"), "by": ("cut",), "pooled": True},
     "quantiles": {"over": ("n0",), "edges": (0.2, 0.6), "by": ("y", "cut")},
     "mean": {"over": ("n0", "n1"), "by": ("y",)},
     "compare": {"over": ("n0",), "by": ("cut",)},

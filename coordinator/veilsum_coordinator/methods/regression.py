@@ -98,6 +98,9 @@ SHARES = (0.20, 0.15, 0.20, 0.45)
 FREE_INFORMATION = {"logistic": 0.83, "poisson": 0.86}
 """kappa: as much information as lengthens no record's vector (:class:`~veilsum_privacy.tasks.newton_step.NewtonStep`)."""
 
+FREE_EXCESS = {"logistic": 0.55, "poisson": 0.51}
+"""lambda, in the same way: what the model's errors are shortened by where terms are."""
+
 MODEL_ERRORS = "of independent records"
 """What the model's errors are called."""
 
@@ -213,6 +216,7 @@ class Regression(Method[RegressionParameters]):
             most=1.0 if family == "logistic" else parameters.most or question.outcome.high / 2.0,
             length=(newton.REACH if private else newton.UNSHORTENED) * math.sqrt(len(question.terms) + 1),
             information_share=FREE_INFORMATION[family],
+            excess_share=FREE_EXCESS[family] if private else 0.0,
         )
 
     def check(self, study: Study) -> None:
@@ -371,7 +375,7 @@ def product_release(step: NewtonStepParameters | HazardStepParameters | SiteScor
         raise ConfigurationError("A Cox regression has no robust errors.", 'Leave out errors = "robust".')
     parameters = step
     if isinstance(step, NewtonStepParameters):
-        parameters = SiteScoresParameters.model_validate(step.model_dump(exclude={"information_share"}))
+        parameters = SiteScoresParameters.model_validate(step.model_dump(exclude={"information_share", "excess_share"}))
     return TaskPlan(PRODUCTS, "score-products", parameters, share=others * SHARE / (1.0 - SHARE))
 
 

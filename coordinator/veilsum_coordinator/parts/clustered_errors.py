@@ -64,7 +64,7 @@ def score_release(
     if isinstance(step, HazardStepParameters):
         name = "site-hazard-scores"
     elif isinstance(step, NewtonStepParameters):
-        parameters = SiteScoresParameters.model_validate(step.model_dump(exclude={"information_share"}))
+        parameters = SiteScoresParameters.model_validate(step.model_dump(exclude={"information_share", "excess_share"}))
     return TaskPlan(SCORES, name, parameters, disclosure="per-site", share=others * SHARE / (1.0 - SHARE))
 
 

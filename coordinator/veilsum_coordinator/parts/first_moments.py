@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,7 +25,7 @@ from veilsum_coordinator.parts.federation import Federation, Release
 from veilsum_coordinator.parts.moment_plans import GENEROUS, Missing
 from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.feature_means import FeatureMeansParameters
-from veilsum_privacy.tasks.newton_step import POINT, WHITEN, in_units
+from veilsum_privacy.tasks.newton_step import EXCESS, POINT, WHITEN, in_units
 from veilsum_privacy.tasks.queries.base import ReleasedPart
 from veilsum_privacy.tasks.queries.coefficients import TermSums, infinite_terms, term_names
 from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
@@ -153,11 +153,17 @@ def fit_newton(
 
 def newton_release(release: Release, at: Floats) -> NewtonRelease:
     """What a round at a point (k,) tells; further values are zeros and noise."""
-    p, k = len(release.values["score"]), len(at)
-    cross = release.values.get("cross", np.zeros(p * (p - 1) // 2))
-    information = symmetric(release.values["diagonal"], cross)[:k, :k]
-    score = release.values["score"][:k]
-    return NewtonRelease(at, score, information, release.noise_std["score"], release.noise_std["diagonal"])
+    values, stds, k = release.values, release.noise_std, len(at)
+
+    def matrix(before: str = "") -> Floats:
+        diagonal = values[f"{before}diagonal"]
+        none = np.zeros(len(diagonal) * (len(diagonal) - 1) // 2)
+        return symmetric(diagonal, values.get(f"{before}cross", none))[:k, :k]
+
+    found = NewtonRelease(at, values["score"][:k], matrix(), stds["score"], stds["diagonal"])
+    if f"{EXCESS}diagonal" not in values:
+        return found
+    return replace(found, excess=matrix(EXCESS), excess_std=stds[f"{EXCESS}diagonal"])
 
 
 MEANS = "means"

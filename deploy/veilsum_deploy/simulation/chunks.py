@@ -113,8 +113,11 @@ def compute_chunk(chunk: Chunk) -> Part:
     states, kept, evaluations = [], [], Evaluations()
     once = all(map(of_system, chunk.sources)) and not plan.declaration.keep
     for place, source, state, held in zip(chunk.members, chunk.sources, chunk.states, chunk.kept, strict=True):
-        where = SitePlace(place, held, sites.encode, chunk.cohort, state, source, evaluations=evaluations)
-        part = compute_sum(plan, sites.records[place], broadcast, where)
+        records = sites.records[place]
+        where = SitePlace(
+            place, held, sites.encode, chunk.cohort, state, source, most_records=len(records), evaluations=evaluations
+        )
+        part = compute_sum(plan, records, broadcast, where)
         states.append(part.state or state)
         if once:
             total += part.total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import not_
 from typing import ClassVar
 
 import numpy as np
@@ -34,6 +35,9 @@ from veilsum_privacy.tasks.queries.kinds.regression import LinearRegression
 WHITEN, POINT = "newton.whiten", "newton.point"
 """Broadcast arrays: W (p, p) and gamma (p,), of released sums, so that they are constants for each record."""
 
+EXCESS = "excess_"
+"""How blocks of the information's excess are called, before the information's name."""
+
 
 class NewtonStepParameters(DesignParameters):
     """Parameters of :class:`NewtonStep`; all public and independent of the data.
@@ -43,19 +47,22 @@ class NewtonStepParameters(DesignParameters):
         most: M, largest mean of a count: larger ones are taken as M; 1 of a ``logistic`` model.
         length: C, to which a record's whitened terms are shortened.
         information_share: kappa, the information's share of a record's norm against the score's.
+        excess_share: lambda, the same of what the information exceeds the score's variance by; 0 for none of it.
     """
 
     family: Family
     most: Real = Field(default=1.0, gt=0, le=1e6)
     length: Real = Field(ge=1e-3, le=1e6)
     information_share: Real = Field(ge=1e-3, le=1e3)
+    excess_share: Real = Field(default=0.0, ge=0, le=1e3, exclude_if=not_)  # studies signed before do not state it
 
 
 class NewtonStep(DesignTask[NewtonStepParameters]):
     """Sums over records of c^2 z_w (y - mu) and c^2 v z_w z_w' (:mod:`veilsum_aggregation.newton`).
 
     Blocks: ``score`` (p,), ``diagonal`` (p,) and ``cross`` (p (p - 1) / 2,), the entries above the diagonal row by row, whose
-    weight is sqrt 2 times that of the diagonal.
+    weight is sqrt 2 times that of the diagonal. Where they are asked for, ``excess_diagonal`` and ``excess_cross`` are the
+    same of c^2 (1 - c^2) v z_w z_w': the score's variance is the information less this.
     The broadcast holds W and gamma; z_w = W z, of z = (1, terms), and mu and v are of the linear predictor z_w' gamma.
 
     Both have the same weights, so that the information is the derivative of the score, however many records are shortened.
@@ -67,7 +74,11 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
     one maximum, at m = (3 - sqrt(1 - 1 / (2 kappa^2))) / 4, if kappa^2 >= 1/2. Of a count v = mu, and a sum of squares that
     are convex in mu is largest at an end: at most 1 at mu = 0, and max(Y - M, M)^2 / r^2 + kappa^2 at mu = M.
     So up to kappa = phi^(5/2) / 4 = 0.83 of events, phi the golden ratio, and 0.86 of counts with M = Y / 2, the information
-    is free beside the score. A person whose records count at most m times changes the sum by m times as much.
+    is free beside the score.
+    Of a shortened record, |c z_w| = C, the score has c^2 (y - mu)^2 / r^2 and the excess, of weight lambda / (C^2 v_max),
+    lambda^2 (1 - c^2)^2 v^2 / v_max^2: together they are convex in c^2, and so largest at c = 1, where there is no excess, or
+    at 0, where kappa^2 + lambda^2 bounds what there is. With lambda = (1 - kappa^2)^(1/2) it is free as well.
+    A person whose records count at most m times changes the sum by m times as much.
 
     A record without one of the terms, or the outcome, or that does not meet the condition, adds zero.
     """
@@ -83,7 +94,8 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
     def layout(self) -> Layout:
         parameters = self.parameters
         bound = variance_bound(parameters.family, parameters.most)
-        return step_layout(self.p, parameters.length, self.residual, parameters.information_share, bound)
+        kappa, excess = parameters.information_share, parameters.excess_share
+        return step_layout(self.p, parameters.length, self.residual, kappa, bound, excess)
 
     @property
     def residual(self) -> float:
@@ -93,10 +105,11 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
 
     def clip(self) -> float:
         kappa, most = float(self.parameters.information_share), float(self.parameters.most)
+        shortened = math.hypot(kappa, self.parameters.excess_share)
         if self.parameters.family == "poisson":
             farthest = max(self.question.outcome.high - most, most) / self.residual
-            return max(1.0, math.hypot(farthest, kappa)) * self.most_rows
-        return event_norm(kappa) * self.most_rows
+            return max(1.0, math.hypot(farthest, kappa), shortened) * self.most_rows
+        return max(event_norm(kappa), shortened) * self.most_rows
 
     def example_broadcast(self, sites: int) -> dict[str, Floats]:
         return {WHITEN: np.eye(self.p), POINT: np.zeros(self.p)}
@@ -109,21 +122,22 @@ class NewtonStep(DesignTask[NewtonStepParameters]):
         return only(row, design.known)
 
 
-def step_layout(p: int, length: float, residual: float, kappa: float, bound: float) -> Layout:
-    """Score and information of p coefficients, of the weights 1 / (C r) and kappa / (C^2 v_max).
+def step_layout(p: int, length: float, residual: float, kappa: float, bound: float, excess: float = 0.0) -> Layout:
+    """Score and information of p coefficients, of the weights 1 / (C r) and kappa / (C^2 v_max), and its excess.
 
     Args:
         length: C.
         residual: r.
         kappa: the information's share.
         bound: v_max.
+        excess: lambda.
     """
-    weight = kappa / (length**2 * bound)
-    blocks = (
-        Block("score", (p,), 1.0 / (length * residual)),
-        Block("diagonal", (p,), weight),
-        Block("cross", (p * (p - 1) // 2,), weight * math.sqrt(2.0)),
-    )
+    blocks = [Block("score", (p,), 1.0 / (length * residual))]
+    for share, before in ((kappa, ""), (excess, EXCESS)):
+        weight = share / (length**2 * bound)
+        if share:
+            blocks.append(Block(f"{before}diagonal", (p,), weight))
+            blocks.append(Block(f"{before}cross", (p * (p - 1) // 2,), weight * math.sqrt(2.0)))
     return Layout(tuple(block for block in blocks if block.size))
 
 
@@ -142,11 +156,12 @@ def step_row(
     short = longest / maximum(length(white), longest)
     residual = short * (outcome - mean)
     white = white * short
-    score, diagonal, *cross = layout.blocks
     one, other = np.triu_indices(z.shape[0], 1)
-    parts = [score.weight * white * residual, diagonal.weight * square(white) * variance]
-    parts += [block.weight * white[one] * white[other] * variance for block in cross]
-    return joined(*parts)
+    values = {"score": white * residual}
+    for before, factor in (("", variance), (EXCESS, variance * (1.0 - short * short))):
+        values[f"{before}diagonal"] = square(white) * factor
+        values[f"{before}cross"] = white[one] * white[other] * factor
+    return joined(*(block.weight * values[block.name] for block in layout.blocks))
 
 
 def means(family: Family, slopes: Symbol, most: float) -> tuple[Symbol, Symbol]:

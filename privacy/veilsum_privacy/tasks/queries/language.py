@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
+from operator import not_
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -110,6 +111,8 @@ class Query(Frozen):
             one.
         importance: of its errors against the other queries'; twice as important halves the weight that variance has.
         part_of: table that its result belongs to.
+        pooled: of ``independence``, whether the table of all groups together is released as well, so that what they have in
+            common has less noise.
         scale: integer that its values are multiplied by; more scale, less noise, at the other queries' cost.
     """
 
@@ -126,6 +129,7 @@ class Query(Frozen):
     missing: Literal["drop", "level"] = "drop"
     importance: Real = Field(default=1.0, gt=0, le=1e6)
     part_of: str = Field(default="", max_length=64)
+    pooled: bool = Field(default=False, exclude_if=not_)  # studies signed before do not state it
     scale: int = Field(default=64, ge=1, le=EXACT_SCALE)
 
 

@@ -88,7 +88,7 @@ class Effect(OutcomeKind):
         levels = [group[name] for group in self.group_levels()]
         least = min((arm.effective() or 0.0 for arm in arms), default=0.0)
         for level, arm, mean in zip(levels, arms, means, strict=True):
-            value = part.cell(arm.effective() or 0.0, mean.scaled(half, middle))
+            value = part.cell(arm.effective() or 0.0, mean.scaled(half, middle).within(outcome.low, outcome.high))
             yield {name: level, "effect": "weighted mean", "unit": unit, "value": value, "effective_records": arm.effective()}
         compared = {name: f"{levels[1]} against {levels[0]}", "unit": unit, "effective_records": None}
         apart = difference(means[1], means[0])

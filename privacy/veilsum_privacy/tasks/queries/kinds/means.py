@@ -122,9 +122,10 @@ class Means(QueryKind):
                 mean, variance = group_means.mean(sums), group_means.variance(sums)
                 row: Row = {**levels, "column": name, "unit": domain.unit}
                 row["count"] = part.cell(sums.count, tables.count(sums.count, sums.count_std))
-                row["mean"] = part.cell(sums.count, mean.widened(part.grain).scaled(domain.half, domain.middle))
-                deviation = variance.widened(4.0 * part.grain).root()
-                row["standard_deviation"] = part.cell(sums.count, deviation.scaled(domain.half))
+                mean = mean.widened(part.grain).scaled(domain.half, domain.middle).within(domain.low, domain.high)
+                row["mean"] = part.cell(sums.count, mean)
+                deviation = variance.widened(4.0 * part.grain).root().scaled(domain.half).within(0.0, domain.half)
+                row["standard_deviation"] = part.cell(sums.count, deviation)
                 yield row
 
     def tests(self, part: ReleasedPart) -> Iterator[Row]:

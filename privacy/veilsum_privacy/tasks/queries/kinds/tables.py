@@ -12,7 +12,7 @@ from veilsum_aggregation import ratios, tables
 from veilsum_aggregation.arrays import Floats
 from veilsum_aggregation.figures import Answer, Row, Test, test_row
 from veilsum_node.errors import HostileInput
-from veilsum_privacy.mechanism.rows.symbols import Symbol
+from veilsum_privacy.mechanism.rows.symbols import Symbol, joined, placed, where
 from veilsum_privacy.tasks.layout import Block
 from veilsum_privacy.tasks.queries.base import Axis, CellKind, ReleasedPart, codes_within, levels_of
 from veilsum_privacy.tasks.queries.cells import Cells
@@ -21,12 +21,16 @@ from veilsum_privacy.tasks.queries.language import Columns, Query, default_edges
 STEPS = 32
 """Intervals of a histogram for which nobody stated any."""
 
+POOLED = 0.7
+"""What a record adds to the table of all groups together, as a share of what it adds to its group's. Cells of two to six
+groups have 6 to 14% more noise by it, and intervals of what the groups have in common are 4 to 10% shorter (decision 88)."""
+
 _RATIOS: Mapping[str, Callable[[Floats, float, Sequence[str]], Answer]] = {
     "odds ratio": ratios.odds_ratio,
     "risk ratio": ratios.risk_ratio,
     "risk difference": ratios.risk_difference,
 }
-_POOLED_RATIOS: Mapping[str, Callable[[Floats, float], Answer]] = {
+_POOLED_RATIOS: Mapping[str, Callable[[Floats, float, float], Answer]] = {
     "odds ratio": ratios.pooled_odds_ratio,
     "risk ratio": ratios.pooled_risk_ratio,
     "risk difference": ratios.pooled_risk_difference,
@@ -40,7 +44,11 @@ class CountTable(CellKind):
 
     @classmethod
     def defaults(cls, query: Query, columns: Columns) -> dict[str, Any]:
-        return default_edges(query, columns, STEPS) if query.kind == "histogram" else {}
+        if query.kind == "histogram":
+            return default_edges(query, columns, STEPS)
+        if query.kind == "independence" and query.by and len(query.over) == 2:
+            return {"pooled": len(columns.levels(query.over[1], f"query {query.name!r}")) == 2}
+        return {}
 
     def prepare(self, query: Query, columns: Columns) -> None:
         if query.kind == "histogram":
@@ -52,18 +60,42 @@ class CountTable(CellKind):
 
     def blocks(self) -> tuple[Block, ...]:
         shape = tuple(len(axis.levels) for axis in (*self.groups, *self.axes))
-        return (self._block("table", *(shape or (1,))),)
+        table = self._block("table", *(shape or (1,)))
+        if not self.query.pooled:
+            return (table,)
+        return table, self._block("pooled", *shape[len(self.groups) :], weight=self._pooled_scale)
+
+    @property
+    def _pooled_scale(self) -> int:
+        return round(POOLED * self.scale)
 
     def figures(self) -> int:
-        return self.size
+        return self.blocks()[0].size
+
+    def norm(self) -> int:
+        return super().norm() + (self._pooled_scale**2 if self.query.pooled else 0)
 
     def cell(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
         return codes_within(group, self.axes, cells)
 
+    def values(self, cells: Mapping[str, Cells], group: Symbol) -> Symbol:
+        table, *pooled = self.blocks()
+        own = placed(self.scale, self.cell(cells, group), table.size)
+        whole = self.cell(cells, where(group < 0, -1, 0)) if pooled else None
+        return joined(own, *(placed(self._pooled_scale, whole, block.size) for block in pooled))
+
     # -- what is read of the sum -------------------------------------------------------------------------------------------
 
-    def answer(self, part: ReleasedPart) -> Iterator[Row]:
+    def _tables(self, part: ReleasedPart) -> tuple[Floats, float, float]:
+        """Each group's table, (group, ...), the noise in each cell, and its correlation between two groups."""
         table, std = part.block("table"), part.std("table")
+        table = table.reshape(self.group_count, *table.shape[len(self.groups) :])
+        if not self.query.pooled:
+            return table, std, 0.0
+        return ratios.consistent(table, part.block("pooled"), std, part.std("pooled"))
+
+    def answer(self, part: ReleasedPart) -> Iterator[Row]:
+        table, std, _ = self._tables(part)
         flat = table.reshape(self.group_count, -1)
         cells = levels_of(self.axes)
         for group, counts in zip(self.group_levels(), flat, strict=True):
@@ -75,16 +107,16 @@ class CountTable(CellKind):
                 yield row
 
     def tests(self, part: ReleasedPart) -> Iterator[Row]:
-        query, std = self.query, part.std("table")
-        table = part.block("table")
+        query = self.query
         if query.kind == "independence":
-            for group, square in zip(self.group_levels(), table.reshape(-1, *table.shape[-2:]), strict=True):
+            squares, std, _ = self._tables(part)
+            for group, square in zip(self.group_levels(), squares, strict=True):
                 yield self._independence(" and ".join(query.over), square, std, group)
             yield from self._strata_tests(part)
         elif query.part_of and query.by and len(self.axes) == 1 and self.group_count > 1:
             axes = *self.groups, *self.axes
             kept = [len(axis.levels) - (axis.missing and not part.missing) for axis in axes]
-            table = table[tuple(map(slice, kept))]
+            table, std = part.block("table")[tuple(map(slice, kept))], part.std("table")
             flat = table.reshape(-1, table.shape[-1])
             yield self._independence(f"{query.over[0]} by {', '.join(query.by)}", flat, std, {})
 
@@ -99,7 +131,7 @@ class CountTable(CellKind):
         levels, ends = (axis.levels[:-1] if axis.missing else axis.levels for axis in (exposure, event))
         if len(ends) != 2:
             return
-        std, squares = part.std("table"), part.block("table").reshape(self.group_count, -1, len(event.levels))
+        squares, std, correlation = self._tables(part)
         for place in range(1, len(levels)):
             strata = squares[:, [place, 0], :][:, :, [1, 0]]
             about = {"of": f"{event.column}: {ends[1]}", "compared": f"{exposure.column}: {levels[place]} against {levels[0]}"}
@@ -113,7 +145,9 @@ class CountTable(CellKind):
                 yield from self._told_ratios(part, group | about, found, float(table.min()))
             if len(strata) > 1:
                 everywhere = dict.fromkeys((axis.column for axis in self.groups), "all strata")
-                found = {f"{name} (Mantel-Haenszel)": figure(strata, std) for name, figure in _POOLED_RATIOS.items()}
+                found = {
+                    f"{name} (Mantel-Haenszel)": figure(strata, std, correlation) for name, figure in _POOLED_RATIOS.items()
+                }
                 yield from self._told_ratios(part, everywhere | about, found, float(strata.sum()))
 
     def _told_ratios(self, part: ReleasedPart, about: Row, found: Mapping[str, Answer], records: float) -> Iterator[Row]:
@@ -125,8 +159,8 @@ class CountTable(CellKind):
         exposure, event = self.axes
         if [len(axis.levels) - axis.missing for axis in (exposure, event)] == [2, 2] and self.group_count > 1:
             by = ", ".join(self.query.by)
-            strata = part.block("table").reshape(self.group_count, len(exposure.levels), -1)[:, 1::-1, 1::-1]
-            found = ratios.no_association(strata, part.std("table"))
+            squares, std, correlation = self._tables(part)
+            found = ratios.no_association(squares[:, 1::-1, 1::-1], std, correlation)
             everywhere = dict.fromkeys(self.query.by, "all strata")
             of = f"{' and '.join(self.query.over)} within {by}"
             yield test_row(
