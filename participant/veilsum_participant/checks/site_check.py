@@ -37,8 +37,8 @@ from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
 from veilsum_participant.checks.check import Check, CheckOutcome, storage_checks
 from veilsum_participant.config import METHODS, ParticipantConfig, Policy
-from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
+from veilsum_participant.encoder_files import file_digest
 from veilsum_participant.policy import column_faults, former_tasks, invited_faults, lacking_tasks, term_faults
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
