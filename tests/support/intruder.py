@@ -575,12 +575,7 @@ def main() -> None:
     if asked["bounds"] is not None:
         from veilsum_node.process.confinement import Bounds, confine
 
-        given = asked["bounds"]
-        for name in ("read", "write", "devices"):
-            given[name] = tuple(map(Path, given.get(name, ())))
-        for name in ("dial", "listen"):
-            given[name] = tuple(given[name]) if given.get(name) is not None else given.get(name, ())
-        lacking = confine(Bounds(**given), asked.get("keep", ())).lacking()
+        lacking = confine(Bounds.from_text(json.dumps(asked["bounds"])), asked.get("keep", ())).lacking()
     done = work(asked)
     fields = asked["victim"]
     victim = Victim(**{**fields, "secret": fields["secret"].encode(), "files": Path(fields["files"])})

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import platform
 import resource
@@ -25,7 +26,7 @@ import struct
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -99,7 +100,7 @@ ARGUED = {
 }  # fmt: skip
 """Calls that are refused by their arguments."""
 
-_CLONE_THREAD = 0x10000
+_CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020000  # a thread; any namespace
 _OWN_OTHERS = (8, 15, 1026)  # fcntl F_SETOWN, F_SETOWN_EX, which aim signals; F_NOTIFY, which watches a directory
 _TERMINAL = (0x5412, 0x541C, 0x8901, 0x8902)  # ioctl TIOCSTI, TIOCLINUX: type; FIOSETOWN, SIOCSPGRP: aim signals
 _UNIX, _INET, _INET6 = 1, 2, 10
@@ -140,10 +141,12 @@ class Bounds:
         write: the same for what it writes, makes and removes there.
         network: whether it opens sockets of IP; without it a process has those alone that it was given.
         dial, listen: ports of TCP that it dials and listens on; None for all of them. Kernels since 6.7 enforce it.
+        local: whether it dials Unix sockets by their paths, any that its user may: no rule of Landlock is about them.
+        forks: whether it may become two processes, which are confined as it is; still none becomes another program.
         alters: whether it may change modes, owners, times and attributes of files, any that its user owns.
         devices: of graphics cards, say; it reads, writes and controls them.
-        apart: what it must not reach. Where one lies beneath what it may read or write, by how folders are laid out or by where
-            Python imports from, it is not confined but refused: Landlock allows folders whole.
+        apart: what it must not reach. Where one lies beneath what it may read or write, by how folders are laid out or by
+            where Python imports from, it is not confined but refused: Landlock allows folders whole.
     """
 
     read: tuple[Path, ...] = ()
@@ -151,9 +154,26 @@ class Bounds:
     network: bool = False
     dial: tuple[int, ...] | None = ()
     listen: tuple[int, ...] | None = ()
+    local: bool = False
+    forks: bool = False
     alters: bool = False
     devices: tuple[Path, ...] = ()
     apart: tuple[Path, ...] = ()
+
+    def to_text(self) -> str:
+        """As :meth:`from_text` reads it: one line, for a process that is started."""
+        return json.dumps({key: value for key, value in asdict(self).items() if value != getattr(Bounds, key)}, default=str)
+
+    @classmethod
+    def from_text(cls, text: str) -> Bounds:
+        """Bounds that :meth:`to_text` wrote."""
+        fields = json.loads(text)
+        for name in ("read", "write", "devices", "apart"):
+            fields[name] = tuple(map(Path, fields.get(name, ())))
+        for name in ("dial", "listen"):
+            ports = fields.get(name, ())
+            fields[name] = None if ports is None else tuple(ports)
+        return cls(**fields)
 
     def reachable(self) -> list[tuple[Path, Path]]:
         """What of ``apart`` lies beneath something that it may read or write, and beneath what."""
@@ -226,11 +246,8 @@ def confine(bounds: Bounds, keep: Iterable[int] = ()) -> Offered:
     found = offered()
     if not found.enough:
         raise unconfinable(found)
-    for path, folder in bounds.reachable():
-        raise ConfigurationError(
-            f"{path} would be within reach of a process that must not read it: it lies beneath {folder}.",
-            "Keep keys, ledger and records apart from each other, from programs and from what Python imports.",
-        )
+    if (fault := reach_fault(bounds)) is not None:
+        raise fault
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("a process is confined before it starts a thread")
     _close_others({0, 1, 2, *keep})
@@ -245,6 +262,16 @@ def confine(bounds: Bounds, keep: Iterable[int] = ()) -> Offered:
     packed = struct.pack("@HP", len(program), ctypes.addressof(kept))
     _done(_call(_SECCOMP[_column()], _FILTER, _TSYNC, packed), "filter its system calls")
     return found
+
+
+def reach_fault(bounds: Bounds) -> ConfigurationError | None:
+    """The error where something that must be apart from a process is within its reach."""
+    for path, folder in bounds.reachable():
+        return ConfigurationError(
+            f"{path} would be within reach of a process that must not read it: it lies beneath {folder}.",
+            "Keep keys, ledger and records in folders of their own, and none of them beneath what Python imports.",
+        )
+    return None
 
 
 def unconfinable(found: Offered) -> ConfigurationError:
@@ -268,7 +295,8 @@ def system_paths() -> tuple[Path, ...]:
 _SYSTEM = (
     "/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo",
     "/usr/share/ca-certificates", "/usr/share/pki", "/etc/ld.so.cache", "/etc/localtime", "/etc/timezone", "/etc/ssl",
-    "/etc/pki", "/etc/ca-certificates", "/etc/hosts", "/etc/host.conf", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/gai.conf",
+    "/etc/pki", "/etc/ca-certificates", "/etc/hosts", "/etc/host.conf", "/etc/resolv.conf", "/etc/nsswitch.conf",
+    "/etc/gai.conf",
     "/etc/services", "/etc/protocols", "/etc/passwd", "/etc/group", "/etc/mime.types", "/dev/urandom", "/dev/random",
     "/dev/zero", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/filesystems", "/proc/version", "/proc/sys",
     "/sys/devices/system", "/sys/fs/cgroup", "/sys/kernel/mm",
@@ -294,13 +322,15 @@ def filter_program(bounds: Bounds, machine: str, process: int) -> list[Instructi
         (_JUMP_ABOVE, 0, 1, LAST_CALL), _returns(_ERRNO | errno.ENOSYS),
         (_JUMP_EQUAL, 0, 1, number("clone3")), _returns(_ERRNO | errno.ENOSYS),  # flags in memory; all fall back
     ]  # fmt: skip
-    refused = [*FORBIDDEN, *(() if bounds.alters else ALTERING), *(() if bounds.network else REACHING)]
-    for name in refused:
-        if number(name) != _NONE:
+    allowed = {"fork", "vfork"} if bounds.forks else set()
+    allowed |= set(ALTERING) if bounds.alters else set()
+    allowed |= set(REACHING) if bounds.network else {"connect"} if bounds.local else set()
+    for name in FORBIDDEN | ALTERING | REACHING:
+        if name not in allowed and number(name) != _NONE:
             program += [(_JUMP_EQUAL, 0, 1, number(name)), _returns(_ERRNO | errno.EPERM)]
-    families = (_INET, _INET6) if bounds.network else ()
+    families = [*([_INET, _INET6] if bounds.network else []), *([_UNIX] if bounds.local else [])]
     argued: dict[str, list[Instruction]] = {
-        "clone": _one_of(0, [_CLONE_THREAD], mask=_CLONE_THREAD),
+        "clone": _one_of(0, [0], mask=_CLONE_NEW) if bounds.forks else _one_of(0, [_CLONE_THREAD], mask=_CLONE_THREAD),
         "kill": _one_of(0, [process]),
         "tgkill": _one_of(0, [process]),
         "rt_sigqueueinfo": _one_of(0, [process]),
