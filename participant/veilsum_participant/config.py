@@ -227,6 +227,8 @@ class ParticipantConfig(RouteSettings):
         budgets: first budgets by population.
         hooks: commands of the site's own that are told what happens.
         retention: what the site erases by itself, and when.
+        isolation: whether the network and the site's keys, ledger and records have a process each (``processes``), or one
+            process does all (``none``).
         policy: what the site agrees to.
     """
 
@@ -242,6 +244,7 @@ class ParticipantConfig(RouteSettings):
     budgets: dict[Name, BudgetConfig] = Field(default_factory=dict)
     hooks: HooksConfig = HooksConfig()
     retention: RetentionConfig = RetentionConfig()
+    isolation: Literal["processes", "none"] = "none"
     policy: Policy = Policy()
 
     @property
