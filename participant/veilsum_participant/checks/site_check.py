@@ -28,6 +28,7 @@ from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
 from veilsum_node.identity.tls import KEY_FILE, key_advice
 from veilsum_node.phrases import counted
+from veilsum_node.process.confinement import offered, reach_fault, unconfinable
 from veilsum_node.storage import look_at
 from veilsum_node.telemetry.endpoint import MetricsServer
 from veilsum_node.telemetry.logs import printable
@@ -37,11 +38,12 @@ from veilsum_node.transport.route import unused_proxy_variables
 from veilsum_participant.checks import datasets
 from veilsum_participant.checks.check import Check, CheckOutcome, storage_checks
 from veilsum_participant.config import METHODS, ParticipantConfig, Policy
-from veilsum_participant.data.encoders import file_digest
 from veilsum_participant.directory import with_pins
+from veilsum_participant.encoder_files import file_digest
 from veilsum_participant.policy import column_faults, former_tasks, invited_faults, lacking_tasks, term_faults
 from veilsum_participant.protocol.budgets import Books, budget_faults, promised
 from veilsum_participant.protocol.cohorts import FORGOTTEN, joining_faults, remembered
+from veilsum_participant.roles import UNCONFINED, bounds_of_all
 from veilsum_participant.site import COMPLETE, RESTORED
 from veilsum_participant.telemetry.shared_metrics import SHARED
 from veilsum_privacy.accounting.prices import delta_warning
@@ -120,6 +122,7 @@ class SiteCheck:
             ("policy", self._policy),
             ("cohorts", lambda: cohorts(self._config)),
             ("metrics", self._metrics),
+            ("isolation", self._isolation),
             *((f"dataset {name}", partial(self._dataset, name)) for name in self._config.datasets),
             *((f"encoder {name}", partial(self._encoder, name)) for name in self._config.encoders),
         ]
@@ -229,6 +232,24 @@ class SiteCheck:
             yield Check("directory", CheckOutcome.WARNING, f"{detail}: {soon}", advice)
         else:
             yield Check("directory", CheckOutcome.OK, detail)
+
+    def _isolation(self) -> Iterator[Check]:
+        found = offered()
+        if self._config.isolation == "none":
+            advice = 'Set isolation = "processes".' if found.enough else f"This machine cannot: {'; '.join(found.lacking())}."
+            yield Check("isolation", CheckOutcome.WARNING, UNCONFINED, advice)
+            return
+        if not found.enough:
+            error = unconfinable(found)
+            yield Check("isolation", CheckOutcome.FAILED, error.message, error.advice)
+            return
+        near = [error for error in map(reach_fault, bounds_of_all(self._config)) if error is not None]
+        for error in near:
+            yield Check("isolation", CheckOutcome.FAILED, error.message, error.advice)
+        if not near and (lacking := found.lacking()):
+            yield Check("isolation", CheckOutcome.WARNING, f"confined, but {'; '.join(lacking)}", "A newer kernel closes it.")
+        elif not near:
+            yield Check("isolation", CheckOutcome.OK, f"processes are confined, by version {found.landlock} of Landlock")
 
     def _policy(self) -> Iterator[Check]:
         policy = self._config.policy

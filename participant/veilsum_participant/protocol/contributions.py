@@ -22,7 +22,7 @@ from veilsum_aggregation.arrays import Floats, Integers
 from veilsum_node.database import after_commit
 from veilsum_node.errors import Damage, HostileInput, Misuse, Refusal, RefusalCode
 from veilsum_node.telemetry.logs import about
-from veilsum_participant.data.snapshot import KEY_PURPOSE, snapshot
+from veilsum_participant.datasets import Reading
 from veilsum_participant.observer import AttemptOutcome, SiteStep
 from veilsum_participant.open_studies import OpenStudy, check_certificates, load_open_study
 from veilsum_participant.policy import mask_faults, member_faults, noise_faults, refuse
@@ -30,7 +30,8 @@ from veilsum_participant.protocol.budgets import record_refused_release
 from veilsum_participant.protocol.cohorts import cohort_faults
 from veilsum_participant.protocol.limits import count_faults, kept_weights, weight_faults
 from veilsum_participant.protocol.patience import patiently
-from veilsum_participant.site import LOG, Reading, Site
+from veilsum_participant.site import LOG, Site
+from veilsum_participant.snapshot import KEY_PURPOSE, snapshot
 from veilsum_participant.store.attempts import (
     OPEN,
     AttemptRow,
@@ -331,7 +332,7 @@ class Contributions:
         readings: list[Reading] = []  # the last is the one that counts
 
         def load() -> Reading:
-            readings.append(Reading((), None))
+            readings.append(Reading())
             if isinstance(plan.task.task, RowTask):
                 readings[-1] = site.batches(study.dataset, study.data, by_subject=study.privacy.unit == "subject")
             else:

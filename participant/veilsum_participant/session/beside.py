@@ -12,6 +12,7 @@ from veilsum_node.identity import Role, load_credentials
 from veilsum_node.process.steady_clock import now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.directory import with_pins
 from veilsum_participant.session.client import open_site
 from veilsum_participant.site import Site
@@ -30,7 +31,17 @@ def open_to_read(settings: ParticipantConfig) -> Iterator[Site]:
     config, directory = with_pins(settings, credentials, now())
     with open_readonly(config.state) as database:
         ledger = cast(Ledger, LedgerReader(database))  # what shows a study only reads it
-        yield Site(config, credentials, database, ledger, now, SYSTEM_RANDOM, directory=directory, reads_only=True)
+        yield Site(
+            config,
+            credentials,
+            database,
+            ledger,
+            now,
+            SYSTEM_RANDOM,
+            directory=directory,
+            reads_only=True,
+            datasets=LocalDatasets(),
+        )
 
 
 @contextmanager

@@ -30,7 +30,8 @@ from veilsum_node.transport.route import spread, unused_proxy_variables
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.front import STALE, Directive, DirectiveKind, Status
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.data.sources import named_in_records
+from veilsum_participant.data.local import LocalDatasets
+from veilsum_participant.dataset_config import named_in_records
 from veilsum_participant.directory import with_pins
 from veilsum_participant.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.core import ParticipantCore
@@ -85,7 +86,17 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
                     adaptive="gaussian",
                 )  # fmt: skip
     steady = SteadyClock(clock, LOG, rest=RETURN_SECONDS).keep() if clock is now else clock  # a test moves its own
-    site = Site(config, credentials, database, ledger, clock, SYSTEM_RANDOM, elapsed=steady, directory=directory)
+    site = Site(
+        config,
+        credentials,
+        database,
+        ledger,
+        clock,
+        SYSTEM_RANDOM,
+        elapsed=steady,
+        directory=directory,
+        datasets=LocalDatasets(),
+    )
     leave_former_studies(site)
     if site.restored() is not None:
         with database.transaction() as connection:
