@@ -229,8 +229,6 @@ class ParticipantConfig(RouteSettings):
             it is for (:mod:`veilsum_participant.roles`); ``none`` runs all in one, which no kernel confines.
         hooks: commands of the site's own that are told what happens.
         retention: what the site erases by itself, and when.
-        isolation: whether the network and the site's keys, ledger and records have a process each (``processes``), or one
-            process does all (``none``).
         policy: what the site agrees to.
     """
 
@@ -247,7 +245,6 @@ class ParticipantConfig(RouteSettings):
     isolation: Literal["processes", "none"] = "none"
     hooks: HooksConfig = HooksConfig()
     retention: RetentionConfig = RetentionConfig()
-    isolation: Literal["processes", "none"] = "none"
     policy: Policy = Policy()
 
     @property

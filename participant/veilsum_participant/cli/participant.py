@@ -73,7 +73,7 @@ def start(config: ConfigOption = CONFIG) -> None:
     if settings.isolation == "processes":
         from veilsum_participant.session.launcher import Fronts, divide
 
-        fronts = Fronts(divide())
+        fronts = Fronts(divide(settings))
     else:
         from veilsum_participant.front.answering import in_process as fronts
     start_logging(settings.log)

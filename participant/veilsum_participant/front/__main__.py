@@ -1,4 +1,4 @@
-"""A front in a process of its own: ``python -m veilsum_participant.front FD``, where the descriptor leads to the guard.
+"""A front in a process of its own: ``python -m veilsum_participant.front FD BOUNDS``; the descriptor leads to the guard.
 
 It ends when the guard closes its end, whatever signals it is sent before: the guard may still have something to say.
 """
@@ -11,13 +11,14 @@ import socket
 import sys
 from contextlib import suppress
 
-from veilsum_node.process.hardening import end_with_parent, harden
+from veilsum_node.process.confinement import Bounds, confine
+from veilsum_node.process.hardening import end_with_parent
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: int, bounds: Bounds) -> int:
     """Answer the guard at the other end of a socket until it ends; returns the exit status."""
     end_with_parent()
-    harden()
+    confine(bounds, keep=(descriptor,))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     from veilsum_node.errors import HostileInput
@@ -37,7 +38,7 @@ def main(descriptor: int) -> int:
 
 
 if __name__ == "__main__":
-    status = main(int(sys.argv[1]))
+    status = main(int(sys.argv[1]), Bounds.from_text(sys.argv[2]))
     with suppress(OSError):
         sys.stderr.flush()
     os._exit(status)  # calls that a thread still waits for are nobody's any more

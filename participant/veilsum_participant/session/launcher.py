@@ -18,23 +18,26 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from veilsum_node.errors import Unavailable
+from veilsum_node.process.confinement import Bounds, offered, reach_fault, unconfinable
 from veilsum_node.process.hardening import end_with_parent
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, Line, pair
 from veilsum_participant.boundary.front import Failed
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.roles import environment, front
 
 LOG = logging.getLogger("veilsum.participant")
 
 FRONT = "front"
 
 ROLES = {FRONT: "veilsum_participant.front"}
-"""Module of each process that there can be; it is given a descriptor and what it is for, as arguments."""
+"""Module of each process that there can be; its arguments are a descriptor, its bounds and what it is for."""
 
 START_SECONDS = 60.0
 """How long the launcher may take to start a process."""
@@ -125,17 +128,25 @@ class Fronts:
             return self._front
 
 
-def divide() -> Starter:
+def divide(config: ParticipantConfig) -> Starter:
     """Divide this process: its child returns from here and is the guard, the parent stays and never returns.
 
     Call it before a key is read or a thread started.
+
+    Raises:
+        ConfigurationError: this machine cannot confine processes; or a file that the front's bounds follow from is missing.
     """
+    if not (found := offered()).enough:
+        raise unconfinable(found)
+    bounds = front(config, config.route)
+    if (fault := reach_fault(bounds)) is not None:
+        raise fault
     ours, theirs = pair()
     gc.freeze()  # what both have in common stays in common
     guard = os.fork()
     if guard:
         theirs.close()
-        _Launcher(guard, ours).run()
+        _Launcher(guard, ours, {FRONT: bounds}).run()
     ours.close()
     end_with_parent()
     return Starter(theirs)
@@ -156,8 +167,8 @@ def _repeat(role: str, descriptor: int) -> None:
 class _Launcher:
     """The parent's loop."""
 
-    def __init__(self, guard: int, control: socket.socket) -> None:
-        self._guard, self._control = guard, control
+    def __init__(self, guard: int, control: socket.socket, bounds: Mapping[str, Bounds]) -> None:
+        self._guard, self._control, self._bounds = guard, control, bounds
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._ready: tuple[int, socket.socket, int] | None = None
         self._last = 0
@@ -235,11 +246,12 @@ class _Launcher:
         try:
             with inherited, os.fdopen(written, "wb"):
                 child = subprocess.Popen(  # noqa: S603  a module of this installation
-                    [sys.executable, "-P", "-m", ROLES[role], str(inherited.fileno()), of],
+                    [sys.executable, "-P", "-m", ROLES[role], str(inherited.fileno()), self._bounds[role].to_text(), of],
                     stdin=subprocess.DEVNULL,
                     stdout=written,
                     stderr=written,
                     pass_fds=[inherited.fileno()],
+                    env=environment(),
                 )
         except OSError:
             line.close()
