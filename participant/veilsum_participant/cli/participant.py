@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
     from veilsum_node.web.people import Links, Person
     from veilsum_node.web.settings import ConsoleSettings
+    from veilsum_participant.boundary.calls import Peer
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
@@ -88,8 +89,15 @@ def start(config: ConfigOption = CONFIG) -> None:
 
     harden()
     settings = _load(config)
+    fronts: Callable[[], Peer]
+    if settings.isolation == "processes":
+        from veilsum_participant.session.launcher import Fronts, divide
+
+        fronts = Fronts(divide(settings))
+    else:
+        from veilsum_participant.front.answering import in_process as fronts
     start_logging(settings.log)
-    run_participant(settings)
+    run_participant(settings, fronts)
 
 
 def _load(path: Path) -> ParticipantConfig:
