@@ -85,7 +85,9 @@ def start(config: ConfigOption = CONFIG) -> None:
     with loading(serves=True):  # gRPC, Arrow and the database, which init does without
         from veilsum_node.process.hardening import harden
         from veilsum_node.telemetry.logs import start_logging
+        from veilsum_participant.roles import UNCONFINED
         from veilsum_participant.session.client import run_participant
+        from veilsum_participant.site import LOG
 
     harden()
     settings = _load(config)
@@ -97,6 +99,8 @@ def start(config: ConfigOption = CONFIG) -> None:
     else:
         from veilsum_participant.front.answering import in_process as fronts
     start_logging(settings.log)
+    if settings.isolation == "none":
+        LOG.warning('isolation = "none": %s', UNCONFINED)
     run_participant(settings, fronts)
 
 
