@@ -13,8 +13,8 @@ from veilsum_participant.boundary import reader as reader_table
 from veilsum_participant.boundary.encoding import Message, Request
 from veilsum_participant.boundary.framing import Line, pair, serve
 from veilsum_participant.data.local import LocalDatasets
-from veilsum_participant.worker.maps import Maps
-from veilsum_participant.worker.reader import Reader, told
+from veilsum_participant.worker.maps import MapComputer
+from veilsum_participant.worker.reader import DatasetReader, told
 from veilsum_participant.worker.starting import Role
 
 Answer = Callable[[Request[Any]], Message]
@@ -67,7 +67,7 @@ class ThreadStarter:
 
     def _run(self, worker: ThreadWorker, line: Line) -> None:
         table: Any = reader_table if worker.role == "reader" else maps_table
-        honest: Answer = Reader(LocalDatasets()).answer if worker.role == "reader" else Maps().answer
+        honest: Answer = DatasetReader(LocalDatasets()).answer if worker.role == "reader" else MapComputer().answer
 
         def answer(request: Request[Any]) -> Message:
             worker.asked.append(type(request).__name__)
@@ -103,4 +103,4 @@ class RawStarter:
                 worker.ended.wait(20)
                 end.close()
                 return
-            line.send(frame.code, frame.call, reader_table.Done())
+            line.send(frame.code, frame.call, reader_table.WorkerDone())

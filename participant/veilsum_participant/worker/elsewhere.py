@@ -27,7 +27,8 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Message, Request
 from veilsum_participant.boundary.framing import Caller, Line, SealedMemory
-from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Fault, Made, Point, Prepare, Train
+from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Point, Prepare, Train
+from veilsum_participant.boundary.reader import WorkerFault
 from veilsum_participant.worker.rows import sealed_rows
 from veilsum_participant.worker.starting import Started, Starter
 from veilsum_privacy.computation.contribution import Note
@@ -119,7 +120,7 @@ class Compute:
         try:
             if self._running is None:
                 started = self._starter.start("maps", self._dataset)
-                self._running = started, Caller(Line(started.connected), Fault)
+                self._running = started, Caller(Line(started.connected), WorkerFault)
                 self._ready, self._warm = {}, False
             return self._running[1].call(request, max(0.0, seconds))
         except CallFailedError as error:

@@ -14,12 +14,12 @@ def main(descriptor: int) -> None:
         from veilsum_node.telemetry.logs import start_logging
         from veilsum_participant.boundary.framing import Line, serve
         from veilsum_participant.boundary.maps import REQUESTS
-        from veilsum_participant.worker.maps import Maps
+        from veilsum_participant.worker.maps import MapComputer
         from veilsum_participant.worker.reader import told
 
         start_logging()
         line = Line(socket.socket(fileno=descriptor))
-        serve(line, REQUESTS, Maps().answer, told, threads=1)
+        serve(line, REQUESTS, MapComputer().answer, told, threads=1)
     os._exit(0)
 
 

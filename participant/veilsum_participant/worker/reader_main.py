@@ -15,11 +15,11 @@ def main(descriptor: int) -> None:
         from veilsum_participant.boundary.framing import Line, serve
         from veilsum_participant.boundary.reader import REQUESTS
         from veilsum_participant.data.local import LocalDatasets
-        from veilsum_participant.worker.reader import Reader, told
+        from veilsum_participant.worker.reader import DatasetReader, told
 
         start_logging()
         line = Line(socket.socket(fileno=descriptor))
-        serve(line, REQUESTS, Reader(LocalDatasets()).answer, told, threads=1)
+        serve(line, REQUESTS, DatasetReader(LocalDatasets()).answer, told, threads=1)
     os._exit(0)  # threads that still read, or hang, hold nobody up
 
 
