@@ -224,7 +224,8 @@ def _confined(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(unconfinable() != "", reason=unconfinable() or "it is")
 class TestConfined:
     def test_a_process_with_threads_is_refused(self) -> None:
-        done = _confined("import threading\nthreading.Thread(target=input, daemon=True).start()\nconfine(Bounds())\n")
+        waiting = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        done = _confined(f"{waiting}confine(Bounds())\n")
         assert "before it starts a thread" in done.stderr
 
     def test_what_must_be_apart_and_is_not_is_refused(self, tmp_path: Path) -> None:

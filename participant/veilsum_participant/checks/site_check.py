@@ -26,7 +26,7 @@ from veilsum_node.identity import Credentials, Role, load_credentials
 from veilsum_node.identity.certificate import certificate_end, moment
 from veilsum_node.identity.files import open_to_others
 from veilsum_node.identity.renewal import DAY, FEW_DAYS, expiry_warning
-from veilsum_node.identity.tls import KEY_FILE, key_advice
+from veilsum_node.identity.tls import KEY_FILE, REQUEST_FILE, key_advice, load_transport, transport_folder
 from veilsum_node.phrases import counted
 from veilsum_node.process.confinement import offered, reach_fault, unconfinable
 from veilsum_node.storage import look_at
@@ -105,6 +105,7 @@ class SiteCheck:
         self._schemas = schemas or {}
         self._study = study
         self._credentials: Credentials | None = None
+        self._shown: Credentials | None = None
         self._unreachable = False
 
     def run(self, *, reach: bool = True) -> list[Check]:
@@ -112,6 +113,7 @@ class SiteCheck:
         checks: list[tuple[str, Callable[[], Iterator[Check]]]] = [
             ("key permissions", self._key),
             ("certificate", self._certificate),
+            ("key of connections", self._transport),
             ("TCP connection", self._tcp),
             ("TLS", self._tls),
             ("protocol", self._hello),
@@ -177,6 +179,25 @@ class SiteCheck:
         if soon := expiry_warning("the federation's authority", certificate_end(self._credentials.authority), now):
             yield Check("authority", CheckOutcome.WARNING, soon, "Ask the authority's operator for its successor.")
 
+    def _transport(self) -> Iterator[Check]:
+        name = "key of connections"
+        if self._credentials is None:
+            yield Check(name, CheckOutcome.FAILED, "cannot be looked at without a valid identity", "See the certificate.")
+            return
+        folder = transport_folder(self._config.identity)
+        if folder == self._config.identity:
+            advice = "Make one with `veilsum participant transport-key`, and have the authority certify it."
+            detail = "the key that signs serves connections too, so that whatever makes them holds it"
+            yield Check(name, CheckOutcome.WARNING, detail, advice)
+            return
+        self._shown = load_transport(self._config.identity, self._clock(), self._credentials)
+        found = self._shown.identity
+        detail = f"of its own, fingerprint {found.fingerprint}, until {moment(found.not_after)}"
+        if soon := expiry_warning("connections", found.not_after, self._clock()):
+            yield Check(name, CheckOutcome.WARNING, soon, f"Have the authority sign {folder / REQUEST_FILE} again.")
+        else:
+            yield Check(name, CheckOutcome.OK, detail)
+
     def _tcp(self) -> Iterator[Check]:
         way = self._config.route
         probe_tcp(way)
@@ -186,7 +207,7 @@ class SiteCheck:
             yield Check("proxy", CheckOutcome.OK, detail, 'Name a proxy, or set proxy = "environment", to use one.')
 
     def _tls(self) -> Iterator[Check]:
-        probe_tls(self._config.route, self._config.identity)
+        probe_tls(self._config.route, transport_folder(self._config.identity))
         yield Check("TLS", CheckOutcome.OK, "both certificates are accepted")
 
     def _hello(self) -> Iterator[Check]:
@@ -199,11 +220,11 @@ class SiteCheck:
             )
             return
         way = self._config.route
-        with open_channel(way, self._credentials) as channel:
+        with open_channel(way, self._shown or self._credentials) as channel:
             try:
                 reply = hello(channel, self._credentials, self._clock())
             except grpc.RpcError as error:
-                raise explain(error, way, self._config.identity) from error
+                raise explain(error, way, transport_folder(self._config.identity)) from error
             skew = reply.now - self._clock()
         detail = f"version {reply.version}; coordinator {reply.coordinator} proved its name; {reply.software}"
         yield Check("protocol", CheckOutcome.OK, detail)

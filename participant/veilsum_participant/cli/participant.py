@@ -59,6 +59,26 @@ def init(
     init_party(directory, name, Role.PARTICIPANT, as_json=as_json, address=coordinator)
 
 
+@app.command("transport-key")
+def transport_key(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Make a key of its own for this site's connections, and the request for its certificate; the key that signs stays.
+
+    Once the authority's answer lies beside the request, connections show it: also those of a participant that runs.
+    """
+    from veilsum_node.identity import load_credentials
+    from veilsum_node.identity.provision import prepare_transport
+
+    settings = _load(config)
+    name = load_credentials(settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
+    request = prepare_transport(settings.identity, name)
+    print_fields({"name": name, "role": Role.TRANSPORT.value, "request": str(request)}, title="New key", as_json=as_json)
+    if not as_json:
+        print_line(
+            f"Send {request} to the federation's authority, who signs it with `veilsum federation sign --role transport"
+            f" --name {name}`, and put its answer beside it."
+        )
+
+
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""

@@ -61,13 +61,17 @@ class SiteChannel:
         self.coordinator, self.coordinator_certificate, self.coordinator_end = "", b"", 0
         self.version = 0
 
-    def dial(self, way: Route) -> None:
+    def dial(self, way: Route, shown: Credentials | None = None) -> None:
         """Open a channel to the coordinator.
+
+        Args:
+            way: to it.
+            shown: what the connection shows, of a key for that alone; the site's own by default.
 
         Raises:
             Unavailable: the front cannot open one; says why.
         """
-        proxy, used = way.proxy, self._credentials
+        proxy, used = way.proxy, shown or self._credentials
         request = says.Dial(
             address=way.address,
             proxy="" if proxy is None else proxy.address,

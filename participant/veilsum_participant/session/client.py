@@ -20,7 +20,14 @@ from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, StateError, Unavailable, VeilsumError
 from veilsum_node.identity import Credentials, Role, load_credentials, verify_certificate
 from veilsum_node.identity.certificate import certificate_end, moment
-from veilsum_node.identity.renewal import ExpiryLog, renewed_credentials
+from veilsum_node.identity.renewal import ExpiryLog, Renewal, renewed_credentials
+from veilsum_node.identity.tls import (
+    AUTHORITY_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    TRANSPORT_FOLDER,
+    load_transport,
+)
 from veilsum_node.overrides import set_variables
 from veilsum_node.process.steady_clock import RETURN_SECONDS, SteadyClock, now
 from veilsum_node.randomness import SYSTEM_RANDOM
@@ -219,7 +226,7 @@ class Client:
         self._certificate.take()
         self._certificate.check()
         channel = SiteChannel(self._fronts(), self._site.credentials, self._site.clock, self._site.random)
-        channel.dial(self._site.config.route)
+        channel.dial(self._site.config.route, self._certificate.shown())
         self._channel = channel
         try:
             if self._stopping.is_set():  # whoever stopped may have looked for a channel before there was one
@@ -436,6 +443,11 @@ class OwnCertificate:
         self._site = site
         self._renewal = renewed_credentials(site.config.identity, lambda: site.credentials, site.clock, self._allowed)
         self._renewed: Credentials | None = None
+        folder = site.config.identity / TRANSPORT_FOLDER
+        files = (folder / name for name in (KEY_FILE, CERTIFICATE_FILE, AUTHORITY_FILE))
+        self._transport = Renewal(files, self._load_shown, f"key of connections in {folder}")
+        self._shown: Credentials | None = None
+        self._other = False  # whether connections are to show another certificate than the session's does
         self._expiry = ExpiryLog(site.clock)
 
     def _allowed(self, found: Credentials) -> None:
@@ -445,7 +457,19 @@ class OwnCertificate:
     @property
     def waiting(self) -> bool:
         """Whether a renewed certificate waits to be taken."""
-        return self._renewed is not None
+        return self._renewed is not None or self._other
+
+    def shown(self) -> Credentials:
+        """What a new connection shows: the certificate of connections, or where there is none the site's own.
+
+        Raises:
+            ConfigurationError: it is not in order, and none was in use before.
+        """
+        self._shown, self._other = self._load_shown(), False
+        return self._shown
+
+    def _load_shown(self) -> Credentials:
+        return load_transport(self._site.config.identity, self._site.clock(), self._site.credentials)
 
     def look(self) -> None:
         """Look for a renewed certificate, and log what ends soon."""
@@ -453,6 +477,11 @@ class OwnCertificate:
         if found is not None:
             same = (found.certificate_pem, found.key_pem) == (used.certificate_pem, used.key_pem)
             self._renewed = None if same else found
+        shown = self._transport.poll()
+        if shown is not None and self._shown is not None:
+            self._other = shown.certificate_pem != self._shown.certificate_pem
+        if self._shown is not None and self._shown is not used:
+            self._expiry.check(f"this site's connections, {used.identity.name},", self._shown.identity.not_after)
         self._expiry.check(f"participant {used.identity.name}, this site's own,", used.identity.not_after)
         self._expiry.check("the federation's authority", certificate_end(used.authority))
         if self._site.directory is not None:
@@ -484,5 +513,7 @@ class OwnCertificate:
         """
         used, now = self._site.credentials, self._site.clock()
         verify_certificate(used.identity.certificate, used.authority, now, Role.PARTICIPANT)
+        if self._shown is not None and self._shown.identity.role is Role.TRANSPORT:
+            verify_certificate(self._shown.identity.certificate, used.authority, now, Role.TRANSPORT)
         if channel is not None and now > channel.coordinator_end:
             channel.greet_again()
