@@ -21,6 +21,9 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 LARGEST_FIELD = 2**29 - 1
 
+_SHORT = 5
+"""Bytes at most of a field's key and of a size."""
+
 _DOUBLE = struct.Struct("<d")
 
 Kind = Literal["number", "real", "octets", "text", "message", "memory"]
@@ -325,7 +328,7 @@ def _packed(data: memoryview, most: int) -> list[int]:
 def _fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
     position, end = 0, len(data)
     while position < end:
-        key, position = _varint(data, position)
+        key, position = _varint(data, position, _SHORT)
         index, wire = key >> 3, key & 7
         if not 0 < index <= LARGEST_FIELD:
             raise HostileInput("A field has no number that there is.")
@@ -334,7 +337,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
             yield index, wire, value
             continue
         if wire == LENGTH:
-            size, position = _varint(data, position)
+            size, position = _varint(data, position, _SHORT)
         elif wire in (FIXED64, FIXED32):
             size = 8 if wire == FIXED64 else 4
         else:
@@ -345,9 +348,9 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
         position += size
 
 
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
+def _varint(data: memoryview, position: int, most: int = 10) -> tuple[int, int]:
     value = shift = 0
-    for byte in data[position : position + 10]:
+    for byte in data[position : position + most]:
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:

@@ -9,18 +9,18 @@ malicious coordinator.
 ======================  =======================  ==========================  =========
 request                 answer                   largest                     seconds
 ======================  =======================  ==========================  =========
-:class:`Dial`           :class:`Done`            256 KiB                     150
+:class:`Dial`           :class:`Done`            5 MiB                       150
 :class:`Hello`          :class:`HelloReply`      64 KiB                      90
 :class:`Work`           :class:`Done`            64 KiB                      30
 :class:`Next`           :class:`Came`            directive 1 MiB             60
-:class:`Fetch`          :class:`Fetched`         object 2 GiB                3660
+:class:`Fetch`          :class:`Fetched`         object 2 GiB                3,660
 :class:`Enrol`          :class:`Done`            64 KiB                      120
 :class:`Refuse`         :class:`Done`            64 KiB                      120
-:class:`Seal`           :class:`Done`            boxes 512 MiB               3660
+:class:`Seal`           :class:`Done`            boxes 512 MiB               3,660
 :class:`Ready`          :class:`Done`            64 KiB                      120
 :class:`Upload`         :class:`Done`            payload 2 GiB               18,600
-:class:`Answer`         :class:`Done`            64 KiB                      120
-:class:`Consent`        :class:`Done`            64 KiB                      120
+:class:`Answer`         :class:`Done`            64 KiB                      3,120
+:class:`Consent`        :class:`Done`            64 KiB                      3,120
 :class:`Confirm`        :class:`Done`            64 KiB                      7,800
 :class:`Flush`          :class:`Done`            64 KiB                      7,800
 :class:`Report`         :class:`Done`            64 KiB                      30
@@ -28,7 +28,7 @@ request                 answer                   largest                     sec
 :class:`Hang`           :class:`Done`            64 KiB                      10
 ======================  =======================  ==========================  =========
 
-Besides its own, each answer may be :class:`Failed`.
+Besides its own, each answer may be :class:`Failed`. Where nothing else is said, both are at most 64 KiB.
 """
 
 from __future__ import annotations
@@ -89,6 +89,17 @@ class ObjectKind(IntEnum):
     FIXED = 5
     ANSWERS = 6
     MIRRORED = 7
+
+
+class SharedMetric(IntEnum):
+    """A metric that a site may share, numbered as on the wire."""
+
+    EPSILON_SPENT = 1
+    EPSILON_BUDGET = 2
+    LEDGER_VERIFIED = 3
+    STEP_SECONDS = 4
+    CERTIFICATE_EXPIRY = 5
+    SOFTWARE = 6
 
 
 class Status(IntEnum):
@@ -299,19 +310,20 @@ class Dial(Request[Done]):
 
     Attributes:
         address: host:port.
-        proxy, authorization: of an HTTP proxy, empty without one.
+        proxy, proxy_user, proxy_password: an HTTP proxy's address and what it asks for, empty without.
         roots: PEM beside the federation's authority, empty for none.
         authority, certificate, key: PEM; the key is that for TLS.
     """
 
-    code, answer, most, most_answered, seconds = 1, Done, 4 * SMALL, SMALL, 150.0
+    code, answer, most, most_answered, seconds = 1, Done, 80 * SMALL, SMALL, 150.0
     address: str = text(1, 512)
     proxy: str = text(2, 512)
-    authorization: str = text(3, 4096)
-    roots: bytes = octets(4, 2 * SMALL)
-    authority: bytes = octets(5, SMALL // 2)
-    certificate: bytes = octets(6, SMALL // 2)
-    key: bytes = octets(7, SMALL // 4)
+    proxy_user: str = text(3, 1024)
+    proxy_password: str = text(4, SMALL)
+    roots: bytes = octets(5, 64 * SMALL)
+    authority: bytes = octets(6, 2 * SMALL)
+    certificate: bytes = octets(7, 2 * SMALL)
+    key: bytes = octets(8, 2 * SMALL)
 
 
 @dataclass(frozen=True)

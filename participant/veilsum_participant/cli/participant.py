@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
     from veilsum_node.web.people import Links, Person
     from veilsum_node.web.settings import ConsoleSettings
+    from veilsum_participant.boundary.calls import Peer
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
@@ -58,6 +59,26 @@ def init(
     init_party(directory, name, Role.PARTICIPANT, as_json=as_json, address=coordinator)
 
 
+@app.command("transport-key")
+def transport_key(config: ConfigOption = CONFIG, as_json: JsonOption = False) -> None:
+    """Make a key of its own for this site's connections, and the request for its certificate; the key that signs stays.
+
+    Once the authority's answer lies beside the request, connections show it: also those of a participant that runs.
+    """
+    from veilsum_node.identity import load_credentials
+    from veilsum_node.identity.provision import prepare_transport
+
+    settings = _load(config)
+    name = load_credentials(settings.identity, int(time.time()), Role.PARTICIPANT).identity.name
+    request = prepare_transport(settings.identity, name)
+    print_fields({"name": name, "role": Role.TRANSPORT.value, "request": str(request)}, title="New key", as_json=as_json)
+    if not as_json:
+        print_line(
+            f"Send {request} to the federation's authority, who signs it with `veilsum federation sign --role transport"
+            f" --name {name}`, and put its answer beside it."
+        )
+
+
 @app.command()
 def start(config: ConfigOption = CONFIG) -> None:
     """Run the participant until SIGINT or SIGTERM; it continues where it stopped."""
@@ -68,8 +89,15 @@ def start(config: ConfigOption = CONFIG) -> None:
 
     harden()
     settings = _load(config)
+    fronts: Callable[[], Peer]
+    if settings.isolation == "processes":
+        from veilsum_participant.session.launcher import Fronts, divide
+
+        fronts = Fronts(divide(settings))
+    else:
+        from veilsum_participant.front.answering import in_process as fronts
     start_logging(settings.log)
-    run_participant(settings)
+    run_participant(settings, fronts)
 
 
 def _load(path: Path) -> ParticipantConfig:

@@ -18,7 +18,7 @@ from veilsum_node.errors import Misuse
 from veilsum_node.identity import Role, SigningKey
 from veilsum_node.identity.files import read_private
 from veilsum_node.identity.provision import prepare
-from veilsum_node.identity.tls import AUTHORITY_FILE, KEY_FILE
+from veilsum_node.identity.tls import AUTHORITY_FILE, KEY_FILE, REQUEST_FILE, TRANSPORT_FOLDER
 from veilsum_node.overrides import overridden_tables
 from veilsum_node.process.console import print_fields, print_line
 from veilsum_node.process.steady_clock import now
@@ -51,6 +51,9 @@ AddressOption = Annotated[
 def init_party(directory: Path, name: str, role: Role, *, as_json: bool, address: str = EXAMPLE_ADDRESS) -> None:
     """Make key, request and a starter configuration beside them, and say what comes next."""
     party = prepare(directory, name, role)
+    requests = str(party.request)
+    if role is Role.PARTICIPANT:
+        requests += f" and {party.identity / TRANSPORT_FOLDER / REQUEST_FILE}"
     config = write_starter(directory, role, address)
     fields = {
         "name": name,
@@ -63,8 +66,8 @@ def init_party(directory: Path, name: str, role: Role, *, as_json: bool, address
     print_fields(fields, title=f"New {role}", as_json=as_json)
     if not as_json:
         print_line(
-            f"Send {party.request} to the federation's authority and put the certificate.pem and authority.pem that it answers"
-            f" into {party.identity}. The private key stays here. Edit {config}."
+            f"Send {requests} to the federation's authority and put the certificate.pem and authority.pem that it answers"
+            f" beside each request. The private keys stay here. Edit {config}."
         )
 
 
