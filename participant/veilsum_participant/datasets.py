@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, VeilsumError
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.query import Images, Source, SourceQuery, is_npz
+from veilsum_privacy.computation.contribution import Elsewhere
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -21,6 +22,9 @@ from veilsum_privacy.tasks.feature_maps import Encode
 
 BATCH = 1 << 24
 """Bytes of records that are read at a time."""
+
+DAY = 86400.0
+"""Seconds that reading may take where nothing else is said."""
 
 Batches: TypeAlias = Generator[Records, None, bytes | None]
 """Records in batches; at their end, of a query, the digest of all of them (32 bytes)."""
@@ -66,7 +70,7 @@ class Datasets(ABC):
     def __init__(self) -> None:
         self._held: tuple[tuple[str, str], Snapshot] | None = None
         self._latest: tuple[str, DatasetSchema, Snapshot] | None = None
-        self._encoders: dict[Program, Encode] = {}
+        self._encoders: dict[tuple[str, Program], Encode] = {}
         self._caches = threading.Lock()
 
     # -- what reads ------------------------------------------------------------------------------------------------------
@@ -81,8 +85,8 @@ class Datasets(ABC):
         """
 
     @abstractmethod
-    def load(self, name: str, offered: DatasetConfig, schema: DatasetSchema) -> Snapshot:
-        """Read all records.
+    def load(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, seconds: float) -> Snapshot:
+        """Read all records, within so many seconds where another process reads.
 
         Raises:
             DataError, Unavailable, ConfigurationError: they cannot be read.
@@ -90,17 +94,26 @@ class Datasets(ABC):
 
     @abstractmethod
     def stream(
-        self, name: str, offered: DatasetConfig, schema: DatasetSchema, subject: str | None, *, rows: int, persons: int
+        self,
+        name: str,
+        offered: DatasetConfig,
+        schema: DatasetSchema,
+        subject: str | None,
+        *,
+        rows: int,
+        persons: int,
+        seconds: float,
     ) -> Batches:
-        """Read records in batches of about so many, each with all records of its subjects if these count.
+        """Read records in batches of about so many, each with all records of its subjects if these count; within so many
+        seconds in all where another process reads.
 
         Raises:
             DataError, Unavailable, ConfigurationError: they cannot be read; as they are taken.
         """
 
     @abstractmethod
-    def load_encoder(self, encoders: Mapping[str, EncoderConfig], declared: Program) -> Encode:
-        """The program of a study, from the site's own file.
+    def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
+        """The program of a study, from the site's own file, for records of a dataset.
 
         Raises:
             ConfigurationError: there is no such file, or it cannot be loaded.
@@ -135,7 +148,7 @@ class Datasets(ABC):
         latest = self._latest
         return latest[2] if latest is not None and latest[0] == name and latest[1] is schema else None
 
-    def read(self, name: str, offered: DatasetConfig, schema: DatasetSchema) -> Snapshot:
+    def read(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, seconds: float = DAY) -> Snapshot:
         """The dataset under a schema; read once for each schema."""
         with self._caches:
             if (known := self.known(name, schema)) is not None:
@@ -143,13 +156,20 @@ class Datasets(ABC):
             key = (name, schema.model_dump_json())
             if self._held is None or self._held[0] != key:
                 self._held = self._latest = None  # before others are read beside them
-                self._held = key, self.load(name, offered, schema)
+                self._held = key, self.load(name, offered, schema, seconds=seconds)
             self._latest = (name, schema, self._held[1])
             return self._held[1]
 
-    def batches(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, by_subject: bool) -> Reading:
+    def batches(
+        self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, by_subject: bool, seconds: float = DAY
+    ) -> Reading:
         """:meth:`read` in batches, each with all records of its subjects if they are to be ``by_subject``. A dataset that the
         schema lets be larger than its ``memory`` is read as they are taken, and not kept.
+
+        Args:
+            name, offered, schema: of the dataset.
+            by_subject: whether subjects count.
+            seconds: how long reading may take where another process reads; it follows from what is public.
 
         Raises:
             DataError, Unavailable, ConfigurationError: the dataset cannot be read; here, or as batches are taken.
@@ -161,12 +181,12 @@ class Datasets(ABC):
         if known is None and large and comes_in_batches(offered.origin(name)):
             rows = max(1, min(BATCH, (offered.memory << 20) // 4) // record_bytes(schema))
             persons = max(1, (offered.memory << 20) // record_bytes(schema))
-            return Reading(self.stream(name, offered, schema, subject, rows=rows, persons=persons))
-        return self.whole(name, offered, schema)
+            return Reading(self.stream(name, offered, schema, subject, rows=rows, persons=persons, seconds=seconds))
+        return self.whole(name, offered, schema, seconds=seconds)
 
-    def whole(self, name: str, offered: DatasetConfig, schema: DatasetSchema) -> Reading:
+    def whole(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, seconds: float = DAY) -> Reading:
         """:meth:`read` in one batch."""
-        return Reading(_one(self.read(name, offered, schema)))
+        return Reading(_one(self.read(name, offered, schema, seconds=seconds)))
 
     def structure_faults(self, name: str, offered: DatasetConfig, schema: DatasetSchema) -> Iterator[Refusal]:
         """Whether an offered dataset can be read under a schema, told without reading a record of it.
@@ -183,19 +203,23 @@ class Datasets(ABC):
             except (DataError, ConfigurationError) as error:
                 yield Refusal(RefusalCode.DATASET, error.message, error.advice)
 
-    def encoder(self, encoders: Mapping[str, EncoderConfig], declared: Program) -> Encode:
+    def elsewhere(self, name: str, device: str, seconds: float) -> Elsewhere | None:
+        """Where networks meet records of a dataset, for one round that may take so many seconds; None for this process."""
+        return None
+
+    def encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
         """:meth:`load_encoder`, once for a program.
 
         Raises:
             Refusal: the site has no such program, or it cannot be loaded.
         """
         with self._caches:
-            if declared not in self._encoders:
+            if (name, declared) not in self._encoders:
                 try:
-                    self._encoders = {declared: self.load_encoder(encoders, declared)}
+                    self._encoders = {(name, declared): self.load_encoder(name, encoders, declared, device)}
                 except VeilsumError as error:
                     raise Refusal(RefusalCode.TASK, error.message, error.advice) from error
-            return self._encoders[declared]
+            return self._encoders[name, declared]
 
 
 def _one(snapshot: Snapshot) -> Batches:

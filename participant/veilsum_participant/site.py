@@ -24,7 +24,7 @@ from veilsum_node.identity.certificate import load_certificate, p256_key
 from veilsum_node.identity.directory import Directory
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.datasets import Datasets, Reading, Snapshot
+from veilsum_participant.datasets import DAY, Datasets, Reading, Snapshot
 from veilsum_participant.observer import SiteObserver
 from veilsum_participant.store.studies import load_enrolments, open_studies
 from veilsum_participant.store.tables import create_tables
@@ -33,8 +33,9 @@ from veilsum_privacy.computation.contribution import Graphs
 from veilsum_privacy.computation.rehearsal import few_records
 from veilsum_privacy.ledger import Ledger
 from veilsum_privacy.securesum.context import NONCE_BYTES
-from veilsum_privacy.study.encoder import Encoder, Program
+from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.study import Study
 from veilsum_privacy.tasks.agreed import AgreedStudy, AgreedTask
 from veilsum_privacy.tasks.base import Records
 from veilsum_privacy.tasks.feature_maps import Encode
@@ -221,13 +222,14 @@ class Site:
         """:meth:`records`, and of a query what they were then."""
         return self.datasets.read(dataset, self.config.datasets[dataset], schema)
 
-    def batches(self, dataset: str, schema: DatasetSchema, *, by_subject: bool) -> Reading:
+    def batches(self, dataset: str, schema: DatasetSchema, *, by_subject: bool, seconds: float = DAY) -> Reading:
         """As :meth:`.Datasets.batches`."""
-        return self.datasets.batches(dataset, self.config.datasets[dataset], schema, by_subject=by_subject)
+        offered = self.config.datasets[dataset]
+        return self.datasets.batches(dataset, offered, schema, by_subject=by_subject, seconds=seconds)
 
-    def whole(self, dataset: str, schema: DatasetSchema) -> Reading:
+    def whole(self, dataset: str, schema: DatasetSchema, *, seconds: float = DAY) -> Reading:
         """:meth:`read` in one batch."""
-        return self.datasets.whole(dataset, self.config.datasets[dataset], schema)
+        return self.datasets.whole(dataset, self.config.datasets[dataset], schema, seconds=seconds)
 
     def hold_against_schemas(self) -> None:
         """Find what share of which dataset's cells matches nothing in the site's own schema of it, where it states one.
@@ -249,20 +251,22 @@ class Site:
         """As :meth:`.Datasets.structure_faults`."""
         return self.datasets.structure_faults(dataset, self.config.datasets[dataset], schema)
 
-    def encoder_faults(self, encoder: Encoder | None) -> Iterator[Refusal]:
+    def encoder_faults(self, study: Study) -> Iterator[Refusal]:
         """Whether the site has the program that a study names, and it treats every made-up record by itself."""
         try:
-            self.encoder(encoder)
+            self.encoder(study)
         except Refusal as refusal:
             yield refusal
 
-    def encoder(self, encoder: Encoder | None) -> Encode | None:
+    def encoder(self, study: Study) -> Encode | None:
         """The program that a study names, from this site's own file; None where it names none.
 
         Raises:
             Refusal: the site has no such program, or it cannot be loaded.
         """
-        return self.datasets.encoder(self.config.encoders, encoder) if isinstance(encoder, Program) else None
+        if not isinstance(study.encoder, Program):
+            return None
+        return self.datasets.encoder(study.dataset, self.config.encoders, study.encoder, self.config.device)
 
 
 def check_key(connection: Connection, credentials: Credentials) -> None:

@@ -40,8 +40,12 @@ class BrokenError(Exception):
 class Peer(Protocol):
     """Who is on the other side."""
 
-    def call(self, request: Request[R]) -> R:
+    def call(self, request: Request[R], seconds: float | None = None) -> R:
         """Ask; from any thread.
+
+        Args:
+            request: what is asked.
+            seconds: how long the answer is waited for, if that is less than the table says.
 
         Raises:
             CallFailedError: it says that it failed.
@@ -64,7 +68,7 @@ class Direct:
     def __init__(self, handler: Handler, told: Told) -> None:
         self._handler, self._told = handler, told
 
-    def call(self, request: Request[R]) -> R:
+    def call(self, request: Request[R], seconds: float | None = None) -> R:
         """See :class:`Peer`."""
         request.check()
         try:

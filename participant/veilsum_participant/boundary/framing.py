@@ -250,8 +250,9 @@ class Caller:
         """Why it is not spoken to any more; empty while it is."""
         return self._broken
 
-    def call(self, request: Request[R]) -> R:
+    def call(self, request: Request[R], seconds: float | None = None) -> R:
         """See :class:`~veilsum_participant.boundary.calls.Peer`."""
+        seconds = request.seconds if seconds is None else min(seconds, request.seconds)
         slot = _Slot(request)
         with self._lock:
             if self._broken:
@@ -270,8 +271,8 @@ class Caller:
         except BrokenError as error:
             self._break(str(error))
             raise
-        if not slot.arrived.wait(request.seconds):
-            self._break(f"{type(request).__name__} was not answered within {request.seconds:.0f} s.")
+        if not slot.arrived.wait(seconds):
+            self._break(f"{type(request).__name__} was not answered within {seconds:.0f} s.")
         if slot.frame is None:
             raise BrokenError(self._broken)
         return self._answer(slot.frame, request)

@@ -14,7 +14,7 @@ from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.sources import check_structure
 from veilsum_participant.data.stream import stream_records
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
-from veilsum_participant.datasets import Batches, Datasets, Snapshot
+from veilsum_participant.datasets import DAY, Batches, Datasets, Snapshot
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -36,19 +36,20 @@ class LocalDatasets(Datasets):
         origin = offered.origin(name)
         check_structure(origin, schema, subject=offered.subject, header=offered.header, columns=offered.columns)
 
-    def load(self, name: str, offered: DatasetConfig, schema: DatasetSchema) -> Snapshot:
+    def load(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, seconds: float = DAY) -> Snapshot:
         records, counts = load_records(offered.origin(name), schema, offered.subject, header=offered.header)
         LOG.info("dataset %s is read", name)
         LOG.debug("dataset %s: %s", name, counts)
         return Snapshot(records, records_digest(records) if offered.source == "sql" else None)
 
     def stream(
-        self, name: str, offered: DatasetConfig, schema: DatasetSchema, subject: str | None, *, rows: int, persons: int
-    ) -> Batches:
+        self, name: str, offered: DatasetConfig, schema: DatasetSchema, subject: str | None, *,
+        rows: int, persons: int, seconds: float = DAY,
+    ) -> Batches:  # fmt: skip
         found = stream_records(offered.origin(name), schema, subject, header=offered.header, rows=rows, persons=persons)
         return _digested(found) if offered.source == "sql" else _undigested(found)
 
-    def load_encoder(self, encoders: Mapping[str, EncoderConfig], declared: Program) -> Encode:
+    def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
         return find_encoder(encoders, declared)
 
     def unmatched(self, name: str, offered: DatasetConfig) -> float:

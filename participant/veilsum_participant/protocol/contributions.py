@@ -293,16 +293,18 @@ class Contributions:
         kept_of = {label: vector.own for label, vector in found.items() if vector is not None}
         if missing := [label for label in sources if label not in kept_of]:
             raise Refusal(RefusalCode.TASK, f"This site kept no statistic of the task {missing[0]!r}.")
-        participants = study.participants
+        participants, encode = study.participants, site.encoder(study)
+        elsewhere = site.datasets.elsewhere(study.dataset, site.config.device, self._seconds(opened, checked))
         place = SitePlace(
             participants.index(site.name),
             kept_of,
-            site.encoder(study.encoder),
+            encode if elsewhere is None else elsewhere.encode(encode),
             tuple(participants.index(name) for name in checked.assignment.names),
             decode_broadcast(state or b""),
             site.noise_random,
             most_records=site.config.datasets[study.dataset].most_records,
             evaluations=Evaluations(site.tried.graphs, task),
+            elsewhere=elsewhere,
         )
         refuse(weight_faults(task, arrays, place, site.config.policy))
         refuse(site.structure_faults(study.dataset, study.data))
@@ -330,13 +332,16 @@ class Contributions:
             return _Computed(ready.kept, True)
         place = ready.place
         readings: list[Reading] = []  # the last is the one that counts
+        seconds = self._seconds(opened, checked)
 
         def load() -> Reading:
             readings.append(Reading())
             if isinstance(plan.task.task, RowTask):
-                readings[-1] = site.batches(study.dataset, study.data, by_subject=study.privacy.unit == "subject")
+                readings[-1] = site.batches(
+                    study.dataset, study.data, by_subject=study.privacy.unit == "subject", seconds=seconds
+                )
             else:
-                readings[-1] = site.whole(study.dataset, study.data)
+                readings[-1] = site.whole(study.dataset, study.data, seconds=seconds)
             return readings[-1]
 
         part = contribute(plan, load, ready.arrays, place)
@@ -373,6 +378,10 @@ class Contributions:
         # Whether there is a digest depends on where records come from, not on what they are: an export of the ledger shows it.
         queried = readings and site.config.datasets[study.dataset].source == "sql"
         return _Computed(part.total, False, state, readings[-1].digest or b"" if queried else None)
+
+    def _seconds(self, opened: OpenStudy, checked: _Checked) -> float:
+        """How long a process that meets records may take: half of what is left, so that there is time to answer without it."""
+        return max(0.0, (min(checked.assignment.deadline, opened.study.expires) - self._site.clock()) / 2)
 
     def _reserve(self, connection: Connection, opened: OpenStudy, checked: _Checked, data: bytes) -> None:
         site, assignment = self._site, checked.assignment

@@ -33,7 +33,7 @@ PHASES = ("enrolling", "sealing", "contributing", "checking", "consenting", "ove
 NAMES = "abc"
 
 
-class Refused(grpc.RpcError):
+class Refused(grpc.RpcError, grpc.Call):  # type: ignore[misc]
     """A call that the coordinator ended with a status."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:

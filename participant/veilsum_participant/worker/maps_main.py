@@ -1,0 +1,27 @@
+"""The main of a process that computes maps: ``python -P -m veilsum_participant.worker.maps_main DESCRIPTOR``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+
+
+def main(descriptor: int) -> None:
+    """Serve the guard at the other end of a connected socket until it ends, and end with it."""
+    with contextlib.suppress(BaseException):
+        from veilsum_node.telemetry.logs import start_logging
+        from veilsum_participant.boundary.framing import Line, serve
+        from veilsum_participant.boundary.maps import REQUESTS
+        from veilsum_participant.worker.maps import MapComputer
+        from veilsum_participant.worker.reader import told
+
+        start_logging()
+        line = Line(socket.socket(fileno=descriptor))
+        serve(line, REQUESTS, MapComputer().answer, told, threads=1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

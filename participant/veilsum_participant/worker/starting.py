@@ -1,0 +1,80 @@
+"""How a guard gets a worker: a connected socket, and the means to end the process at its other end.
+
+A worker is a program of its own, never a fork of a process that has held a key.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from veilsum_node.errors import Unavailable
+from veilsum_participant.boundary.framing import pair
+
+Role = Literal["reader", "maps"]
+
+MODULES: dict[Role, str] = {
+    "reader": "veilsum_participant.worker.reader_main",
+    "maps": "veilsum_participant.worker.maps_main",
+}
+
+
+class Started(Protocol):
+    """A worker that was started."""
+
+    @property
+    def connected(self) -> socket.socket:
+        """The guard's end."""
+
+    def end(self) -> None:
+        """End the process, whatever it does; idempotent."""
+
+
+class Starter(Protocol):
+    """Starts workers."""
+
+    def start(self, role: Role, dataset: str = "") -> Started:
+        """Start one, of a dataset where it is a reader.
+
+        Raises:
+            Unavailable: it cannot be started.
+        """
+
+
+@dataclass
+class Child:
+    """A worker that is this process's own child."""
+
+    connected: socket.socket
+    process: subprocess.Popen[bytes]
+
+    def end(self) -> None:
+        """See :class:`Started`."""
+        self.process.kill()
+        self.process.wait()
+
+
+class ProcessStarter:
+    """Starts workers as children of this process, by executing the interpreter anew."""
+
+    def start(self, role: Role, dataset: str = "") -> Child:
+        """See :class:`Starter`."""
+        own, other = pair()
+        command = [sys.executable, "-P", "-m", MODULES[role], str(other.fileno())]
+        try:
+            process = subprocess.Popen(command, pass_fds=(other.fileno(),), stdin=subprocess.DEVNULL, env=_environment())  # noqa: S603
+        except OSError as error:
+            own.close()
+            raise Unavailable(f"A worker cannot be started: {type(error).__name__}.") from error
+        finally:
+            other.close()
+        return Child(own, process)
+
+
+def _environment() -> dict[str, str]:
+    """The environment without what overrides the configuration, which may hold a secret of another dataset."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("VEILSUM_")}
