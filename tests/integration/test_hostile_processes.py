@@ -122,7 +122,7 @@ class Invaded(Processes):
         self.prey.mkdir(mode=0o755)
         directory.chmod(0o755)
         waits = Waits(enrol=200, seal=200, contribute=200, consent=200, check=200, grace=9)
-        data = make_data("abc", 3, 60)
+        data = make_data("abc", 60, 3)
         super().__init__(directory, data, waits=waits, budget=(None, 1e-5), max_peer_streams=16, forked=False)
         own = self.directory(self.victim)
         (own / "data").mkdir()
@@ -213,7 +213,8 @@ def test_a_process_that_is_taken_over_reaches_nothing_of_the_site_and_a_study_en
             study = processes.compile(make_request(schema_of(3), epsilon=1.0))
             key = processes.submit(study)
             assert processes.let_loose(decoys) == []
-            assert processes.await_end(key).phase == "finished"
+            ended = processes.await_end(key)
+            assert ended.phase == "finished", f"{ended}\n{processes.log}"
             assert len(processes.releases(key)) == 1
         finally:
             processes.stop()
