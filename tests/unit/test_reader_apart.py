@@ -107,7 +107,7 @@ def test_records_are_the_same_to_the_bit(tmp_path: Path, kind: str, memory: int,
     finally:
         apart.close()
     assert found == everything(LocalDatasets(), offered, schema, subject is not None)
-    assert ("Begin" in starter.asked("reader")) == (memory == 1 and kind != "npz")
+    assert ("BeginRows" in starter.asked("reader")) == (memory == 1 and kind != "npz")
     assert all(worker.ended.is_set() for worker in starter.started)
     assert {worker.dataset for worker in starter.started} == {NAME}
 
@@ -136,8 +136,8 @@ def test_a_reader_that_waits_reads_next_and_others_are_started_for_others(tmp_pa
     apart.check("others", other, SCHEMA)
     apart.read(NAME, one, SCHEMA)
     assert [(worker.dataset, worker.asked) for worker in starter.started] == [
-        (NAME, ["Open", "Check", "Check", "Load"]),
-        ("others", ["Open", "Check"]),
+        (NAME, ["OpenDataset", "CheckStructure", "CheckStructure", "LoadRows"]),
+        ("others", ["OpenDataset", "CheckStructure"]),
     ]
     assert [worker.ended.is_set() for worker in starter.started] == [True, False]
     (waiting,) = apart._waiting
@@ -367,5 +367,5 @@ def test_a_reader_that_dies_before_it_gave_records_is_started_once_more(tmp_path
     apart = WorkerDatasets(starter)
     offered = offer(tmp_path, "csv", memory=64)
     assert bits(apart.read(NAME, offered, SCHEMA).records) == bits(LocalDatasets().read(NAME, offered, SCHEMA).records)
-    assert [worker.asked for worker in starter.started] == [["Open", "Load"]] * 2
+    assert [worker.asked for worker in starter.started] == [["OpenDataset", "LoadRows"]] * 2
     apart.close()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
+    from veilsum_participant.datasets import Datasets
     from veilsum_participant.protocol.approval import Waiting
     from veilsum_participant.site import Site
     from veilsum_privacy.backup.backup import BackupOwner
@@ -92,16 +93,19 @@ def start(config: ConfigOption = CONFIG) -> None:
     harden()
     settings = _load(config)
     fronts: Callable[[], Peer]
+    datasets: Datasets | None = None
     if settings.isolation == "processes":
         from veilsum_participant.session.launcher import Fronts, divide
+        from veilsum_participant.worker.remote import WorkerDatasets
 
-        fronts = Fronts(divide(settings))
+        starter = divide(settings)
+        fronts, datasets = Fronts(starter), WorkerDatasets(starter)
     else:
         from veilsum_participant.front.answering import in_process as fronts
     start_logging(settings.log)
     if settings.isolation == "none":
         LOG.warning('isolation = "none": %s', UNCONFINED)
-    run_participant(settings, fronts)
+    run_participant(settings, fronts, datasets)
 
 
 def _load(path: Path) -> ParticipantConfig:

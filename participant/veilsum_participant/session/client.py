@@ -37,8 +37,8 @@ from veilsum_node.transport.route import spread, unused_proxy_variables
 from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.front import STALE, Directive, DirectiveKind, Status
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.dataset_config import named_in_records
+from veilsum_participant.datasets import Datasets
 from veilsum_participant.directory import with_pins
 from veilsum_participant.policy import former_tasks, lacking_tasks, policy_values
 from veilsum_participant.protocol.core import ParticipantCore
@@ -67,19 +67,26 @@ HELD_ELSEWHERE = Status.ALREADY_EXISTS
 WAITING = 64  # directives read ahead; the rest wait in the stream
 
 
-def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same_key: bool = False) -> Site:
+def open_site(
+    config: ParticipantConfig, *, clock: Callable[[], int] = now, same_key: bool = False, datasets: Datasets | None = None
+) -> Site:
     """Open a participant's identity, store and ledger; sets the first budgets that the configuration names.
 
     Args:
         config: the site's.
         clock: Unix seconds.
         same_key: refuse an identity whose key is another one than open studies know the site by.
+        datasets: what reads records, and computes networks on them, elsewhere; None for this process.
 
     Raises:
         ConfigurationError, Misuse: identity, directory of the federation, files or the device are not in order.
         StateError, Unavailable, Damage: the store or the ledger is not.
     """
-    device.choose(config.device)
+    if datasets is None:
+        from veilsum_participant.data.local import LocalDatasets  # all readers, which a guard does without
+
+        device.choose(config.device)
+        datasets = LocalDatasets()
     credentials = load_credentials(config.identity, clock(), Role.PARTICIPANT)
     config, directory = with_pins(config, credentials, clock())
     database = open_database(config.state)
@@ -102,7 +109,7 @@ def open_site(config: ParticipantConfig, *, clock: Callable[[], int] = now, same
         SYSTEM_RANDOM,
         elapsed=steady,
         directory=directory,
-        datasets=LocalDatasets(),
+        datasets=datasets,
     )
     leave_former_studies(site)
     if site.restored() is not None:
@@ -391,8 +398,8 @@ def _read(directives: Iterator[Directive], inbox: queue.Queue[Directive | Except
         inbox.put(None)
 
 
-def run_participant(config: ParticipantConfig, fronts: Callable[[], Peer]) -> None:
-    """Run a participant until SIGINT or SIGTERM; ``fronts`` as of :class:`Client`."""
+def run_participant(config: ParticipantConfig, fronts: Callable[[], Peer], datasets: Datasets | None = None) -> None:
+    """Run a participant until SIGINT or SIGTERM; ``fronts`` as of :class:`Client`, ``datasets`` as of :func:`open_site`."""
     way = config.route
     if config.proxy is None and (ignored := unused_proxy_variables()):
         LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
@@ -402,7 +409,7 @@ def run_participant(config: ParticipantConfig, fronts: Callable[[], Peer]) -> No
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
-    client = Client(open_site(config, same_key=True), fronts)
+    client = Client(open_site(config, same_key=True, datasets=datasets), fronts)
     record_policy(client.core.site)
     client.core.site.hold_against_schemas()
     for name in filter(client.core.site.withheld, config.datasets):
@@ -419,6 +426,7 @@ def run_participant(config: ParticipantConfig, fronts: Callable[[], Peer]) -> No
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
     with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site):
         client.run()
+    client.core.site.datasets.close()
     client.core.site.database.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))

@@ -18,11 +18,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from veilsum_node.errors import Unavailable
+from veilsum_node.errors import ConfigurationError, Unavailable
 from veilsum_node.process.confinement import Bounds, offered, reach_fault, unconfinable
 from veilsum_node.process.hardening import end_with_parent
 from veilsum_node.telemetry.logs import printable
@@ -30,13 +30,17 @@ from veilsum_participant.boundary.calls import Peer
 from veilsum_participant.boundary.framing import Caller, Line, pair
 from veilsum_participant.boundary.front import Failed
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.roles import environment, front
+from veilsum_participant.roles import environment, front, reader, torch_worker
 
 LOG = logging.getLogger("veilsum.participant")
 
 FRONT = "front"
 
-ROLES = {FRONT: "veilsum_participant.front"}
+ROLES = {
+    FRONT: "veilsum_participant.front",
+    "reader": "veilsum_participant.worker.reader_main",
+    "maps": "veilsum_participant.worker.maps_main",
+}
 """Module of each process that there can be; its arguments are a descriptor, its bounds and what it is for."""
 
 START_SECONDS = 60.0
@@ -146,7 +150,13 @@ def divide(config: ParticipantConfig) -> Starter:
     guard = os.fork()
     if guard:
         theirs.close()
-        _Launcher(guard, ours, {FRONT: bounds}).run()
+
+        def bounds_of(role: str, of: str) -> Bounds:
+            if role == FRONT:
+                return bounds
+            return torch_worker(config) if role == "maps" else reader(config, of)
+
+        _Launcher(guard, ours, bounds_of).run()
     ours.close()
     end_with_parent()
     return Starter(theirs)
@@ -167,7 +177,7 @@ def _repeat(role: str, descriptor: int) -> None:
 class _Launcher:
     """The parent's loop."""
 
-    def __init__(self, guard: int, control: socket.socket, bounds: Mapping[str, Bounds]) -> None:
+    def __init__(self, guard: int, control: socket.socket, bounds: Callable[[str, str], Bounds]) -> None:
         self._guard, self._control, self._bounds = guard, control, bounds
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._ready: tuple[int, socket.socket, int] | None = None
@@ -241,17 +251,21 @@ class _Launcher:
         """Start a process: its number, the guard's end of the line to it, and where its standard error can be read."""
         if role not in ROLES or len(self._children) >= MOST_PROCESSES:
             return None
+        try:
+            bounds = self._bounds(role, of).to_text()
+        except (ConfigurationError, KeyError):  # a file is gone since, or there is no such dataset
+            return None
         line, inherited = pair()
         words, written = os.pipe()
         try:
             with inherited, os.fdopen(written, "wb"):
                 child = subprocess.Popen(  # noqa: S603  a module of this installation
-                    [sys.executable, "-P", "-m", ROLES[role], str(inherited.fileno()), self._bounds[role].to_text(), of],
+                    [sys.executable, "-P", "-m", ROLES[role], str(inherited.fileno()), bounds, of],
                     stdin=subprocess.DEVNULL,
                     stdout=written,
                     stderr=written,
                     pass_fds=[inherited.fileno()],
-                    env=environment(),
+                    env=environment(stores=role == "reader"),
                 )
         except OSError:
             line.close()

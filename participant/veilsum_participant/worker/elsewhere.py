@@ -120,7 +120,7 @@ class Compute:
         try:
             if self._running is None:
                 started = self._starter.start("maps", self._dataset)
-                self._running = started, Caller(Line(started.connected), WorkerFault)
+                self._running = started, Caller(Line(started.socket), WorkerFault)
                 self._ready, self._warm = {}, False
             return self._running[1].call(request, max(0.0, seconds))
         except CallFailedError as error:
@@ -218,6 +218,7 @@ class RoundMaps:
         self._computing, self._dataset, self._device = computing, dataset, device
         self._until = time.monotonic() + seconds
         self._asked = False
+        self._last: tuple[AgreedTask, Mapping[str, Floats], Mapping[str, Floats], Prepare] | None = None
 
     @property
     def spent(self) -> bool:
@@ -269,10 +270,12 @@ class RoundMaps:
         self, agreed: AgreedTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]
     ) -> tuple[Compute, Prepare]:
         self._asked = True
-        study = agreed.agreed.study.to_bytes()
-        given = encode_broadcast(broadcast), encode_broadcast(state)
-        compute = self._computing.of(self._dataset, agreed.agreed.digest.hex())
-        return compute, Prepare(self._device, study, agreed.label, *given)
+        last = self._last
+        if last is None or last[0] is not agreed or last[1] is not broadcast or last[2] is not state:
+            given = encode_broadcast(broadcast), encode_broadcast(state)
+            prepare = Prepare(self._device, agreed.agreed.study.to_bytes(), agreed.label, *given)
+            self._last = last = agreed, broadcast, state, prepare
+        return self._computing.of(self._dataset, agreed.agreed.digest.hex()), last[3]
 
 
 def _array(found: Made, rows: int) -> Floats:

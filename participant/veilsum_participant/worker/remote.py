@@ -68,7 +68,7 @@ class _RunningReader:
     caller: Caller = field(init=False)
 
     def __post_init__(self) -> None:
-        self.caller = Caller(Line(self.started.connected), WorkerFault)
+        self.caller = Caller(Line(self.started.socket), WorkerFault)
 
     def end(self) -> None:
         self.caller.close()
