@@ -123,14 +123,16 @@ class Invaded(Processes):
         directory.chmod(0o755)
         waits = Waits(enrol=200, seal=200, contribute=200, consent=200, check=200, grace=9)
         data = make_data("abc", 60, 3)
-        super().__init__(directory, data, waits=waits, budget=(None, 1e-5), max_peer_streams=16, forked=False)
+        settings = {"waits": waits, "budget": (None, 1e-5), "max_peer_streams": 16}
+        super().__init__(directory, data, forked=False, **settings)
         own = self.directory(self.victim)
         (own / "data").mkdir()
         (own / "records.npz").rename(own / "data" / "records.npz")
         (own / "state").mkdir()
         config = own / "participant.toml"
         text = config.read_text().replace('"records.npz"', '"data/records.npz"')
-        config.write_text(f'isolation = "processes"\nstate = "state/participant.db"\n{text}')
+        text = text.replace('isolation = "none"', 'isolation = "processes"')
+        config.write_text(f'state = "state/participant.db"\n{text}')
         for path in (own, *own.rglob("*")):
             give(path)
             path.chmod(0o700 if path.is_dir() else 0o600)
@@ -204,7 +206,7 @@ class OrdinaryProcess(Process):
             )
 
 
-@pytest.mark.parametrize("role", ["front"])
+@pytest.mark.parametrize("role", ["front", "reader"])
 def test_a_process_that_is_taken_over_reaches_nothing_of_the_site_and_a_study_ends_as_ever(role: str) -> None:
     with folder() as place, folder() as elsewhere, victim(elsewhere) as decoys:
         processes = Invaded(place, role)
@@ -212,7 +214,8 @@ def test_a_process_that_is_taken_over_reaches_nothing_of_the_site_and_a_study_en
             processes.heal()
             study = processes.compile(make_request(schema_of(3), epsilon=1.0))
             key = processes.submit(study)
-            assert processes.let_loose(decoys) == []
+            own = {f"read {processes.directory('a') / 'data' / 'records.npz'}"} if role == "reader" else set()
+            assert set(processes.let_loose(decoys)) == own
             ended = processes.await_end(key)
             assert ended.phase == "finished", f"{ended}\n{processes.log}"
             assert len(processes.releases(key)) == 1
