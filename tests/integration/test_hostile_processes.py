@@ -21,6 +21,9 @@ from support.taken_over import PREY, TOLD
 from support.victims import Running, as_ordinary_user, folder, give, interpreter, intrude, unconfinable, victim
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.process.confinement import offered
+from veilsum_participant.boundary.framing import pair
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.roles import torch_worker
 
 pytestmark = pytest.mark.skipif(unconfinable() != "", reason=unconfinable() or "it is")
 
@@ -109,16 +112,12 @@ def test_an_inherited_descriptor_is_there_unless_it_is_closed(prey: Running) -> 
 
 
 class Invaded(Processes):
-    """A federation of which one site runs divided, as an ordinary user, with one of its processes taken over.
+    """A federation of which one site runs divided, as an ordinary user, with front and reader taken over."""
 
-    Args:
-        role: which.
-    """
+    victim, roles = "a", ("front", "reader")
 
-    victim = "a"
-
-    def __init__(self, directory: Path, role: str) -> None:
-        self.role, self.prey = role, directory / "prey"
+    def __init__(self, directory: Path) -> None:
+        self.prey = directory / "prey"
         self.prey.mkdir(mode=0o755)
         directory.chmod(0o755)
         waits = Waits(enrol=200, seal=200, contribute=200, consent=200, check=200, grace=9)
@@ -148,7 +147,7 @@ class Invaded(Processes):
             return super().launch(role, directory)
         program, environment = interpreter()
         path = f"{environment['PYTHONPATH']}{os.pathsep}{self.prey}"
-        arguments = ["-P", "-m", "support.taken_over", self.role, *command(role, directory / f"{role}.toml")[2:]]
+        arguments = ["-P", "-m", "support.taken_over", ",".join(self.roles), *command(role, directory / f"{role}.toml")[2:]]
         return OrdinaryProcess([program, *arguments], directory.parent / "a.log", {**environment, "PYTHONPATH": path})
 
     @property
@@ -170,8 +169,8 @@ class Invaded(Processes):
                 children["guard" if "taken_over" in line else found.group(0) if found else line] = int(place.name)
         return {"launcher": launcher, **children}
 
-    def let_loose(self, decoys: Running) -> list[str]:
-        """Have the process of the role come after the guard and the site's files; what it succeeded in."""
+    def let_loose(self, decoys: Running) -> dict[str, list[str]]:
+        """Have each process that was taken over come after the guard and the site's files; what it succeeded in."""
         guard = self.others()["guard"]
         maps = Path(f"/proc/{guard}/maps").read_text() if os.geteuid() == 0 else "0-0 rw"
         heap = int(maps.partition("-")[0], 16)
@@ -189,10 +188,14 @@ class Invaded(Processes):
         (self.prey / "new").write_text(json.dumps(fields))
         (self.prey / "new").chmod(0o644)
         (self.prey / "new").rename(self.prey / PREY)
-        wait_for(lambda: TOLD in self.log, "what the process that was taken over says")
-        told = json.loads(self.log.partition(TOLD)[2].splitlines()[0])
-        assert told["tried"] == len(ATTEMPTS)
-        return list(told["made"])
+        made = {}
+        for role in self.roles:
+            line = f"{role}: {TOLD}"
+            wait_for(lambda line=line: line in self.log, f"what the {role} says")  # type: ignore[misc]
+            told = json.loads(self.log.partition(line)[2].splitlines()[0])
+            assert told["tried"] == len(ATTEMPTS)
+            made[role] = told["made"]
+        return made
 
 
 class OrdinaryProcess(Process):
@@ -206,18 +209,49 @@ class OrdinaryProcess(Process):
             )
 
 
-@pytest.mark.parametrize("role", ["front", "reader"])
-def test_a_process_that_is_taken_over_reaches_nothing_of_the_site_and_a_study_ends_as_ever(role: str) -> None:
+def test_processes_that_are_taken_over_reach_nothing_of_the_site_and_a_study_ends_as_ever() -> None:
+    """The reader reads its dataset, which it is for, and no more."""
     with folder() as place, folder() as elsewhere, victim(elsewhere) as decoys:
-        processes = Invaded(place, role)
+        processes = Invaded(place)
         try:
             processes.heal()
-            study = processes.compile(make_request(schema_of(3), epsilon=1.0))
-            key = processes.submit(study)
-            own = {f"read {processes.directory('a') / 'data' / 'records.npz'}"} if role == "reader" else set()
-            assert set(processes.let_loose(decoys)) == own
+            key = processes.submit(processes.compile(make_request(schema_of(3), epsilon=1.0)))
+            records = processes.directory(processes.victim) / "data" / "records.npz"
+            assert processes.let_loose(decoys) == {"front": [], "reader": [f"read {records}"]}
             ended = processes.await_end(key)
             assert ended.phase == "finished", f"{ended}\n{processes.log}"
             assert len(processes.releases(key)) == 1
         finally:
             processes.stop()
+
+
+def test_a_process_of_networks_that_is_taken_over_reaches_its_encoders_and_nothing_else(place: Path, prey: Running) -> None:
+    encoder = place / "encoders" / "e.pt"
+    encoder.parent.mkdir()
+    encoder.write_bytes(b"an encoder")
+    victims = place / "victim"
+    fields = {"identity": victims, "state": victims / "held", "datasets": {"records": {"path": victims / "forgotten"}}}
+    config = ParticipantConfig.model_validate({"coordinator": "localhost:1", "encoders": {"e": {"path": encoder}}, **fields})
+    files = [str(path) for path in (encoder, encoder.parent, victims / "held", victims)]
+    program, environment = interpreter()
+    ours, theirs = pair()
+    with ours, theirs, folder() as apart:
+        (apart / PREY).write_text(json.dumps({**prey.fields, "secret": "", "inherited": 99, "site_files": files}))
+        (apart / PREY).chmod(0o644)
+        started = subprocess.Popen(
+            [program, "-P", "-m", "support.hostile_maps", str(theirs.fileno()), torch_worker(config).to_text()],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            env={**environment, "PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{apart}"},
+            **as_ordinary_user(),
+        )
+        try:
+            assert started.stderr is not None
+            said = next(line for line in started.stderr if TOLD in line or not line)
+            assert json.loads(said.partition(TOLD)[2])["made"] == [f"read {encoder}"]
+            assert started.poll() is None
+        finally:
+            started.kill()
+            started.communicate()

@@ -1,7 +1,7 @@
 """A participant of whose processes one is taken over: it does its work as ever, and beside it all of :mod:`support.intruder`.
 
-``python -P -m support.taken_over ROLE COMMAND...`` runs a command of ``veilsum`` whose processes of that role are hostile once
-they are confined. ``support.hostile_ROLE`` is the process itself: the real module, with a thread that tries everything as
+``python -P -m support.taken_over ROLE,... COMMAND...`` runs a command of ``veilsum`` whose processes of these roles are
+hostile once they are confined. ``support.hostile_ROLE`` is the process itself: the real module, with a thread that tries everything as
 soon as a file says whom to come after, and tells its standard error, which the participant logs.
 """
 
@@ -72,11 +72,11 @@ def take_over(module: str) -> Any:
 
 
 def main() -> None:
-    role, *command = sys.argv[1:]
+    roles, *command = sys.argv[1:]
     from veilsum_deploy.cli import main as veilsum
     from veilsum_participant.session import launcher
 
-    launcher.ROLES[role] = f"support.hostile_{role}"
+    launcher.ROLES.update({role: f"support.hostile_{role}" for role in roles.split(",")})
     veilsum(command)
 
 
