@@ -205,7 +205,8 @@ class _Launcher:
         for child in self._children.values():
             child.kill()
         if status < 0:
-            signal.signal(-status, signal.SIG_DFL)
+            with contextlib.suppress(OSError):  # of SIGKILL
+                signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
         os._exit(abs(status))
 
