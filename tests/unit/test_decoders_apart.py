@@ -46,13 +46,17 @@ from veilsum_node.process.confinement import Bounds
 from veilsum_participant.worker import decoding
 line = socket.socket(fileno=int(sys.argv[1]))
 decoding.CPU_SECONDS, decoding.WALL_SECONDS = 1.0, 4.0
-import veilsum_participant.data.images as images
-real = images.read_image
-def read(folder, name, shape):
-    if name == "bad.png":
-        {bad}
-    return real(folder, name, shape)
-images.read_image = read
+real_decoder = decoding._be_decoder
+def be_decoder(line):
+    import veilsum_participant.data.images as images
+    real = images.read_image
+    def read(folder, name, shape):
+        if name == "bad.png":
+            {bad}
+        return real(folder, name, shape)
+    images.read_image = read
+    real_decoder(line)
+decoding._be_decoder = be_decoder
 bounds = Bounds.from_text(sys.argv[2]) if len(sys.argv) > 2 else None
 decoding._be_nursery(line, bounds)
 """

@@ -3,7 +3,8 @@
 A reader forks a nursery before it reads anything, confined as it is but without a network; the nursery forks a decoder, which
 decodes image after image. Each has :data:`CPU_SECONDS` of the processor and :data:`WALL_SECONDS` in all: the kernel ends a
 decoder that takes longer, in whatever code it is, and the nursery forks the next one. What a decoder says is a reason of a
-fixed list, or as many numbers as the shape has.
+fixed list, or as many numbers as the shape has. A decoder that was taken over is confined as its reader is, and may become
+several processes, but no other program.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -88,12 +88,8 @@ def _be_nursery(line: socket.socket, bounds: Bounds | None) -> NoReturn:
     from veilsum_node.process.hardening import end_with_parent
 
     end_with_parent()
-    confined: Callable[[], object] = lambda: None  # noqa: E731
-    keep = [line.fileno()]
     if bounds is not None:
-        own = replace(bounds, network=False, dial=(), local=False, forks=True)
-        confine(own, keep=keep)
-        confined = lambda: confine(replace(own, forks=False), keep=keep)  # noqa: E731
+        confine(replace(bounds, network=False, dial=(), local=False, forks=True), keep=(line.fileno(),))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes its children away
@@ -101,7 +97,7 @@ def _be_nursery(line: socket.socket, bounds: Bounds | None) -> NoReturn:
     while True:
         asked = _exactly(line, _ASKED.unpack(_exactly(line, _ASKED.size))[0])
         if decoder is None:
-            decoder = _fork_decoder(line, keep, confined)
+            decoder = _fork_decoder(line)
         kind, data = _ENDED, b""
         try:
             decoder.sendall(_ASKED.pack(len(asked)) + asked)
@@ -112,9 +108,9 @@ def _be_nursery(line: socket.socket, bounds: Bounds | None) -> NoReturn:
         line.sendall(_ANSWERED.pack(kind, len(data)) + data)
 
 
-def _fork_decoder(line: socket.socket, keep: list[int], confined: Callable[[], object]) -> socket.socket:
+def _fork_decoder(line: socket.socket) -> socket.socket:
     """A decoder, which has the images' packages from its parent."""
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads is not forked
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a process with threads is not forked; jemalloc's own is made for it
     from veilsum_participant.data.images import preload
 
     preload()
@@ -124,8 +120,6 @@ def _fork_decoder(line: socket.socket, keep: list[int], confined: Callable[[], o
         with contextlib.suppress(BaseException):
             ours.close()
             line.close()
-            keep[:] = [theirs.fileno()]
-            confined()
             _be_decoder(theirs)
         os._exit(0)
     theirs.close()
