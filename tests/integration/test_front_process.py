@@ -37,11 +37,12 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 
 
 def children(pid: int) -> dict[str, int]:
-    """Processes that a launcher started, by what they are: ``front`` and ``guard``."""
+    """Processes that a launcher started, by what they are: ``front``, ``guard`` and ``reader``."""
     found: dict[str, int] = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        found["front" if b"veilsum_participant.front" in words else "guard"] = int(child)
+        reads = b"veilsum_participant.worker.reader_main" in words
+        found["front" if b"veilsum_participant.front" in words else "reader" if reads else "guard"] = int(child)
     return found
 
 
@@ -60,6 +61,14 @@ def _begin(network: Processes) -> bytes:
     key = network.submit(network.compile(make_request(schema_of(WIDTH), epsilon=None)))
     wait_for(network.proxies["c"].stalled.is_set, "c at its limit")
     return key
+
+
+def test_a_reader_is_gone_once_it_read(network: Processes) -> None:
+    key = _begin(network)
+    launcher = network.participants["c"].pid
+    wait_for(lambda: "dataset records is read" in (network.directory("c") / "log").read_text(), "c's records")
+    wait_for(lambda: "reader" not in children(launcher), "the reader's end")
+    _finished(network, key)
 
 
 def _finished(network: Processes, key: bytes) -> None:
