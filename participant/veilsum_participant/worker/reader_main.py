@@ -1,4 +1,4 @@
-"""The main of a reader's process: ``python -P -m veilsum_participant.worker.reader_main DESCRIPTOR``."""
+"""The main of a reader's process: ``python -P -m veilsum_participant.worker.reader_main DESCRIPTOR [BOUNDS]``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import os
 import socket
 import sys
 
+from veilsum_node.process.confinement import Bounds, confine
+from veilsum_node.process.hardening import end_with_parent
 
-def main(descriptor: int) -> None:
+
+def main(descriptor: int, bounds: str = "") -> None:
     """Serve the guard at the other end of a connected socket until it ends, and end with it, whatever is being read."""
+    if bounds:
+        end_with_parent(only=True)
+        confine(Bounds.from_text(bounds), keep=(descriptor,))
     with contextlib.suppress(BaseException):
         from veilsum_node.telemetry.logs import start_logging
         from veilsum_participant.boundary.framing import Line, serve
@@ -24,4 +30,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:3])
