@@ -13,9 +13,8 @@ from veilsum_participant.boundary import reader as reader_table
 from veilsum_participant.boundary.encoding import Message, Request
 from veilsum_participant.boundary.framing import Line, pair, serve
 from veilsum_participant.data.local import LocalDatasets
-from veilsum_participant.worker.maps import Maps
-from veilsum_participant.worker.reader import Reader, told
-from veilsum_participant.worker.starting import Role
+from veilsum_participant.worker.maps import MapComputer
+from veilsum_participant.worker.reader import DatasetReader, told
 
 Answer = Callable[[Request[Any]], Message]
 Meddle = Callable[[Request[Any], Answer], Message | None]
@@ -27,14 +26,14 @@ class ThreadWorker:
     """One that was started.
 
     Attributes:
-        connected: the guard's end.
+        socket: the guard's end.
         role, dataset: as it was started.
         asked: names of what it was asked, in order.
         ended: whether the guard ended it.
     """
 
-    connected: socket.socket
-    role: Role
+    socket: socket.socket
+    role: str
     dataset: str
     asked: list[str] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -54,20 +53,20 @@ class ThreadStarter:
         self.started: list[ThreadWorker] = []
         self._meddle = meddle
 
-    def start(self, role: Role, dataset: str = "") -> ThreadWorker:
+    def start(self, role: str, of: str = "") -> ThreadWorker:
         own, other = pair()
-        worker = ThreadWorker(own, role, dataset)
+        worker = ThreadWorker(own, role, of)
         self.started.append(worker)
         threading.Thread(target=self._run, args=(worker, Line(other)), daemon=True).start()
         return worker
 
-    def asked(self, role: Role) -> list[str]:
+    def asked(self, role: str) -> list[str]:
         """What all workers of a role were asked, in order."""
         return [name for worker in self.started if worker.role == role for name in worker.asked]
 
     def _run(self, worker: ThreadWorker, line: Line) -> None:
         table: Any = reader_table if worker.role == "reader" else maps_table
-        honest: Answer = Reader(LocalDatasets()).answer if worker.role == "reader" else Maps().answer
+        honest: Answer = DatasetReader(LocalDatasets()).answer if worker.role == "reader" else MapComputer().answer
 
         def answer(request: Request[Any]) -> Message:
             worker.asked.append(type(request).__name__)
@@ -87,9 +86,9 @@ class RawStarter:
         self.started: list[ThreadWorker] = []
         self._after, self._play = after, play
 
-    def start(self, role: Role, dataset: str = "") -> ThreadWorker:
+    def start(self, role: str, of: str = "") -> ThreadWorker:
         own, other = pair()
-        worker = ThreadWorker(own, role, dataset)
+        worker = ThreadWorker(own, role, of)
         self.started.append(worker)
         threading.Thread(target=self._run, args=(worker, other), daemon=True).start()
         return worker
@@ -103,4 +102,4 @@ class RawStarter:
                 worker.ended.wait(20)
                 end.close()
                 return
-            line.send(frame.code, frame.call, reader_table.Done())
+            line.send(frame.code, frame.call, reader_table.WorkerDone())

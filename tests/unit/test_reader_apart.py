@@ -21,7 +21,18 @@ from support.federation import schema_of
 from veilsum_node.errors import ConfigurationError, DataError, RefusalCode, Unavailable, VeilsumError
 from veilsum_participant.boundary.encoding import Message, Request
 from veilsum_participant.boundary.framing import SealedMemory
-from veilsum_participant.boundary.reader import Begin, Check, Fault, FaultKind, Load, Next, Open, Rows, Share, Shared
+from veilsum_participant.boundary.reader import (
+    AskShare,
+    BeginRows,
+    CheckStructure,
+    FaultKind,
+    LoadRows,
+    NextRows,
+    OpenDataset,
+    SealedRows,
+    UnmatchedShare,
+    WorkerFault,
+)
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import Datasets
@@ -96,7 +107,7 @@ def test_records_are_the_same_to_the_bit(tmp_path: Path, kind: str, memory: int,
     finally:
         apart.close()
     assert found == everything(LocalDatasets(), offered, schema, subject is not None)
-    assert ("Begin" in starter.asked("reader")) == (memory == 1 and kind != "npz")
+    assert ("BeginRows" in starter.asked("reader")) == (memory == 1 and kind != "npz")
     assert all(worker.ended.is_set() for worker in starter.started)
     assert {worker.dataset for worker in starter.started} == {NAME}
 
@@ -125,8 +136,8 @@ def test_a_reader_that_waits_reads_next_and_others_are_started_for_others(tmp_pa
     apart.check("others", other, SCHEMA)
     apart.read(NAME, one, SCHEMA)
     assert [(worker.dataset, worker.asked) for worker in starter.started] == [
-        (NAME, ["Open", "Check", "Check", "Load"]),
-        ("others", ["Open", "Check"]),
+        (NAME, ["OpenDataset", "CheckStructure", "CheckStructure", "LoadRows"]),
+        ("others", ["OpenDataset", "CheckStructure"]),
     ]
     assert [worker.ended.is_set() for worker in starter.started] == [True, False]
     (waiting,) = apart._waiting
@@ -154,8 +165,8 @@ def records() -> Records:
     )
 
 
-def raw(*parts: bytes, rows: int = 5, subjects: int = 1, digest: bytes = b"", over: int = 0) -> Rows:
-    return Rows(rows, subjects, over, digest, SealedMemory.of(*parts) if parts else None)
+def raw(*parts: bytes, rows: int = 5, subjects: int = 1, digest: bytes = b"", over: int = 0) -> SealedRows:
+    return SealedRows(rows, subjects, over, digest, SealedMemory.of(*parts) if parts else None)
 
 
 def parts(**changes: Any) -> list[bytes]:
@@ -186,8 +197,8 @@ LIES: dict[str, Callable[[], Message]] = {
     "subjects apart": lambda: raw(*parts(subjects=np.array([0, 1, 0, 2, 2]).tobytes())),
     "a digest of a file": lambda: raw(*parts(), digest=bytes(32)),
     "a digest of one byte": lambda: raw(*parts(), digest=b"x"),
-    "another message": lambda: Shared(0.5),
-    "an unknown fault": lambda: Fault(0),
+    "another message": lambda: UnmatchedShare(0.5),
+    "an unknown fault": lambda: WorkerFault(0),
 }
 
 
@@ -200,7 +211,7 @@ def test_a_reader_that_lies_is_gone_and_no_record_of_it_is_taken(tmp_path: Path,
     offered = offer(tmp_path, "csv", subject="who", memory=1 if streamed else 64)
 
     def meddle(request: Request[Any], honest: Answer) -> Message | None:
-        return LIES[lie]() if isinstance(request, Load | Next) else honest(request)
+        return LIES[lie]() if isinstance(request, LoadRows | NextRows) else honest(request)
 
     starter = ThreadStarter(meddle)
     apart = WorkerDatasets(starter)
@@ -240,14 +251,14 @@ def send(end: socket.socket, data: bytes, *fds: int) -> None:
 def _unsealed(end: socket.socket, code: int, call: int) -> None:
     memory = os.memfd_create("x")
     os.write(memory, b"".join(parts()))
-    body = Rows(5, 1).to_bytes()
+    body = SealedRows(5, 1).to_bytes()
     send(end, header(code, call, len(body), b"v2") + body, memory)
     os.close(memory)
 
 
 def _pipe(end: socket.socket, code: int, call: int) -> None:
     ours, theirs = os.pipe()
-    body = Rows(5, 1).to_bytes()
+    body = SealedRows(5, 1).to_bytes()
     send(end, header(code, call, len(body), b"v2") + body, ours)
     os.close(ours)
     os.close(theirs)
@@ -268,7 +279,7 @@ GARBAGE: dict[str, Callable[[socket.socket, int, int], object]] = {
 }
 
 
-@pytest.mark.parametrize("after", [Open, Check, Load, Begin, Next, Share])
+@pytest.mark.parametrize("after", [OpenDataset, CheckStructure, LoadRows, BeginRows, NextRows, AskShare])
 @pytest.mark.parametrize("what", sorted(GARBAGE))
 def test_garbage_at_each_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: type[Request[Any]], what: str
@@ -276,25 +287,25 @@ def test_garbage_at_each_message(
     write(tmp_path)
     schema_file = tmp_path / "schema.json"
     schema_file.write_text(SCHEMA.model_dump_json())
-    streamed = after in (Begin, Next)
+    streamed = after in (BeginRows, NextRows)
     offered = offer(tmp_path, "csv", subject="who", memory=1 if streamed else 64, schema_file=schema_file, most_unmatched=0.5)
     seconds = 0.2 if what == "silence" else 30.0
-    for each in (Open, Check, Share):
+    for each in (OpenDataset, CheckStructure, AskShare):
         monkeypatch.setattr(each, "seconds", seconds)
     starter = RawStarter(after, GARBAGE[what])
     apart = WorkerDatasets(starter)
 
     def ask() -> object:
-        if after is Share:
+        if after is AskShare:
             return apart.unmatched(NAME, offered)
-        if after in (Open, Check):
+        if after in (OpenDataset, CheckStructure):
             return list(apart.structure_faults(NAME, offered, SCHEMA))
         return list(apart.batches(NAME, offered, SCHEMA, by_subject=True, seconds=seconds))
 
     with pytest.raises(Unavailable):
         ask()
     assert all(worker.ended.is_set() for worker in starter.started)
-    again = after in (Load, Begin) and what != "silence"
+    again = after in (LoadRows, BeginRows) and what != "silence"
     assert len(starter.started) == 1 + again, "a reading that gave nothing is tried once more, while there is time"
     apart.close()
 
@@ -311,7 +322,7 @@ def test_a_fault_crosses_as_its_kind_and_no_word_of_it(tmp_path: Path, kind: Fau
     }[kind]
 
     def meddle(request: Request[Any], honest: Answer) -> Message | None:
-        if isinstance(request, Check):
+        if isinstance(request, CheckStructure):
             raise raised
         return honest(request)
 
@@ -335,7 +346,7 @@ def test_a_share_is_one(tmp_path: Path, share: float) -> None:
     schema_file = tmp_path / "schema.json"
     schema_file.write_text(SCHEMA.model_dump_json())
     apart = WorkerDatasets(
-        ThreadStarter(lambda request, honest: Shared(share) if isinstance(request, Share) else honest(request))
+        ThreadStarter(lambda request, honest: UnmatchedShare(share) if isinstance(request, AskShare) else honest(request))
     )
     with pytest.raises(Unavailable):
         apart.unmatched(NAME, offer(tmp_path, "csv", schema_file=schema_file, most_unmatched=0.5))
@@ -347,7 +358,7 @@ def test_a_reader_that_dies_before_it_gave_records_is_started_once_more(tmp_path
     died: list[str] = []
 
     def meddle(request: Request[Any], honest: Answer) -> Message | None:
-        if isinstance(request, Load) and not died:
+        if isinstance(request, LoadRows) and not died:
             died.append("once")
             return None
         return honest(request)
@@ -356,5 +367,5 @@ def test_a_reader_that_dies_before_it_gave_records_is_started_once_more(tmp_path
     apart = WorkerDatasets(starter)
     offered = offer(tmp_path, "csv", memory=64)
     assert bits(apart.read(NAME, offered, SCHEMA).records) == bits(LocalDatasets().read(NAME, offered, SCHEMA).records)
-    assert [worker.asked for worker in starter.started] == [["Open", "Load"]] * 2
+    assert [worker.asked for worker in starter.started] == [["OpenDataset", "LoadRows"]] * 2
     apart.close()

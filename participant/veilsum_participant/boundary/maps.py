@@ -3,18 +3,18 @@
 It is given features and classes, never whose they are. What it gives is a row or factors of a record, which the guard clips,
 adds and noises as it does its own.
 
-======================  =======================  ===================================================================
-request                 answer                   what crosses
-======================  =======================  ===================================================================
-:class:`Prepare`        :class:`Done`            out: a study, which of its tasks, what was broadcast, the kept state
-:class:`Point`          :class:`Done`            out: at which values training wants its maps
-:class:`EncodeBy`         :class:`Done`            out: which program, and from which of the site's own files
-:class:`Apply`          :class:`Made`            out: values of some records, in sealed memory; in: what a map makes of them
-:class:`Train`          :class:`Learned`         only of a study without noise. out: features and classes of all records; in:
-                                                 what was trained on them
-======================  =======================  ===================================================================
+=================  =======================  =====================================================================
+request            answer                   what crosses
+=================  =======================  =====================================================================
+:class:`Prepare`   :class:`WorkerDone`      out: a study, which of its tasks, what was broadcast, the kept state
+:class:`Point`     :class:`WorkerDone`      out: at which values training wants its maps
+:class:`EncodeBy`  :class:`WorkerDone`      out: which program, and from which of the site's own files
+:class:`Apply`     :class:`Made`            out: values of some records, in sealed memory; in: what a map makes of them
+:class:`Train`     :class:`Learned`         of a study without noise alone. out: features and classes of all records; in:
+                                            what was trained on them
+=================  =======================  =====================================================================
 
-Besides its own, each answer may be :class:`Fault`, which has no words.
+Besides its own, each answer may be :class:`.WorkerFault`, which has no words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from veilsum_participant.boundary.encoding import Message, Request, Sealed, memory, number, octets, text
-from veilsum_participant.boundary.reader import DAY, MOST_MEMORY, MOST_ROWS, SMALL, Done, Fault
+from veilsum_participant.boundary.reader import DAY, MOST_MEMORY, MOST_ROWS, SMALL, WorkerDone
 from veilsum_proto import MAX_OBJECT_BYTES
 
 MOST = 2 * MAX_OBJECT_BYTES
@@ -48,7 +48,7 @@ class Learned(Message):
 
 
 @dataclass(frozen=True)
-class Prepare(Request[Done]):
+class Prepare(Request[WorkerDone]):
     """Be ready for the maps of a task, in place of one before.
 
     Attributes:
@@ -58,7 +58,7 @@ class Prepare(Request[Done]):
         broadcast, state: arrays, as they are encoded for a broadcast.
     """
 
-    code, answer, most, most_answered, seconds = 1, Done, MOST, SMALL, FIRST
+    code, answer, most, most_answered, seconds = 1, WorkerDone, MOST, SMALL, FIRST
     device: str = text(1, 64)
     study: bytes = octets(2, 2 * 1024 * 1024)
     label: str = text(3, 256)
@@ -67,18 +67,18 @@ class Prepare(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Point(Request[Done]):
+class Point(Request[WorkerDone]):
     """Take the maps of training at these values, float64."""
 
-    code, answer, most, most_answered, seconds = 2, Done, MOST, SMALL, FIRST
+    code, answer, most, most_answered, seconds = 2, WorkerDone, MOST, SMALL, FIRST
     at: bytes = octets(1, MAX_OBJECT_BYTES)
 
 
 @dataclass(frozen=True)
-class EncodeBy(Request[Done]):
+class EncodeBy(Request[WorkerDone]):
     """Be ready to encode by a program (JSON of the study), from a file."""
 
-    code, answer, most, most_answered, seconds = 3, Done, 64 * SMALL, SMALL, FIRST
+    code, answer, most, most_answered, seconds = 3, WorkerDone, 64 * SMALL, SMALL, FIRST
     device: str = text(1, 64)
     path: str = text(2, 4096)
     declared: bytes = octets(3, 32 * SMALL)
@@ -96,7 +96,7 @@ class Apply(Request[Made]):
 
 @dataclass(frozen=True)
 class Train(Request[Learned]):
-    """Train without noise on all records, whose memory is that of :class:`veilsum_participant.boundary.reader.Rows`."""
+    """Train without noise on all records, whose memory is that of :class:`veilsum_participant.boundary.reader.SealedRows`."""
 
     code, answer, most, most_answered, seconds = 5, Learned, SMALL, MOST, DAY
     rows: int = number(1, MOST_ROWS)
@@ -107,5 +107,3 @@ class Train(Request[Learned]):
 
 REQUESTS: tuple[type[Request[Message]], ...] = (Prepare, Point, EncodeBy, Apply, Train)
 """Every request that a process of maps answers."""
-
-__all__ = ["REQUESTS", "Apply", "Done", "EncodeBy", "Fault", "Learned", "Made", "Point", "Prepare", "Train"]

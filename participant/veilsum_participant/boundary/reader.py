@@ -1,20 +1,20 @@
 """What a guard asks of the process that reads a dataset, and what it may answer.
 
-Each reader is of one dataset, which :class:`Open` names first.
+Each reader is of one dataset, which :class:`OpenDataset` names first.
 
-======================  =======================  ==============  ===========================================
-request                 answer                   largest answer  what crosses
-======================  =======================  ==============  ===========================================
-:class:`Open`           :class:`Done`            1 KiB           out: what ``participant.toml`` says of the dataset
-:class:`Check`          :class:`Done`            1 KiB           out: a schema; no record is read
-:class:`Share`          :class:`Shared`          1 KiB           in: one share, for the operator
-:class:`Load`           :class:`Rows`            1 KiB, memory   in: all records, in sealed memory
-:class:`Begin`          :class:`Done`            1 KiB           out: how batches are to be made
-:class:`Next`           :class:`Rows`            1 KiB, memory   in: the next records, in sealed memory
-======================  =======================  ==============  ===========================================
+=======================  =======================  ==============  ===========================================
+request                  answer                   largest answer  what crosses
+=======================  =======================  ==============  ===========================================
+:class:`OpenDataset`     :class:`WorkerDone`      1 KiB           out: what ``participant.toml`` says of it
+:class:`CheckStructure`  :class:`WorkerDone`      1 KiB           out: a schema; no record is read
+:class:`AskShare`        :class:`UnmatchedShare`  1 KiB           in: one share, for the operator
+:class:`LoadRows`        :class:`SealedRows`      1 KiB, memory   in: all records, in sealed memory
+:class:`BeginRows`       :class:`WorkerDone`      1 KiB           out: how batches are to be made
+:class:`NextRows`        :class:`SealedRows`      1 KiB, memory   in: the next records, in sealed memory
+=======================  =======================  ==============  ===========================================
 
-Besides its own, each answer may be :class:`Fault`, which has no words. How long an answer is waited for is the caller's: it
-follows from what is public.
+Besides its own, each answer may be :class:`WorkerFault`, which has no words. How long an answer is waited for is the
+caller's: it follows from what is public.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class FaultKind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Fault(Message):
+class WorkerFault(Message):
     """It failed, and of which kind of a fixed list (:class:`FaultKind`) that is."""
 
     kind: int = number(1, max(FaultKind))
 
 
 @dataclass(frozen=True)
-class Done(Message):
+class WorkerDone(Message):
     """It was done."""
 
 
 @dataclass(frozen=True)
-class Shared(Message):
+class UnmatchedShare(Message):
     """The largest share of a column's cells that match nothing."""
 
     share: float = real(1)
 
 
 @dataclass(frozen=True)
-class Rows(Message):
+class SealedRows(Message):
     """Records, or that there are no more.
 
     Attributes:
@@ -82,7 +82,7 @@ class Rows(Message):
 
 
 @dataclass(frozen=True)
-class Open(Request[Done]):
+class OpenDataset(Request[WorkerDone]):
     """Be the reader of a dataset.
 
     Attributes:
@@ -90,36 +90,36 @@ class Open(Request[Done]):
         offered: its table in ``participant.toml``, as JSON, with what is secret.
     """
 
-    code, answer, most, most_answered, seconds = 1, Done, SCHEMA, SMALL, 120.0
+    code, answer, most, most_answered, seconds = 1, WorkerDone, SCHEMA, SMALL, 120.0
     name: str = text(1, LONGEST_NAME)
     offered: bytes = octets(2, 1024 * 1024)
 
 
 @dataclass(frozen=True)
-class Check(Request[Done]):
+class CheckStructure(Request[WorkerDone]):
     """Check that it can be read under a schema (JSON), by its structure."""
 
-    code, answer, most, most_answered, seconds = 2, Done, SCHEMA, SMALL, 600.0
+    code, answer, most, most_answered, seconds = 2, WorkerDone, SCHEMA, SMALL, 600.0
     data: bytes = octets(1, SCHEMA - SMALL)
 
 
 @dataclass(frozen=True)
-class Share(Request[Shared]):
+class AskShare(Request[UnmatchedShare]):
     """Hold it against the site's own schema."""
 
-    code, answer, most, most_answered, seconds = 3, Shared, SMALL, SMALL, DAY
+    code, answer, most, most_answered, seconds = 3, UnmatchedShare, SMALL, SMALL, DAY
 
 
 @dataclass(frozen=True)
-class Load(Request[Rows]):
+class LoadRows(Request[SealedRows]):
     """Read all records under a schema (JSON)."""
 
-    code, answer, most, most_answered, seconds = 4, Rows, SCHEMA, SMALL, DAY
+    code, answer, most, most_answered, seconds = 4, SealedRows, SCHEMA, SMALL, DAY
     data: bytes = octets(1, SCHEMA - SMALL)
 
 
 @dataclass(frozen=True)
-class Begin(Request[Done]):
+class BeginRows(Request[WorkerDone]):
     """Begin to read in batches.
 
     Attributes:
@@ -128,7 +128,7 @@ class Begin(Request[Done]):
         rows, persons: as :func:`veilsum_participant.data.stream.stream_records` takes them.
     """
 
-    code, answer, most, most_answered, seconds = 5, Done, SCHEMA, SMALL, DAY
+    code, answer, most, most_answered, seconds = 5, WorkerDone, SCHEMA, SMALL, DAY
     data: bytes = octets(1, SCHEMA - SMALL)
     subject: str = text(2, 4096)
     rows: int = number(3, MOST_ROWS)
@@ -136,11 +136,11 @@ class Begin(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Next(Request[Rows]):
+class NextRows(Request[SealedRows]):
     """Read the next batch."""
 
-    code, answer, most, most_answered, seconds = 6, Rows, SMALL, SMALL, DAY
+    code, answer, most, most_answered, seconds = 6, SealedRows, SMALL, SMALL, DAY
 
 
-REQUESTS: tuple[type[Request[Message]], ...] = (Open, Check, Share, Load, Begin, Next)
+REQUESTS: tuple[type[Request[Message]], ...] = (OpenDataset, CheckStructure, AskShare, LoadRows, BeginRows, NextRows)
 """Every request that a reader answers."""

@@ -12,7 +12,6 @@ from veilsum_node.identity import Role, load_credentials
 from veilsum_node.process.steady_clock import now
 from veilsum_node.randomness import SYSTEM_RANDOM
 from veilsum_participant.config import ParticipantConfig
-from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.directory import with_pins
 from veilsum_participant.session.client import open_site
 from veilsum_participant.site import Site
@@ -26,6 +25,8 @@ def open_to_read(settings: ParticipantConfig) -> Iterator[Site]:
     Raises:
         StateError: as of :func:`open_beside`.
     """
+    from veilsum_participant.data.local import LocalDatasets  # all readers, which a participant's guard does without
+
     _check_started(settings)
     credentials = load_credentials(settings.identity, now(), Role.PARTICIPANT)
     config, directory = with_pins(settings, credentials, now())

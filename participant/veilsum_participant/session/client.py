@@ -446,6 +446,7 @@ def run_participant(config: ParticipantConfig, parts: Parts) -> None:
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
     with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.listening):
         client.run()
+    client.core.site.datasets.close()
     client.core.site.database.close()
     lock.release()
     LOG.info("stopped", extra=about("stopped"))

@@ -27,7 +27,8 @@ from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Message, Request
 from veilsum_participant.boundary.framing import Caller, Line, SealedMemory
-from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Fault, Made, Point, Prepare, Train
+from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Point, Prepare, Train
+from veilsum_participant.boundary.reader import WorkerFault
 from veilsum_participant.worker.rows import sealed_rows
 from veilsum_participant.worker.starting import Started, Starter
 from veilsum_privacy.computation.contribution import Note
@@ -119,7 +120,7 @@ class Compute:
         try:
             if self._running is None:
                 started = self._starter.start("maps", self._dataset)
-                self._running = started, Caller(Line(started.connected), Fault)
+                self._running = started, Caller(Line(started.socket), WorkerFault)
                 self._ready, self._warm = {}, False
             return self._running[1].call(request, max(0.0, seconds))
         except CallFailedError as error:
@@ -217,6 +218,7 @@ class RoundMaps:
         self._computing, self._dataset, self._device = computing, dataset, device
         self._until = time.monotonic() + seconds
         self._asked = False
+        self._last: tuple[AgreedTask, Mapping[str, Floats], Mapping[str, Floats], Prepare] | None = None
 
     @property
     def spent(self) -> bool:
@@ -268,10 +270,12 @@ class RoundMaps:
         self, agreed: AgreedTask, broadcast: Mapping[str, Floats], state: Mapping[str, Floats]
     ) -> tuple[Compute, Prepare]:
         self._asked = True
-        study = agreed.agreed.study.to_bytes()
-        given = encode_broadcast(broadcast), encode_broadcast(state)
-        compute = self._computing.of(self._dataset, agreed.agreed.digest.hex())
-        return compute, Prepare(self._device, study, agreed.label, *given)
+        last = self._last
+        if last is None or last[0] is not agreed or last[1] is not broadcast or last[2] is not state:
+            given = encode_broadcast(broadcast), encode_broadcast(state)
+            prepare = Prepare(self._device, agreed.agreed.study.to_bytes(), agreed.label, *given)
+            self._last = last = agreed, broadcast, state, prepare
+        return self._computing.of(self._dataset, agreed.agreed.digest.hex()), last[3]
 
 
 def _array(found: Made, rows: int) -> Floats:

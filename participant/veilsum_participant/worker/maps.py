@@ -14,7 +14,8 @@ from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
 from veilsum_participant.boundary.encoding import Message, Request, Sealed
 from veilsum_participant.boundary.framing import SealedMemory
-from veilsum_participant.boundary.maps import Apply, Done, EncodeBy, Learned, Made, Point, Prepare, Train
+from veilsum_participant.boundary.maps import Apply, EncodeBy, Learned, Made, Point, Prepare, Train
+from veilsum_participant.boundary.reader import WorkerDone
 from veilsum_participant.data.encoders import load_encoder
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.rows.evaluation import OpaqueMap
@@ -28,7 +29,7 @@ from veilsum_privacy.training import device
 LOG = logging.getLogger("veilsum.participant")
 
 
-class Maps:
+class MapComputer:
     """Answers for one study, or one program."""
 
     def __init__(self) -> None:
@@ -47,18 +48,18 @@ class Maps:
         match request:
             case Prepare():
                 self._prepare(request)
-                return Done()
+                return WorkerDone()
             case Point(at):
                 if not isinstance(self._task, TrainingTask):
                     raise Misuse("Nothing that trains was prepared.")
                 if self._at is None:
                     self._at = self._task.maps_at(self._broadcast, self._state)
                 self._maps = self._at(np.frombuffer(at, np.float64))
-                return Done()
+                return WorkerDone()
             case EncodeBy(where, path, declared):
                 device.choose(where)
                 self._maps = {ENCODER: load_encoder(Path(path), Program.model_validate_json(declared))}
-                return Done()
+                return WorkerDone()
             case Apply():
                 return self._apply(request)
             case Train():

@@ -10,7 +10,19 @@ import logging
 
 from veilsum_node.errors import ConfigurationError, DataError, Misuse, Unavailable, VeilsumError
 from veilsum_participant.boundary.encoding import Message, Request
-from veilsum_participant.boundary.reader import Begin, Check, Done, Fault, FaultKind, Load, Next, Open, Rows, Share, Shared
+from veilsum_participant.boundary.reader import (
+    AskShare,
+    BeginRows,
+    CheckStructure,
+    FaultKind,
+    LoadRows,
+    NextRows,
+    OpenDataset,
+    SealedRows,
+    UnmatchedShare,
+    WorkerDone,
+    WorkerFault,
+)
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import DAY, Batches, Datasets
 from veilsum_participant.worker.rows import sealed_rows
@@ -19,7 +31,7 @@ from veilsum_privacy.study.schema import DatasetSchema
 LOG = logging.getLogger("veilsum.participant")
 
 
-class Reader:
+class DatasetReader:
     """Answers for one dataset.
 
     Args:
@@ -37,42 +49,42 @@ class Reader:
         Raises:
             VeilsumError, OSError, MemoryError: it cannot be answered; see :func:`told`.
         """
-        if isinstance(request, Open):
+        if isinstance(request, OpenDataset):
             if self._opened is not None:
                 raise Misuse("The reader has its dataset already.")
             self._opened = request.name, DatasetConfig.model_validate_json(request.offered)
-            return Done()
+            return WorkerDone()
         if self._opened is None:
             raise Misuse("The reader has no dataset yet.")
         name, offered = self._opened
         match request:
-            case Check():
+            case CheckStructure():
                 self._datasets.check(name, offered, _schema(request.data))
-                return Done()
-            case Share():
-                return Shared(self._datasets.unmatched(name, offered))
-            case Load():
+                return WorkerDone()
+            case AskShare():
+                return UnmatchedShare(self._datasets.unmatched(name, offered))
+            case LoadRows():
                 found = self._datasets.load(name, offered, _schema(request.data), seconds=DAY)
                 return sealed_rows(found.records, found.digest)
-            case Begin(data, subject, rows, persons):
+            case BeginRows(data, subject, rows, persons):
                 schema = _schema(data)
                 self._batches = self._datasets.stream(
                     name, offered, schema, subject or None, rows=rows, persons=persons, seconds=DAY
                 )
-                return Done()
-            case Next() if self._batches is not None:
+                return WorkerDone()
+            case NextRows() if self._batches is not None:
                 return self._next(self._batches)
         raise Misuse("The reader is asked for what there is not.")
 
     @staticmethod
-    def _next(batches: Batches) -> Rows:
+    def _next(batches: Batches) -> SealedRows:
         try:
             return sealed_rows(next(batches))
         except StopIteration as end:
-            return Rows(over=1, digest=end.value or b"")
+            return SealedRows(over=1, digest=end.value or b"")
 
 
-def told(error: Exception) -> Fault:
+def told(error: Exception) -> WorkerFault:
     """What is said of an exception across the boundary: its kind. All else goes to the reader's log."""
     if isinstance(error, VeilsumError):
         LOG.error("the reader failed: %s", error)
@@ -80,15 +92,15 @@ def told(error: Exception) -> Fault:
         LOG.error("the reader failed", exc_info=error)
     match error:
         case DataError():
-            return Fault(FaultKind.SOURCE)
+            return WorkerFault(FaultKind.SOURCE)
         case ConfigurationError():
-            return Fault(FaultKind.SETTINGS)
+            return WorkerFault(FaultKind.SETTINGS)
         case Unavailable():
-            return Fault(FaultKind.AWAY)
+            return WorkerFault(FaultKind.AWAY)
         case MemoryError() | OSError():
-            return Fault(FaultKind.MEMORY)
+            return WorkerFault(FaultKind.MEMORY)
         case _:
-            return Fault(FaultKind.OTHER)
+            return WorkerFault(FaultKind.OTHER)
 
 
 def _schema(data: bytes) -> DatasetSchema:

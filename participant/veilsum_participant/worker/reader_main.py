@@ -1,33 +1,42 @@
-"""The main of a reader's process: ``python -P -m veilsum_participant.worker.reader_main DESCRIPTOR [BOUNDS]``."""
+"""The main of a reader: ``python -P -m veilsum_participant.worker.reader_main DESCRIPTOR [BOUNDS [OF]]``."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import socket
 import sys
+import traceback
 
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent
 
 
-def main(descriptor: int, bounds: str = "") -> None:
-    """Serve the guard at the other end of a connected socket until it ends, and end with it, whatever is being read."""
-    if bounds:
-        end_with_parent(only=True)
-        confine(Bounds.from_text(bounds), keep=(descriptor,))
-    with contextlib.suppress(BaseException):
+def main(descriptor: int, bounds: Bounds | None) -> None:
+    """Serve the guard at the other end of a connected socket until it ends, and end with it, whatever is being done.
+
+    Without bounds it is not confined.
+    """
+    try:
+        end_with_parent()
+        if bounds is not None:
+            confine(bounds, keep=(descriptor,))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         from veilsum_node.telemetry.logs import start_logging
         from veilsum_participant.boundary.framing import Line, serve
         from veilsum_participant.boundary.reader import REQUESTS
         from veilsum_participant.data.local import LocalDatasets
-        from veilsum_participant.worker.reader import Reader, told
+        from veilsum_participant.worker.reader import DatasetReader, told
 
         start_logging()
-        line = Line(socket.socket(fileno=descriptor))
-        serve(line, REQUESTS, Reader(LocalDatasets()).answer, told, threads=1)
-    os._exit(0)  # threads that still read, or hang, hold nobody up
+        serve(Line(socket.socket(fileno=descriptor)), REQUESTS, DatasetReader(LocalDatasets()).answer, told, threads=1)
+    except BaseException as error:  # noqa: BLE001  whatever it is, its words may quote a record
+        traceback.print_tb(error.__traceback__, limit=-4)
+        print(type(error).__name__, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)  # threads that still work, or hang, hold nobody up
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:3])
+    main(int(sys.argv[1]), Bounds.from_text(sys.argv[2]) if len(sys.argv) > 2 else None)

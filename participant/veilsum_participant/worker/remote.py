@@ -27,7 +27,17 @@ from veilsum_participant.boundary.calls import BrokenError, CallFailedError
 from veilsum_participant.boundary.encoding import Message, Request
 from veilsum_participant.boundary.framing import Caller, Line
 from veilsum_participant.boundary.maps import EncodeBy
-from veilsum_participant.boundary.reader import Begin, Check, Fault, FaultKind, Load, Next, Open, Rows, Share
+from veilsum_participant.boundary.reader import (
+    AskShare,
+    BeginRows,
+    CheckStructure,
+    FaultKind,
+    LoadRows,
+    NextRows,
+    OpenDataset,
+    SealedRows,
+    WorkerFault,
+)
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.datasets import Batches, Datasets, Snapshot
 from veilsum_participant.encoder_files import find_path
@@ -50,14 +60,15 @@ _SEEN = "The reader's own log says why; so does `veilsum participant check`, whi
 
 
 @dataclass
-class _Reader:
-    """A reader's process."""
+class _RunningReader:
+    """A reader's process; ``waited`` for what followed a check, if it did."""
 
     started: Started
+    waited: bool = False
     caller: Caller = field(init=False)
 
     def __post_init__(self) -> None:
-        self.caller = Caller(Line(self.started.connected), Fault)
+        self.caller = Caller(Line(self.started.socket), WorkerFault)
 
     def end(self) -> None:
         self.caller.close()
@@ -70,7 +81,7 @@ class WorkerDatasets(Datasets):
     def __init__(self, starter: Starter) -> None:
         super().__init__()
         self._starter = starter
-        self._waiting: dict[tuple[str, bytes], tuple[_Reader, threading.Timer]] = {}
+        self._waiting: dict[tuple[str, bytes], tuple[_RunningReader, threading.Timer]] = {}
         self._lock = threading.Lock()
         self._computing = Computing(starter)
 
@@ -80,7 +91,7 @@ class WorkerDatasets(Datasets):
         key = (name, offered_bytes(offered))
         reader = self._reader(key)
         try:
-            self._ask(reader, name, Check(_schema_bytes(schema)))
+            self._ask(reader, name, CheckStructure(_schema_bytes(schema)))
         except BaseException:
             reader.end()
             raise
@@ -88,7 +99,7 @@ class WorkerDatasets(Datasets):
 
     def load(self, name: str, offered: DatasetConfig, schema: DatasetSchema, *, seconds: float) -> Snapshot:
         until = time.monotonic() + seconds
-        request = Load(_schema_bytes(schema))
+        request = LoadRows(_schema_bytes(schema))
         reader, found = self._begun(name, offered, request, until)
         try:
             records = opened_rows(found, schema, subjects=offered.subject is not None)
@@ -104,10 +115,10 @@ class WorkerDatasets(Datasets):
         rows: int, persons: int, seconds: float,
     ) -> Batches:  # fmt: skip
         until = time.monotonic() + seconds
-        reader, _ = self._begun(name, offered, Begin(_schema_bytes(schema), subject or "", rows, persons), until)
+        reader, _ = self._begun(name, offered, BeginRows(_schema_bytes(schema), subject or "", rows, persons), until)
         try:
             while True:
-                found = self._ask(reader, name, Next(), until)
+                found = self._ask(reader, name, NextRows(), until)
                 if found.over:
                     return _digest(name, offered, found)
                 try:
@@ -122,7 +133,7 @@ class WorkerDatasets(Datasets):
             return 0.0
         reader = self._reader((name, offered_bytes(offered)))
         try:
-            share = self._ask(reader, name, Share()).share
+            share = self._ask(reader, name, AskShare()).share
         finally:
             reader.end()
         if not 0.0 <= share <= 1.0:
@@ -155,7 +166,7 @@ class WorkerDatasets(Datasets):
 
     # -- readers ---------------------------------------------------------------------------------------------------------
 
-    def _begun(self, name: str, offered: DatasetConfig, request: Request[_R], until: float) -> tuple[_Reader, _R]:
+    def _begun(self, name: str, offered: DatasetConfig, request: Request[_R], until: float) -> tuple[_RunningReader, _R]:
         """The answer to the first request of a reading, and the reader that gave it; one that is gone is started once more."""
         key = (name, offered_bytes(offered))
         for last in (False, True):
@@ -164,12 +175,13 @@ class WorkerDatasets(Datasets):
                 return reader, self._ask(reader, name, request, until)
             except BaseException as error:
                 reader.end()
-                if last or not isinstance(error.__cause__, BrokenError) or time.monotonic() >= until:
+                again = reader.waited or isinstance(error.__cause__, BrokenError)  # its file may be another one since
+                if last or not again or time.monotonic() >= until:
                     raise
                 LOG.warning("the reader of dataset %s ended and is started once more", name)
         raise AssertionError
 
-    def _reader(self, key: tuple[str, bytes]) -> _Reader:
+    def _reader(self, key: tuple[str, bytes]) -> _RunningReader:
         """A reader of the dataset that waits, or a new one."""
         with self._lock:
             found = self._waiting.pop(key, None)
@@ -179,27 +191,28 @@ class WorkerDatasets(Datasets):
                 return found[0]
             found[0].end()
         name, offered = key
-        reader = _Reader(self._starter.start("reader", name))
+        reader = _RunningReader(self._starter.start("reader", name))
         try:
-            self._ask(reader, name, Open(name, offered))
+            self._ask(reader, name, OpenDataset(name, offered))
         except BaseException:
             reader.end()
             raise
         return reader
 
-    def _wait(self, key: tuple[str, bytes], reader: _Reader) -> None:
+    def _wait(self, key: tuple[str, bytes], reader: _RunningReader) -> None:
         """Let a reader wait for a reading; one at most for a dataset."""
         timer = threading.Timer(IDLE, self._expire, (key, reader))
         timer.daemon = True
         with self._lock:
             before = self._waiting.pop(key, None)
+            reader.waited = True
             self._waiting[key] = reader, timer
         timer.start()
         if before is not None:
             before[1].cancel()
             before[0].end()
 
-    def _expire(self, key: tuple[str, bytes], reader: _Reader) -> None:
+    def _expire(self, key: tuple[str, bytes], reader: _RunningReader) -> None:
         with self._lock:
             found = self._waiting.get(key)
             if found is None or found[0] is not reader:
@@ -208,7 +221,7 @@ class WorkerDatasets(Datasets):
         reader.end()
 
     @staticmethod
-    def _ask(reader: _Reader, name: str, request: Request[_R], until: float | None = None) -> _R:
+    def _ask(reader: _RunningReader, name: str, request: Request[_R], until: float | None = None) -> _R:
         """Ask a reader.
 
         Raises:
@@ -224,7 +237,7 @@ class WorkerDatasets(Datasets):
 
 
 def _failure(name: str, failure: Message) -> VeilsumError:
-    kind = failure.kind if isinstance(failure, Fault) else FaultKind.OTHER
+    kind = failure.kind if isinstance(failure, WorkerFault) else FaultKind.OTHER
     match kind:
         case FaultKind.SOURCE:
             return DataError(f"Dataset {name} cannot be read under the schema.", _SEEN)
@@ -238,7 +251,7 @@ def _failure(name: str, failure: Message) -> VeilsumError:
             return DataError(f"Dataset {name} cannot be read.", _SEEN)
 
 
-def _digest(name: str, offered: DatasetConfig, found: Rows) -> bytes | None:
+def _digest(name: str, offered: DatasetConfig, found: SealedRows) -> bytes | None:
     """Of a query's records; whether there is one depends on the configuration alone."""
     if len(found.digest) != (32 if offered.source == "sql" else 0):
         raise Unavailable(f"The reader of dataset {name} is out of order: it names no digest, or one of a file.")

@@ -9,12 +9,12 @@ import numpy as np
 from veilsum_participant.boundary.calls import BrokenError
 from veilsum_participant.boundary.encoding import Sealed
 from veilsum_participant.boundary.framing import SealedMemory
-from veilsum_participant.boundary.reader import Rows
+from veilsum_participant.boundary.reader import SealedRows
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.schema import DatasetSchema
 
 
-def sealed_rows(records: Records, digest: bytes | None = None) -> Rows:
+def sealed_rows(records: Records, digest: bytes | None = None) -> SealedRows:
     """Records as they cross; a copy of them is made.
 
     Raises:
@@ -24,10 +24,10 @@ def sealed_rows(records: Records, digest: bytes | None = None) -> Rows:
     parts: list[Any] = [np.ascontiguousarray(records.features).data, present.data, bytes(-present.size % 8)]
     parts += [np.ascontiguousarray(array).data for array in (records.labels, records.subjects) if array is not None]
     memory = SealedMemory.of(*(part for part in parts if len(part)))
-    return Rows(len(records), int(records.subjects is not None), 0, digest or b"", memory)
+    return SealedRows(len(records), int(records.subjects is not None), 0, digest or b"", memory)
 
 
-def opened_rows(found: Rows, schema: DatasetSchema, *, subjects: bool) -> Records:
+def opened_rows(found: SealedRows, schema: DatasetSchema, *, subjects: bool) -> Records:
     """Records that came, held to their schema: how many bytes there are, which values what is there or not may have, and that
     a subject's stand together.
 

@@ -9,15 +9,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from veilsum_node.errors import Unavailable
 from veilsum_participant.boundary.framing import pair
 
-Role = Literal["reader", "maps"]
-
-MODULES: dict[Role, str] = {
+MODULES: dict[str, str] = {
     "reader": "veilsum_participant.worker.reader_main",
     "maps": "veilsum_participant.worker.maps_main",
 }
@@ -27,18 +26,19 @@ class Started(Protocol):
     """A worker that was started."""
 
     @property
-    def connected(self) -> socket.socket:
+    def socket(self) -> socket.socket:
         """The guard's end."""
 
-    def end(self) -> None:
-        """End the process, whatever it does; idempotent."""
+    @property
+    def end(self) -> Callable[[], None]:
+        """Ends the process, whatever it does; idempotent."""
 
 
 class Starter(Protocol):
     """Starts workers."""
 
-    def start(self, role: Role, dataset: str = "") -> Started:
-        """Start one, of a dataset where it is a reader.
+    def start(self, role: str, of: str = "") -> Started:
+        """Start one, of a dataset.
 
         Raises:
             Unavailable: it cannot be started.
@@ -49,7 +49,7 @@ class Starter(Protocol):
 class Child:
     """A worker that is this process's own child."""
 
-    connected: socket.socket
+    socket: socket.socket
     process: subprocess.Popen[bytes]
 
     def end(self) -> None:
@@ -59,9 +59,10 @@ class Child:
 
 
 class ProcessStarter:
-    """Starts workers as children of this process, by executing the interpreter anew."""
+    """Starts workers as children of this process, by executing the interpreter anew, unconfined: for tests and measurements;
+    a participant has its launcher start them (:mod:`veilsum_participant.session.launcher`)."""
 
-    def start(self, role: Role, dataset: str = "") -> Child:
+    def start(self, role: str, of: str = "") -> Child:
         """See :class:`Starter`."""
         own, other = pair()
         command = [sys.executable, "-P", "-m", MODULES[role], str(other.fileno())]
