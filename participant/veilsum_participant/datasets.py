@@ -9,16 +9,18 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from veilsum_node.errors import ConfigurationError, DataError, Refusal, RefusalCode, VeilsumError
 from veilsum_participant.dataset_config import DatasetConfig, EncoderConfig
 from veilsum_participant.query import Images, Source, SourceQuery, is_npz
-from veilsum_privacy.computation.contribution import Elsewhere
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.feature_maps import Encode
+
+if TYPE_CHECKING:
+    from veilsum_privacy.computation.contribution import Elsewhere
+    from veilsum_privacy.tasks.feature_maps import Encode
 
 BATCH = 1 << 24
 """Bytes of records that are read at a time."""

@@ -64,6 +64,14 @@ def _begin(network: Processes) -> bytes:
     return key
 
 
+def test_a_reader_is_gone_once_it_read(network: Processes) -> None:
+    key = _begin(network)
+    launcher = network.participants["c"].pid
+    wait_for(lambda: "dataset records is read" in (network.directory("c") / "log").read_text(), "c's records")
+    wait_for(lambda: "reader" not in children(launcher), "the reader's end")
+    _finished(network, key)
+
+
 def _finished(network: Processes, key: bytes) -> None:
     network.proxies["c"].release()
     status = network.await_end(key)

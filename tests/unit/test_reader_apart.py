@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 import pytest
+from PIL import Image
 
 from support.apart import Answer, RawStarter, ThreadStarter
 from support.federation import schema_of
@@ -40,7 +41,7 @@ from veilsum_participant.worker.remote import WorkerDatasets, offered_bytes
 from veilsum_participant.worker.rows import opened_rows, sealed_rows
 from veilsum_participant.worker.starting import ProcessStarter
 from veilsum_privacy.mechanism.records import Records
-from veilsum_privacy.study.schema import DatasetSchema
+from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 
 NAME, ROWS, WIDTH = "records", 37, 3
 SECRET = "patient-4711"
@@ -123,7 +124,25 @@ def test_a_real_process_reads_and_is_gone_afterwards(tmp_path: Path) -> None:
         assert everything(apart, offered, SCHEMA, True) == everything(LocalDatasets(), offered, SCHEMA, True)
     finally:
         apart.close()
-    assert [child.process.poll() for child in started] == [-9]
+    assert [child.process.poll() in (0, -9) for child in started] == [True]
+
+
+def test_a_real_process_decodes_images(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        Image.fromarray(rng.integers(0, 255, (6, 5), dtype=np.uint8), "L").save(tmp_path / f"{number}.png")
+    parquet.write_table(pa.table({"file": [f"{n}.png" for n in range(5)], "y": list("01010")}), tmp_path / "r.parquet")
+    pixels = {"column": "file", "folder": tmp_path, "shape": (1, 2, 2)}
+    offered = DatasetConfig.model_validate({"path": tmp_path / "r.parquet", "images": pixels})
+    columns = tuple(NumberColumn(name=f"pixel{place}", low=0.0, high=255.0) for place in range(4))
+    schema = SCHEMA.model_copy(update={"columns": columns, "max_records": 10})
+    apart = WorkerDatasets(ProcessStarter())
+    try:
+        found = apart.read(NAME, offered, schema).records
+    finally:
+        apart.close()
+    assert bits(found) == bits(LocalDatasets().read(NAME, offered, schema).records)
+    assert found.present.sum() == 16, "one file is not there"
 
 
 def test_a_reader_that_waits_reads_next_and_others_are_started_for_others(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import pyarrow
 
 from veilsum_participant.data.encode import load_records
-from veilsum_participant.data.encoders import find_encoder
 from veilsum_participant.data.quality import most_unmatched
 from veilsum_participant.data.snapshot import RecordsDigest, records_digest
 from veilsum_participant.data.sources import check_structure
@@ -19,7 +19,9 @@ from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
 from veilsum_privacy.study.schema_file import load_schema
-from veilsum_privacy.tasks.feature_maps import Encode
+
+if TYPE_CHECKING:
+    from veilsum_privacy.tasks.feature_maps import Encode
 
 LOG = logging.getLogger("veilsum.participant")
 
@@ -50,6 +52,8 @@ class LocalDatasets(Datasets):
         return _digested(found) if offered.source == "sql" else _undigested(found)
 
     def load_encoder(self, name: str, encoders: Mapping[str, EncoderConfig], declared: Program, device: str) -> Encode:
+        from veilsum_participant.data.encoders import find_encoder  # what only reads does without
+
         return find_encoder(encoders, declared)
 
     def unmatched(self, name: str, offered: DatasetConfig) -> float:

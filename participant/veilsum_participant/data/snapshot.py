@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from veilsum_privacy.tasks.base import Records
+from veilsum_privacy.mechanism.records import Records
 
 
 class RecordsDigest:

@@ -29,8 +29,8 @@ from veilsum_participant.data.subjects import BUCKETS, bucket_subjects, number_p
 from veilsum_participant.data.table import Table
 from veilsum_participant.datasets import BATCH, record_bytes
 from veilsum_participant.query import Source
+from veilsum_privacy.mechanism.records import Records, join_batches
 from veilsum_privacy.study.schema import DatasetSchema
-from veilsum_privacy.tasks.base import Records, join_batches
 
 _ALONE = 1 << 40
 """Number of the first subject without an identifier, where how many others there are is not known yet."""

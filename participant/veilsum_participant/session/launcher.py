@@ -38,13 +38,13 @@ from veilsum_participant.roles import environment, front, guard, reader, torch_w
 from veilsum_participant.session.client import Parts
 from veilsum_participant.session.hooks import Running, begin_here
 from veilsum_participant.worker.remote import WorkerDatasets
-from veilsum_participant.worker.starting import MODULES, Role
+from veilsum_participant.worker.starting import MODULES
 
 LOG = logging.getLogger("veilsum.participant")
 
 FRONT = "front"
 
-ROLES = {FRONT: "veilsum_participant.front", **{str(role): module for role, module in MODULES.items()}}
+ROLES = {FRONT: "veilsum_participant.front", **MODULES}
 """Module of each process that there can be; its arguments are a descriptor and its bounds."""
 
 START_SECONDS = 60.0
@@ -58,14 +58,15 @@ _LINE = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)")  # of veils
 
 @dataclass(frozen=True)
 class Started:
-    """A process that was started for the guard; implements :class:`~veilsum_participant.worker.starting.Started`."""
+    """A process that was started for the guard; implements :class:`~veilsum_participant.worker.starting.Started`.
 
-    connected: socket.socket
-    _end: Callable[[], None] = field(repr=False)
+    Attributes:
+        socket: to it; frames go over it.
+        end: ends the process at once, if it has not ended.
+    """
 
-    def end(self) -> None:
-        """End the process at once, if it has not ended."""
-        self._end()
+    socket: socket.socket
+    end: Callable[[], None] = field(repr=False)
 
 
 class Starter:
@@ -80,21 +81,19 @@ class Starter:
         self._control, self._lock = control, threading.Lock()
         control.settimeout(START_SECONDS)
 
-    def front(self) -> Started:
-        """Start a front.
+    def start(self, role: str, of: str = "") -> Started:
+        """Start a process.
 
-        Raises:
-            Unavailable: none can be started.
-        """
-        return self._start(FRONT, "")
-
-    def start(self, role: Role, dataset: str = "") -> Started:
-        """Start a worker.
+        Args:
+            role: of :data:`ROLES`.
+            of: what it is for, as a dataset's name.
 
         Raises:
             Unavailable: it cannot be started.
         """
-        return self._start(role, dataset)
+        number, (line, words) = self._ask({"start": role, "of": of}, 2)
+        threading.Thread(target=_repeat, args=(role, words), name=role, daemon=True).start()
+        return Started(socket.socket(fileno=line), lambda: self._end(number))
 
     def begin(self, command: Sequence[str], variables: Mapping[str, str], given: bytes) -> Running:
         """Have the site's own command run: the one that the launcher read of the configuration, whatever is asked for.
@@ -108,11 +107,6 @@ class Starter:
         finally:
             text.close()
         return _Beside(ends, lambda: self._end(number))
-
-    def _start(self, role: str, of: str) -> Started:
-        number, (line, words) = self._ask({"start": role, "of": of}, 2)
-        threading.Thread(target=_repeat, args=(role, words), name=role, daemon=True).start()
-        return Started(socket.socket(fileno=line), lambda: self._end(number))
 
     def _ask(self, what: dict[str, Any], count: int, passed: Sequence[int] = ()) -> tuple[int, list[int]]:
         try:
@@ -150,11 +144,11 @@ class Fronts:
     """Gives the guard a front, another one where the one before is out of order.
 
     Args:
-        start: starts one.
+        starter: of processes.
     """
 
-    def __init__(self, start: Callable[[], Started]) -> None:
-        self._start, self._lock = start, threading.Lock()
+    def __init__(self, starter: Starter) -> None:
+        self._starter, self._lock = starter, threading.Lock()
         self._front: Caller | None = None
         self._started: Started | None = None
 
@@ -169,8 +163,8 @@ class Fronts:
                 if self._front is not None and self._started is not None:
                     LOG.warning("the front is replaced: %s", self._front.broken)
                     self._started.end()
-                self._started = self._start()
-                self._front = Caller(Line(self._started.connected), Failed)
+                self._started = self._starter.start(FRONT)
+                self._front = Caller(Line(self._started.socket), Failed)
             return self._front
 
 
@@ -210,7 +204,7 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     end_with_parent()
     confine(own, keep=[theirs.fileno(), *(() if listening is None else (listening.fileno(),))])
     starter = Starter(theirs)
-    return Parts(Fronts(starter.front), WorkerDatasets(starter), starter.begin, listening)
+    return Parts(Fronts(starter), WorkerDatasets(starter), starter.begin, listening)
 
 
 def _bounds(config: ParticipantConfig, role: str, of: str) -> Bounds:

@@ -10,6 +10,7 @@ import traceback
 
 from veilsum_node.process.confinement import Bounds, confine
 from veilsum_node.process.hardening import end_with_parent
+from veilsum_participant.worker.decoding import Decoders, start_nursery
 
 
 def main(descriptor: int, bounds: Bounds | None) -> None:
@@ -19,17 +20,20 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
     """
     try:
         end_with_parent()
+        nursery = start_nursery(bounds)
         if bounds is not None:
-            confine(bounds, keep=(descriptor,))
+            confine(bounds, keep=(descriptor, nursery.fileno()))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         from veilsum_node.telemetry.logs import start_logging
         from veilsum_participant.boundary.framing import Line, serve
         from veilsum_participant.boundary.reader import REQUESTS
+        from veilsum_participant.data.images import decode_by
         from veilsum_participant.data.local import LocalDatasets
         from veilsum_participant.worker.reader import DatasetReader, told
 
         start_logging()
+        decode_by(Decoders(nursery).read_image)
         serve(Line(socket.socket(fileno=descriptor)), REQUESTS, DatasetReader(LocalDatasets()).answer, told, threads=1)
     except BaseException as error:  # noqa: BLE001  whatever it is, its words may quote a record
         traceback.print_tb(error.__traceback__, limit=-4)

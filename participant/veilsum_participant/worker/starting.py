@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from veilsum_node.errors import Unavailable
+from veilsum_node.process.confinement import Bounds
 from veilsum_participant.boundary.framing import pair
 
 MODULES: dict[str, str] = {
@@ -59,13 +60,21 @@ class Child:
 
 
 class ProcessStarter:
-    """Starts workers as children of this process, by executing the interpreter anew, unconfined: for tests and measurements;
-    a participant has its launcher start them (:mod:`veilsum_participant.session.launcher`)."""
+    """Starts workers as children of this process, by executing the interpreter anew: for tests and measurements; a participant
+    has its launcher start them (:mod:`veilsum_participant.session.launcher`).
+
+    Args:
+        bounds: of a role and a dataset; None to confine nothing.
+    """
+
+    def __init__(self, bounds: Callable[[str, str], Bounds] | None = None) -> None:
+        self._bounds = bounds
 
     def start(self, role: str, of: str = "") -> Child:
         """See :class:`Starter`."""
         own, other = pair()
         command = [sys.executable, "-P", "-m", MODULES[role], str(other.fileno())]
+        command += [] if self._bounds is None else [self._bounds(role, of).to_text(), of]
         try:
             process = subprocess.Popen(command, pass_fds=(other.fileno(),), stdin=subprocess.DEVNULL, env=_environment())  # noqa: S603
         except OSError as error:
