@@ -174,8 +174,8 @@ class Invaded(Processes):
                 children["guard" if "taken_over" in line else found.group(0) if found else line] = int(place.name)
         return {"launcher": launcher, **children}
 
-    def let_loose(self, decoys: Running) -> dict[str, list[str]]:
-        """Have each process that was taken over come after the guard and the site's files; what it succeeded in."""
+    def let_loose(self, decoys: Running) -> None:
+        """Have each process that was taken over come after the guard and the site's files, once it runs."""
         guard = self.others()["guard"]
         maps = Path(f"/proc/{guard}/maps").read_text() if os.geteuid() == 0 else "0-0 rw"
         heap = int(maps.partition("-")[0], 16)
@@ -193,6 +193,9 @@ class Invaded(Processes):
         (self.prey / "new").write_text(json.dumps(fields))
         (self.prey / "new").chmod(0o644)
         (self.prey / "new").rename(self.prey / PREY)
+
+    def made(self) -> dict[str, list[str]]:
+        """What each succeeded in."""
         made = {}
         for role in self.roles:
             line = f"{role}: {TOLD}"
@@ -220,9 +223,10 @@ def test_processes_that_are_taken_over_reach_nothing_of_the_site_and_a_study_end
         processes = Invaded(place)
         try:
             processes.heal()
+            processes.let_loose(decoys)
             key = processes.submit(processes.compile(make_request(schema_of(3), epsilon=1.0)))
             records = processes.directory(processes.victim) / "data" / "records.npz"
-            assert processes.let_loose(decoys) == {"front": [], "reader": [f"read {records}"]}
+            assert processes.made() == {"front": [], "reader": [f"read {records}"]}
             for name, number in processes.others().items():
                 status = Path(f"/proc/{number}/status").read_text()
                 assert ("Seccomp:\t2" in status) == ("NoNewPrivs:\t1" in status) == (name != "launcher"), name

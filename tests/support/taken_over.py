@@ -44,16 +44,24 @@ def attack(fields: dict[str, Any]) -> list[str]:
     return made
 
 
+def _attacked() -> bool:
+    """Attack whom the file names, and tell; whether there is one."""
+    for folder in filter(None, sys.path):
+        try:
+            fields = json.loads((Path(folder) / PREY).read_text())
+        except (OSError, ValueError):
+            continue
+        made = attack(fields)
+        told = TOLD + json.dumps({"tried": len(ATTEMPTS), "made": made})
+        print(
+            f"2026-01-01T00:00:00Z WARNING {told}", file=sys.stderr, flush=True
+        )  # of a reader, lines of its log alone are kept
+        return True
+    return False
+
+
 def _wait_and_attack() -> None:
-    while True:
-        for folder in filter(None, sys.path):
-            try:
-                fields = json.loads((Path(folder) / PREY).read_text())
-            except (OSError, ValueError):
-                continue
-            made = attack(fields)
-            print(TOLD + json.dumps({"tried": len(ATTEMPTS), "made": made}), file=sys.stderr, flush=True)
-            return
+    while not _attacked():
         time.sleep(0.05)
 
 
@@ -64,7 +72,8 @@ def take_over(module: str) -> Any:
 
     def confined(bounds: Any, keep: Iterable[int] = ()) -> Any:
         found = confine(bounds, keep)
-        threading.Thread(target=_wait_and_attack, daemon=True).start()
+        if not _attacked():  # a reader lives no longer than it reads: it attacks first
+            threading.Thread(target=_wait_and_attack, daemon=True).start()
         return found
 
     real.confine = confined
