@@ -25,7 +25,12 @@ from veilsum_participant.boundary.framing import pair
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.roles import torch_worker
 
-pytestmark = pytest.mark.skipif(unconfinable() != "", reason=unconfinable() or "it is")
+
+@pytest.fixture(autouse=True)
+def confinable() -> None:
+    if reason := unconfinable():
+        pytest.skip(reason)
+
 
 NEEDS_MORE = {
     "look_into_the_parent", "send_a_signal_to_the_parent",  # whom root's tests run as
@@ -218,6 +223,9 @@ def test_processes_that_are_taken_over_reach_nothing_of_the_site_and_a_study_end
             key = processes.submit(processes.compile(make_request(schema_of(3), epsilon=1.0)))
             records = processes.directory(processes.victim) / "data" / "records.npz"
             assert processes.let_loose(decoys) == {"front": [], "reader": [f"read {records}"]}
+            for name, number in processes.others().items():
+                status = Path(f"/proc/{number}/status").read_text()
+                assert ("Seccomp:\t2" in status) == ("NoNewPrivs:\t1" in status) == (name != "launcher"), name
             ended = processes.await_end(key)
             assert ended.phase == "finished", f"{ended}\n{processes.log}"
             assert len(processes.releases(key)) == 1
