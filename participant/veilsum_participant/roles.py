@@ -55,7 +55,16 @@ def guard(config: ParticipantConfig, path: Path | None = None) -> Bounds:
     if config.policy.directory is not None:  # the operator puts another in its place
         read.append(config.policy.directory.parent)
     read += [offered.schema_file for offered in config.datasets.values() if offered.schema_file is not None]
-    return Bounds(read=tuple(read), write=(config.state.resolve().parent,), alters=True)
+    read += [item.path for item in config.encoders.values()]  # a study's program is found by its hash
+    read += [path for path in (config.ca_bundle, config.proxy_password_file) if path is not None]
+    write = [config.state.resolve().parent]
+    if config.log.file is not None:  # made anew when it is rotated
+        write.append(config.log.file.resolve().parent)
+    if (metrics := config.metrics) is not None:
+        # a renewed certificate takes the place of the one before
+        read += [path.parent for path in (metrics.certificate, metrics.key, metrics.token_file) if path is not None]
+        write += [] if metrics.ready_file is None else [metrics.ready_file.resolve().parent]
+    return Bounds(read=tuple(read), write=tuple(dict.fromkeys(write)), alters=True)
 
 
 def reader(config: ParticipantConfig, dataset: str) -> Bounds:

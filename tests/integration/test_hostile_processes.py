@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.victims import Running, folder, give, intrude, unconfinable, victim
+from support.federation import make_data, make_request, schema_of
+from support.intruder import ATTEMPTS
+from support.network import wait_for
+from support.processes import Process, Processes, command
+from support.taken_over import PREY, TOLD
+from support.victims import Running, as_ordinary_user, folder, give, interpreter, intrude, unconfinable, victim
+from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.process.confinement import offered
+from veilsum_participant.boundary.framing import pair
+from veilsum_participant.config import ParticipantConfig
+from veilsum_participant.roles import torch_worker
 
 pytestmark = pytest.mark.skipif(unconfinable() != "", reason=unconfinable() or "it is")
 
@@ -25,7 +37,7 @@ NEEDS_MORE = {
 }  # fmt: skip
 """Attempts that fail on some machines without any confinement of ours."""
 
-OF_PORTS = {"dial_tcp", "listen_on_tcp", "listen_without_an_address"}
+OF_PORTS = {"dial_tcp"}
 
 
 @pytest.fixture
@@ -81,7 +93,7 @@ def test_one_with_a_network_dials_its_port_and_no_other(place: Path, prey: Runni
         port = served.getsockname()[1]
         found = intrude(prey, {"network": True, "dial": [port]}, dials=[port])
     limited = offered().landlock >= 4
-    assert set(found["made"]) <= ({"listen_without_an_address"} if limited else OF_PORTS)
+    assert set(found["made"]) <= (set() if limited else OF_PORTS)
     assert not found["executed"]
     assert found["work"]["threads"]
 
@@ -97,3 +109,149 @@ def test_no_descriptor_is_inherited_but_those_that_are_handed_over(place: Path, 
 
 def test_an_inherited_descriptor_is_there_unless_it_is_closed(prey: Running) -> None:
     assert "use_an_inherited_descriptor" in intrude(prey, None)["made"]
+
+
+class Invaded(Processes):
+    """A federation of which one site runs divided, as an ordinary user, with front and reader taken over."""
+
+    victim, roles = "a", ("front", "reader")
+
+    def __init__(self, directory: Path) -> None:
+        self.prey = directory / "prey"
+        self.prey.mkdir(mode=0o755)
+        directory.chmod(0o755)
+        waits = Waits(enrol=200, seal=200, contribute=200, consent=200, check=200, grace=9)
+        data = make_data("abc", 60, 3)
+        settings = {"waits": waits, "budget": (None, 1e-5), "max_peer_streams": 16}
+        super().__init__(directory, data, forked=False, **settings)
+        own = self.directory(self.victim)
+        (own / "data").mkdir()
+        (own / "records.npz").rename(own / "data" / "records.npz")
+        (own / "state").mkdir()
+        config = own / "participant.toml"
+        text = config.read_text().replace('"records.npz"', '"data/records.npz"')
+        text = text.replace('isolation = "none"', 'isolation = "processes"')
+        config.write_text(f'state = "state/participant.db"\n{text}')
+        for path in (own, *own.rglob("*")):
+            give(path)
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        for path in own.parents:
+            if path.is_relative_to(directory):
+                path.chmod(0o755)
+
+    def _state(self, name: str) -> Path:
+        return super()._state(name) if name != self.victim else self.directory(name) / "state" / "participant.db"
+
+    def launch(self, role: str, directory: Path) -> Process:
+        if directory != self.directory(self.victim):
+            return super().launch(role, directory)
+        program, environment = interpreter()
+        path = f"{environment['PYTHONPATH']}{os.pathsep}{self.prey}"
+        arguments = ["-P", "-m", "support.taken_over", ",".join(self.roles), *command(role, directory / f"{role}.toml")[2:]]
+        return OrdinaryProcess([program, *arguments], directory.parent / "a.log", {**environment, "PYTHONPATH": path})
+
+    @property
+    def log(self) -> str:
+        return (self.directory(self.victim).parent / "a.log").read_text()
+
+    def others(self) -> dict[str, int]:
+        """Numbers of the site's processes: the launcher, the guard, and the one of the role."""
+        launcher = self.participants[self.victim].pid
+        children = {}
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                line = (place / "cmdline").read_text()
+            except (OSError, IndexError):
+                continue
+            if parent == launcher:
+                found = re.search(r"support\.hostile_(\w+)|veilsum_participant\.([\w.]+)", line)
+                children["guard" if "taken_over" in line else found.group(0) if found else line] = int(place.name)
+        return {"launcher": launcher, **children}
+
+    def let_loose(self, decoys: Running) -> dict[str, list[str]]:
+        """Have each process that was taken over come after the guard and the site's files; what it succeeded in."""
+        guard = self.others()["guard"]
+        maps = Path(f"/proc/{guard}/maps").read_text() if os.geteuid() == 0 else "0-0 rw"
+        heap = int(maps.partition("-")[0], 16)
+        own = self.directory(self.victim)
+        names = (
+            "identity/key.pem",
+            "identity/transport/key.pem",
+            "state/participant.db",
+            "participant.toml",
+            "data/records.npz",
+        )
+        files = [str(own / name) for name in names] + [str(own), str(own / "state"), str(own / "identity")]
+        secret = bytes(16).hex()
+        fields = {**decoys.fields, "process": guard, "address": heap, "secret": secret, "inherited": 99, "site_files": files}
+        (self.prey / "new").write_text(json.dumps(fields))
+        (self.prey / "new").chmod(0o644)
+        (self.prey / "new").rename(self.prey / PREY)
+        made = {}
+        for role in self.roles:
+            line = f"{role}: {TOLD}"
+            wait_for(lambda line=line: line in self.log, f"what the {role} says")  # type: ignore[misc]
+            told = json.loads(self.log.partition(line)[2].splitlines()[0])
+            assert told["tried"] == len(ATTEMPTS)
+            made[role] = told["made"]
+        return made
+
+
+class OrdinaryProcess(Process):
+    """A process of the ordinary user's."""
+
+    def __init__(self, line: list[str], log: Path, environment: dict[str, str]) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                line, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, cwd="/", **as_ordinary_user()
+            )
+
+
+def test_processes_that_are_taken_over_reach_nothing_of_the_site_and_a_study_ends_as_ever() -> None:
+    """The reader reads its dataset, which it is for, and no more."""
+    with folder() as place, folder() as elsewhere, victim(elsewhere) as decoys:
+        processes = Invaded(place)
+        try:
+            processes.heal()
+            key = processes.submit(processes.compile(make_request(schema_of(3), epsilon=1.0)))
+            records = processes.directory(processes.victim) / "data" / "records.npz"
+            assert processes.let_loose(decoys) == {"front": [], "reader": [f"read {records}"]}
+            ended = processes.await_end(key)
+            assert ended.phase == "finished", f"{ended}\n{processes.log}"
+            assert len(processes.releases(key)) == 1
+        finally:
+            processes.stop()
+
+
+def test_a_process_of_networks_that_is_taken_over_reaches_its_encoders_and_nothing_else(place: Path, prey: Running) -> None:
+    encoder = place / "encoders" / "e.pt"
+    encoder.parent.mkdir()
+    encoder.write_bytes(b"an encoder")
+    victims = place / "victim"
+    fields = {"identity": victims, "state": victims / "held", "datasets": {"records": {"path": victims / "forgotten"}}}
+    config = ParticipantConfig.model_validate({"coordinator": "localhost:1", "encoders": {"e": {"path": encoder}}, **fields})
+    files = [str(path) for path in (encoder, encoder.parent, victims / "held", victims)]
+    program, environment = interpreter()
+    ours, theirs = pair()
+    with ours, theirs, folder() as apart:
+        (apart / PREY).write_text(json.dumps({**prey.fields, "secret": "", "inherited": 99, "site_files": files}))
+        (apart / PREY).chmod(0o644)
+        started = subprocess.Popen(
+            [program, "-P", "-m", "support.hostile_maps", str(theirs.fileno()), torch_worker(config).to_text()],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            env={**environment, "PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{apart}"},
+            **as_ordinary_user(),
+        )
+        try:
+            assert started.stderr is not None
+            said = next(line for line in started.stderr if TOLD in line or not line)
+            assert json.loads(said.partition(TOLD)[2])["made"] == [f"read {encoder}"]
+            assert started.poll() is None
+        finally:
+            started.kill()
+            started.communicate()

@@ -21,7 +21,10 @@ from veilsum_node.process.confinement import ALTERING, ARGUED, FORBIDDEN, REACHI
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 PROCESS = 4321
-BOUNDS = [Bounds(network=a, local=b, forks=c, alters=d) for a, b, c, d in product((False, True), repeat=4)]
+BOUNDS = [
+    Bounds(network=a, local=b, forks=c, alters=d, listen=e)
+    for a, b, c, d, e in product((False, True), (False, True), (False, True), (False, True), ((), None))
+]
 
 
 def judged(bounds: Bounds, machine: str, number: int, arguments: tuple[int, ...], architecture: int | None = None) -> int:
@@ -72,15 +75,14 @@ def allowed(bounds: Bounds, name: str | None, given: tuple[int, ...]) -> bool:
         case "socket":
             families = {2: bounds.network, 10: bounds.network, 1: bounds.local}
             return families.get(first, False) and second & 15 in (1, 2) and third in (0, 6, 17)
-        case "connect":
-            return bounds.network or bounds.local
         case "socketpair":
             return first == 1 and second & 15 in (1, 5)
     if name in FORBIDDEN:
         return False
     if name in ALTERING:
         return bounds.alters
-    return bounds.network if name in REACHING else True
+    listens = bounds.network and bounds.listen is None
+    return {"connect": bounds.network or bounds.local, "bind": listens, "listen": listens}.get(name or "", True)
 
 
 SMALL = st.sampled_from(

@@ -324,7 +324,8 @@ def filter_program(bounds: Bounds, machine: str, process: int) -> list[Instructi
     ]  # fmt: skip
     allowed = {"fork", "vfork"} if bounds.forks else set()
     allowed |= set(ALTERING) if bounds.alters else set()
-    allowed |= set(REACHING) if bounds.network else {"connect"} if bounds.local else set()
+    allowed |= {"connect"} if bounds.network or bounds.local else set()
+    allowed |= {"bind", "listen"} if bounds.network and bounds.listen != () else set()
     for name in FORBIDDEN | ALTERING | REACHING:
         if name not in allowed and number(name) != _NONE:
             program += [(_JUMP_EQUAL, 0, 1, number(name)), _returns(_ERRNO | errno.EPERM)]

@@ -6,8 +6,9 @@ How the ``participant`` commands show studies that wait for the operator's word.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,11 +31,9 @@ if TYPE_CHECKING:
     from veilsum_node.overrides import Loaded
     from veilsum_node.web.people import Links, Person
     from veilsum_node.web.settings import ConsoleSettings
-    from veilsum_participant.boundary.calls import Peer
     from veilsum_participant.checks import AskedStudy
     from veilsum_participant.cli.additions import Additions
     from veilsum_participant.config import ParticipantConfig
-    from veilsum_participant.datasets import Datasets
     from veilsum_participant.protocol.approval import Waiting
     from veilsum_participant.site import Site
     from veilsum_privacy.backup.backup import BackupOwner
@@ -86,22 +85,23 @@ def start(config: ConfigOption = CONFIG) -> None:
     with loading(serves=True):  # gRPC, Arrow and the database, which init does without
         from veilsum_node.process.hardening import harden
         from veilsum_node.telemetry.logs import start_logging
-        from veilsum_participant.session.client import run_participant
+        from veilsum_participant.session.client import Parts, run_participant
 
     harden()
     settings = _load(config)
-    fronts: Callable[[], Peer]
-    datasets: Datasets | None = None
     if settings.isolation == "processes":
-        from veilsum_participant.session.launcher import Fronts, divide
-        from veilsum_participant.worker.remote import WorkerDatasets
+        from veilsum_participant.session.launcher import divide
 
-        starter = divide(settings)
-        fronts, datasets = Fronts(starter), WorkerDatasets(starter)
+        parts = divide(settings, config)  # from here on this process is the guard
+        start_logging(settings.log)
     else:
-        from veilsum_participant.front.answering import in_process as fronts
-    start_logging(settings.log)
-    run_participant(settings, fronts, datasets)
+        from veilsum_participant.front.answering import in_process
+        from veilsum_participant.roles import UNCONFINED
+
+        parts = Parts(in_process)
+        start_logging(settings.log)
+        logging.getLogger("veilsum.participant").warning('isolation = "none": %s', UNCONFINED)
+    run_participant(settings, parts)
 
 
 def _load(path: Path) -> ParticipantConfig:

@@ -6,7 +6,6 @@ It ends when the guard closes its end, whatever signals it is sent before: the g
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from contextlib import suppress
@@ -17,10 +16,8 @@ from veilsum_node.process.hardening import end_with_parent
 
 def main(descriptor: int, bounds: Bounds) -> int:
     """Answer the guard at the other end of a socket until it ends; returns the exit status."""
-    end_with_parent()
+    end_with_parent(only=True)
     confine(bounds, keep=(descriptor,))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     from veilsum_node.errors import HostileInput
     from veilsum_participant.boundary.framing import Line, serve
     from veilsum_participant.boundary.front import REQUESTS, Hang

@@ -12,9 +12,11 @@ import contextlib
 import logging
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from veilsum_node.database import Database, open_database
 from veilsum_node.errors import ConfigurationError, Damage, HostileInput, StateError, Unavailable, VeilsumError
@@ -46,7 +48,7 @@ from veilsum_participant.protocol.membership import leave_former_studies
 from veilsum_participant.protocol.patience import REFUSING_SECONDS, StoreWatch, patience, patiently
 from veilsum_participant.protocol.recovery import give_up_restored
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
-from veilsum_participant.session.hooks import WaitingHook
+from veilsum_participant.session.hooks import Begin, WaitingHook, begin_here
 from veilsum_participant.session.workers import Workers
 from veilsum_participant.site import Site, check_key
 from veilsum_participant.store.tables import create_tables
@@ -76,14 +78,14 @@ def open_site(
         config: the site's.
         clock: Unix seconds.
         same_key: refuse an identity whose key is another one than open studies know the site by.
-        datasets: what reads records, and computes networks on them, elsewhere; None for this process.
+        datasets: how records are read; by default in this process, which then computes on the configured device.
 
     Raises:
         ConfigurationError, Misuse: identity, directory of the federation, files or the device are not in order.
         StateError, Unavailable, Damage: the store or the ledger is not.
     """
     if datasets is None:
-        from veilsum_participant.data.local import LocalDatasets  # all readers, which a guard does without
+        from veilsum_participant.data.local import LocalDatasets
 
         device.choose(config.device)
         datasets = LocalDatasets()
@@ -137,9 +139,10 @@ class Client:
     Args:
         site: the participant's.
         fronts: gives the front to ask in a session; another one where the one before is out of order.
+        begin: how the command ``hooks.waiting`` is run.
     """
 
-    def __init__(self, site: Site, fronts: Callable[[], Peer]) -> None:
+    def __init__(self, site: Site, fronts: Callable[[], Peer], begin: Begin = begin_here) -> None:
         self.core = ParticipantCore(site)
         self._site = site
         site.patience = REFUSING_SECONDS
@@ -153,7 +156,7 @@ class Client:
         self._told: set[bytes] = set()
         self._certificate = OwnCertificate(site)
         self._store = StoreWatch(site.database)
-        self._hook = WaitingHook(site)
+        self._hook = WaitingHook(site, begin=begin)
         self._anew = False
 
     def stop(self) -> None:
@@ -398,8 +401,25 @@ def _read(directives: Iterator[Directive], inbox: queue.Queue[Directive | Except
         inbox.put(None)
 
 
-def run_participant(config: ParticipantConfig, fronts: Callable[[], Peer], datasets: Datasets | None = None) -> None:
-    """Run a participant until SIGINT or SIGTERM; ``fronts`` as of :class:`Client`, ``datasets`` as of :func:`open_site`."""
+@dataclass(frozen=True)
+class Parts:
+    """What a running participant has others do.
+
+    Attributes:
+        fronts: as of :class:`Client`.
+        datasets: how records are read; None for this process.
+        begin: how a command of the site's own is run.
+        listening: the socket that metrics are served on, where this process may not make one.
+    """
+
+    fronts: Callable[[], Peer]
+    datasets: Datasets | None = None
+    begin: Begin = begin_here
+    listening: socket.socket | None = None
+
+
+def run_participant(config: ParticipantConfig, parts: Parts) -> None:
+    """Run a participant until SIGINT or SIGTERM."""
     way = config.route
     if config.proxy is None and (ignored := unused_proxy_variables()):
         LOG.info("%s is set but not used: participant.toml names no proxy", ", ".join(ignored))
@@ -409,7 +429,7 @@ def run_participant(config: ParticipantConfig, fronts: Callable[[], Peer], datas
     identity = load_credentials(config.identity, now(), Role.PARTICIPANT).identity
     lock = StateLock(config.state, f"participant {identity.name}")
     lock.hold("Stop it first: two processes on one ledger would be two sites to the federation.", LOG)
-    client = Client(open_site(config, same_key=True, datasets=datasets), fronts)
+    client = Client(open_site(config, same_key=True, datasets=parts.datasets), parts.fronts, parts.begin)
     record_policy(client.core.site)
     client.core.site.hold_against_schemas()
     for name in filter(client.core.site.withheld, config.datasets):
@@ -424,7 +444,7 @@ def run_participant(config: ParticipantConfig, fronts: Callable[[], Peer], datas
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: threading.Thread(target=client.stop, daemon=True).start())
     LOG.info("participant %s starts", client.core.site.name, extra=about("started", participant=client.core.site.name))
-    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site):
+    with contextlib.suppress(KeyboardInterrupt), monitored(client.core.site, parts.listening):
         client.run()
     client.core.site.datasets.close()
     client.core.site.database.close()
