@@ -25,7 +25,12 @@ from veilsum_participant.boundary.framing import pair
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.roles import torch_worker
 
-pytestmark = pytest.mark.skipif(unconfinable() != "", reason=unconfinable() or "it is")
+
+@pytest.fixture(autouse=True)
+def confinable() -> None:
+    if reason := unconfinable():
+        pytest.skip(reason)
+
 
 NEEDS_MORE = {
     "look_into_the_parent", "send_a_signal_to_the_parent",  # whom root's tests run as

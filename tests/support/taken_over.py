@@ -1,8 +1,8 @@
 """A participant of whose processes one is taken over: it does its work as ever, and beside it all of :mod:`support.intruder`.
 
 ``python -P -m support.taken_over ROLE,... COMMAND...`` runs a command of ``veilsum`` whose processes of these roles are
-hostile once they are confined. ``support.hostile_ROLE`` is the process itself: the real module, with a thread that tries everything as
-soon as a file says whom to come after, and tells its standard error, which the participant logs.
+hostile once they are confined. ``support.hostile_ROLE`` is the process itself: the real module, with a thread that tries
+everything as soon as a file says whom to come after, and tells its standard error, which the participant logs.
 """
 
 from __future__ import annotations
