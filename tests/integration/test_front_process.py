@@ -17,7 +17,7 @@ from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct
-from veilsum_participant.boundary.encoding import Message, Request
+from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.front.answering import Front, told
 from veilsum_participant.session.channel import SiteChannel, UndeliveredError
 from veilsum_privacy.ledger.entries import Kind
@@ -151,10 +151,10 @@ class Hijacked:
 
     def __init__(self, **instead: Callable[[Any], Message]) -> None:
         self._front, self.instead = Front(), dict(instead)
-        self.asked: list[Request[Any]] = []
+        self.asked: list[Inquiry[Any]] = []
         self.said: list[Message] = []
 
-    def answer(self, request: Request[Any]) -> Message:
+    def answer(self, request: Inquiry[Any]) -> Message:
         self.asked.append(request)
         other = self.instead.get(type(request).__name__)
         self.said.append(self._front.answer(request) if other is None else other(request))
@@ -222,7 +222,7 @@ def says_label() -> Any:
     [
         (says.Came(directive=b"\xff"), HostileInput),
         (says.Came(directive=b"\x12\x42" + bytes(66)), HostileInput),
-        (says.Done(), UndeliveredError),
+        (says.Acknowledged(), UndeliveredError),
         (CallFailedError(says.Failed(status=16, details="words\x1b[2J")), UndeliveredError),
         (CallFailedError(says.Failed()), UndeliveredError),
         (BrokenError("gone"), UndeliveredError),
@@ -235,7 +235,7 @@ def test_what_a_front_says_of_directives_is_one_or_ends_the_session(bed: TestBed
             raise answer
         return answer
 
-    hijacked = Hijacked(Dial=lambda _: says.Done(), Work=lambda _: says.Done(), Next=said)
+    hijacked = Hijacked(Dial=lambda _: says.Acknowledged(), Work=lambda _: says.Acknowledged(), Next=said)
     channel = _channel(bed, hijacked, "localhost:1")
     with pytest.raises(error) as raised:
         next(channel.directives(bytes(16)))
@@ -244,7 +244,7 @@ def test_what_a_front_says_of_directives_is_one_or_ends_the_session(bed: TestBed
 
 def test_a_front_is_given_no_key_but_that_of_connections_and_no_record(bed: TestBed) -> None:
     """What goes to it when a session is dialled: PEM and addresses, nothing of the state."""
-    hijacked = Hijacked(Dial=lambda _: says.Done())
+    hijacked = Hijacked(Dial=lambda _: says.Acknowledged())
     _channel(bed, hijacked, "localhost:1")
     (dialled,) = hijacked.asked
     assert isinstance(dialled, says.Dial)

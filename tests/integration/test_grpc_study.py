@@ -24,7 +24,7 @@ from veilsum_coordinator.service.hub import Hub
 from veilsum_node.errors import HostileInput
 from veilsum_node.randomness import SYSTEM_RANDOM, RandomSource
 from veilsum_node.transport.channel import open_channel
-from veilsum_participant.boundary.front import Answer, Consent, Directive
+from veilsum_participant.boundary.front import Answer, Directive, GiveConsent
 from veilsum_participant.front.channel import GrpcChannel
 from veilsum_participant.open_studies import OpenStudy
 from veilsum_participant.protocol.contributions import Contributions
@@ -78,7 +78,7 @@ def test_answers_and_consents_that_are_not_signed_for_are_refused_to_their_sende
             refuse(partial(self.stub.Answer, request, timeout=PATIENCE))
         answer(self, right)
 
-    def faulty_consent(self: GrpcChannel, right: Consent) -> None:
+    def faulty_consent(self: GrpcChannel, right: GiveConsent) -> None:
         head = {"study": right.study, "round": right.round, "attempt": right.attempt}
         secret, signature = right.consent, right.signature
         for given, signed in (

@@ -16,7 +16,7 @@ from support.apart import Answer, ThreadStarter
 from support.federation import DATASET, TestBed, make_bed, make_data, make_request, schema_of
 from support.hostile import Adversary
 from veilsum_node.errors import Unavailable
-from veilsum_participant.boundary.encoding import Message, Request
+from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import Datasets
@@ -93,7 +93,7 @@ class Killing:
         self.seen = 0
         self._lock = threading.Lock()
 
-    def __call__(self, request: Request[Any], honest: Answer) -> Message | None:
+    def __call__(self, request: Inquiry[Any], honest: Answer) -> Message | None:
         if type(request).__name__ != self.name:
             return honest(request)
         with self._lock:

@@ -10,14 +10,14 @@ from typing import Any
 
 from veilsum_participant.boundary import maps as maps_table
 from veilsum_participant.boundary import reader as reader_table
-from veilsum_participant.boundary.encoding import Message, Request
-from veilsum_participant.boundary.framing import Line, pair, serve
+from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.boundary.framing import FramedSocket, pair, serve
 from veilsum_participant.data.local import LocalDatasets
 from veilsum_participant.worker.maps import MapComputer
 from veilsum_participant.worker.reader import DatasetReader, told
 
-Answer = Callable[[Request[Any]], Message]
-Meddle = Callable[[Request[Any], Answer], Message | None]
+Answer = Callable[[Inquiry[Any]], Message]
+Meddle = Callable[[Inquiry[Any], Answer], Message | None]
 """Is given each request and what would answer it; None to end the worker without an answer."""
 
 
@@ -57,18 +57,18 @@ class ThreadStarter:
         own, other = pair()
         worker = ThreadWorker(own, role, of)
         self.started.append(worker)
-        threading.Thread(target=self._run, args=(worker, Line(other)), daemon=True).start()
+        threading.Thread(target=self._run, args=(worker, FramedSocket(other)), daemon=True).start()
         return worker
 
     def asked(self, role: str) -> list[str]:
         """What all workers of a role were asked, in order."""
         return [name for worker in self.started if worker.role == role for name in worker.asked]
 
-    def _run(self, worker: ThreadWorker, line: Line) -> None:
+    def _run(self, worker: ThreadWorker, line: FramedSocket) -> None:
         table: Any = reader_table if worker.role == "reader" else maps_table
         honest: Answer = DatasetReader(LocalDatasets()).answer if worker.role == "reader" else MapComputer().answer
 
-        def answer(request: Request[Any]) -> Message:
+        def answer(request: Inquiry[Any]) -> Message:
             worker.asked.append(type(request).__name__)
             found = honest(request) if self._meddle is None else self._meddle(request, honest)
             if found is None:
@@ -82,7 +82,7 @@ class ThreadStarter:
 class RawStarter:
     """Starts workers that a test plays, datagram by datagram: ``play`` gets the worker's end once ``after`` was asked."""
 
-    def __init__(self, after: type[Request[Any]], play: Callable[[socket.socket, int, int], object]) -> None:
+    def __init__(self, after: type[Inquiry[Any]], play: Callable[[socket.socket, int, int], object]) -> None:
         self.started: list[ThreadWorker] = []
         self._after, self._play = after, play
 
@@ -94,7 +94,7 @@ class RawStarter:
         return worker
 
     def _run(self, worker: ThreadWorker, end: socket.socket) -> None:
-        line, table = Line(end), {each.code: each for each in reader_table.REQUESTS}
+        line, table = FramedSocket(end), {each.code: each for each in reader_table.REQUESTS}
         while (frame := line.receive()) is not None:
             worker.asked.append(table[frame.code].__name__)
             if frame.code == self._after.code:

@@ -156,7 +156,7 @@ def test_requests_and_answers_come_over_as_they_were(of: Any) -> None:
 
 
 EVERY = [*says.REQUESTS, *{of.answer for of in says.REQUESTS}, says.Failed, *(ours for ours, _ in PAIRS), says.Sample]
-EVERY += [says.SignedBytes, says.SealedBox, says.SignedEnrolment, says.MemberAnswer, says.MirroredReceipt]
+EVERY += [says.SignedBytes, says.SealedBox, says.SignedEnrolment, says.MemberAnswer, says.MirroredItem]
 BOUNDED = [(of, name, rule) for of in dict.fromkeys(EVERY) for name, rule in rules(of).items() if rule.kind != "real"]
 
 
@@ -173,7 +173,7 @@ def beyond(rule: Rule) -> list[Any]:
         case "text":
             wrong += ["a" * (rule.most + 1), "\ud800", b"a"]
         case "message":
-            wrong += [says.Done() if rule.of is not says.Done else says.Failed(), b""]
+            wrong += [says.Acknowledged() if rule.of is not says.Acknowledged else says.Failed(), b""]
     if not rule.many:
         return wrong
     one = rule.of() if rule.of is not None else {"number": 0, "octets": b"", "text": ""}[rule.kind]

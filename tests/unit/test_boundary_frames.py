@@ -21,13 +21,13 @@ from support.network import PATIENCE
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Direct
-from veilsum_participant.boundary.encoding import Message, Request, memory, number, octets
+from veilsum_participant.boundary.encoding import Inquiry, Message, memory, number, octets
 from veilsum_participant.boundary.framing import (
     FAILED,
     INLINE,
     MOST_CALLS,
     Caller,
-    Line,
+    FramedSocket,
     SealedMemory,
     check_peer,
     pair,
@@ -47,7 +47,7 @@ class Echoed(Message):
 
 
 @dataclass(frozen=True)
-class Echo(Request[Echoed]):
+class Echo(Inquiry[Echoed]):
     """Say the same again."""
 
     code, answer, most, most_answered, seconds = 100, Echoed, 5 * INLINE, 5 * INLINE, PATIENCE
@@ -63,7 +63,7 @@ class Soon(Echo):
     code, seconds = 101, 0.2
 
 
-def echo(request: Request[Any]) -> Message:
+def echo(request: Inquiry[Any]) -> Message:
     assert isinstance(request, Echo)
     if request.fails:
         raise ArithmeticError("with words that stay here")
@@ -78,9 +78,9 @@ def told(error: Exception) -> says.Failed:
 def served(**named: Any) -> Iterator[Caller]:
     """Who asks, and who answers in a thread."""
     ours, theirs = pair()
-    thread = threading.Thread(target=serve, args=(Line(theirs), (Echo, Soon), echo, told), kwargs=named, daemon=True)
+    thread = threading.Thread(target=serve, args=(FramedSocket(theirs), (Echo, Soon), echo, told), kwargs=named, daemon=True)
     thread.start()
-    caller = Caller(Line(ours), says.Failed)
+    caller = Caller(FramedSocket(ours), says.Failed)
     try:
         yield caller
     finally:
@@ -145,10 +145,10 @@ def test_a_request_beyond_its_bounds_is_not_sent_and_breaks_nothing() -> None:
 def test_an_answer_beyond_its_bounds_is_a_failure_of_who_answers() -> None:
     ours, theirs = pair()
     answering = threading.Thread(
-        target=serve, args=(Line(theirs), (Echo,), lambda _: Echoed(bytes(5 * INLINE)), told), daemon=True
+        target=serve, args=(FramedSocket(theirs), (Echo,), lambda _: Echoed(bytes(5 * INLINE)), told), daemon=True
     )
     answering.start()
-    caller = Caller(Line(ours), says.Failed)
+    caller = Caller(FramedSocket(ours), says.Failed)
     with pytest.raises(CallFailedError):
         caller.call(Echo())
     caller.close()
@@ -229,7 +229,7 @@ def test_what_is_no_answer_ends_the_connection(how: str) -> None:
     """The call that waits, one beside it and all that come later; nothing stays open."""
     before = descriptors()
     ours, theirs = pair()
-    caller = Caller(Line(ours), says.Failed)
+    caller = Caller(FramedSocket(ours), says.Failed)
     ended: list[str] = []
 
     def call() -> None:
@@ -256,7 +256,7 @@ def test_what_is_no_answer_ends_the_connection(how: str) -> None:
 
 def test_a_second_answer_ends_the_connection() -> None:
     ours, theirs = pair()
-    caller = Caller(Line(ours), says.Failed)
+    caller = Caller(FramedSocket(ours), says.Failed)
     got: list[Echoed] = []
     thread = threading.Thread(target=lambda: got.append(caller.call(Echo())))
     thread.start()
@@ -274,7 +274,7 @@ def test_a_second_answer_ends_the_connection() -> None:
 @pytest.mark.parametrize("closes", [False, True])
 def test_no_answer_in_time_ends_the_connection_and_every_call_on_it(closes: bool) -> None:
     ours, theirs = pair()
-    caller = Caller(Line(ours), says.Failed)
+    caller = Caller(FramedSocket(ours), says.Failed)
     ended = threading.Event()
 
     def long() -> None:
@@ -295,7 +295,7 @@ def test_no_answer_in_time_ends_the_connection_and_every_call_on_it(closes: bool
 def test_who_reads_nothing_holds_nobody_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("veilsum_participant.boundary.framing.SEND_SECONDS", 1)
     ours, theirs = pair()
-    caller = Caller(Line(ours), says.Failed)
+    caller = Caller(FramedSocket(ours), says.Failed)
     ended: list[bool] = []
 
     def call() -> None:
@@ -314,7 +314,7 @@ def test_who_reads_nothing_holds_nobody_for_ever(monkeypatch: pytest.MonkeyPatch
 
 def test_no_more_calls_wait_than_may() -> None:
     ours, theirs = pair()
-    caller = Caller(Line(ours), says.Failed)
+    caller = Caller(FramedSocket(ours), says.Failed)
 
     def call() -> None:
         with pytest.raises(BrokenError):
@@ -337,7 +337,7 @@ def test_no_more_calls_wait_than_may() -> None:
 @given(st.binary(max_size=80), st.booleans())
 def test_any_bytes_are_the_right_answer_or_the_end(data: bytes, framed: bool) -> None:
     ours, theirs = pair()
-    caller = Caller(Line(ours), says.Failed)
+    caller = Caller(FramedSocket(ours), says.Failed)
     found: list[object] = []
 
     def call() -> None:
@@ -361,7 +361,7 @@ def test_who_answers_ends_at_what_is_no_request(data: bytes) -> None:
     ours, theirs = pair()
     ours.send(data)
     with pytest.raises(HostileInput):
-        serve(Line(theirs), (Echo,), echo, told)
+        serve(FramedSocket(theirs), (Echo,), echo, told)
     assert ours.recv(16) == b""
     ours.close()
 

@@ -21,7 +21,7 @@ from support.local_trainings import D, given_arrays, parameters
 from support.neighbours import NEIGHBOURS, Setting, network_settings, random_records, schema
 from support.randomness import SeededRandom
 from veilsum_node.errors import ConfigurationError, Misuse
-from veilsum_participant.boundary.encoding import Message, Request
+from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.maps import Apply, Made, Prepare, Train
 from veilsum_participant.dataset_config import EncoderConfig
@@ -143,7 +143,7 @@ def test_networks_give_the_same_in_a_real_process_and_after_it_was_killed(
 
     real, asked = elsewhere_module.Compute._ask, list[str]()
 
-    def ask(self: Any, request: Request[Any], seconds: float) -> Any:
+    def ask(self: Any, request: Inquiry[Any], seconds: float) -> Any:
         asked.append(type(request).__name__)
         if asked.count("Apply") == 2 and len(started) == 1:
             started[0].process.kill()
@@ -225,7 +225,7 @@ def test_a_network_that_trains_under_noise_learns_the_same_elsewhere(computing: 
 POISON = 0.987654321
 
 
-def poisoned(request: Request[Any]) -> bool:
+def poisoned(request: Inquiry[Any]) -> bool:
     if not isinstance(request, Apply) or request.memory is None:
         return False
     return bool((np.frombuffer(request.memory.view(), np.float64) == POISON).any())
@@ -235,7 +235,7 @@ def made(values: Any, size: int) -> Made:
     return Made(size, SealedMemory.of(np.asarray(values).tobytes()))
 
 
-WRONG: dict[str, Callable[[Request[Any]], Message | None]] = {
+WRONG: dict[str, Callable[[Inquiry[Any]], Message | None]] = {
     "ends": lambda _: None,
     "raises": lambda _: (_ for _ in ()).throw(Misuse("of that record")),
     "no memory": lambda _: Made(7),
@@ -259,7 +259,7 @@ def test_a_record_on_which_a_process_is_out_of_order_is_as_if_it_were_not_there(
     without = contributed(study, given, bad.take(np.arange(len(bad)) != 33), None)
     asleep = threading.Event()
 
-    def meddle(request: Request[Any], honest: Answer) -> Message | None:
+    def meddle(request: Inquiry[Any], honest: Answer) -> Message | None:
         if not poisoned(request):
             return honest(request)
         if what == "hangs":
@@ -282,7 +282,7 @@ def test_whatever_a_process_says_of_a_record_its_part_is_bounded(value: float, c
     study = setting.study("record", grid=2**20, variance=10**9)
     given, records = broadcast_of(setting, study), some(setting)
 
-    def meddle(request: Request[Any], honest: Answer) -> Message | None:
+    def meddle(request: Inquiry[Any], honest: Answer) -> Message | None:
         answer = honest(request)
         if not isinstance(answer, Made) or answer.memory is None or not isinstance(request, Apply):
             return answer
@@ -304,7 +304,7 @@ def test_a_process_that_cannot_be_prepared_leaves_what_a_site_without_records_gi
     without = contributed(study, given, no_records(study), None)
     for dies in (Prepare, Apply):
 
-        def meddle(request: Request[Any], honest: Answer, dies: type[Request[Any]] = dies) -> Message | None:
+        def meddle(request: Inquiry[Any], honest: Answer, dies: type[Inquiry[Any]] = dies) -> Message | None:
             return None if isinstance(request, dies) else honest(request)
 
         there = contributed(study, given, some(setting, 5), computing(ThreadStarter(meddle)))
@@ -328,7 +328,7 @@ def test_plain_training_that_fails_elsewhere_trains_on_nothing(what: str, comput
     study = training_study(setting, noised=False)
     given, records = broadcast_of(setting, study), some(setting, 20)
 
-    def meddle(request: Request[Any], honest: Answer) -> Message | None:
+    def meddle(request: Inquiry[Any], honest: Answer) -> Message | None:
         answer = honest(request)
         if not isinstance(request, Train):
             return answer

@@ -20,7 +20,7 @@ from PIL import Image
 from support.apart import Answer, RawStarter, ThreadStarter
 from support.federation import schema_of
 from veilsum_node.errors import ConfigurationError, DataError, RefusalCode, Unavailable, VeilsumError
-from veilsum_participant.boundary.encoding import Message, Request
+from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.reader import (
     AskShare,
@@ -138,7 +138,7 @@ def test_a_real_process_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: 
 
     real = WorkerDatasets._ask
 
-    def ask(reader: Any, name: str, request: Request[Any], until: float | None = None) -> Any:
+    def ask(reader: Any, name: str, request: Inquiry[Any], until: float | None = None) -> Any:
         if isinstance(request, LoadRows) and len(children) == 1:
             children[0].process.kill()
         return real(reader, name, request, until)
@@ -254,7 +254,7 @@ def test_a_reader_that_lies_is_gone_and_no_record_of_it_is_taken(tmp_path: Path,
     write(tmp_path)
     offered = offer(tmp_path, "csv", subject="who", memory=1 if streamed else 64)
 
-    def meddle(request: Request[Any], honest: Answer) -> Message | None:
+    def meddle(request: Inquiry[Any], honest: Answer) -> Message | None:
         return LIES[lie]() if isinstance(request, LoadRows | NextRows) else honest(request)
 
     starter = ThreadStarter(meddle)
@@ -326,7 +326,7 @@ GARBAGE: dict[str, Callable[[socket.socket, int, int], object]] = {
 @pytest.mark.parametrize("after", [OpenDataset, CheckStructure, LoadRows, BeginRows, NextRows, AskShare])
 @pytest.mark.parametrize("what", sorted(GARBAGE))
 def test_garbage_at_each_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: type[Request[Any]], what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: type[Inquiry[Any]], what: str
 ) -> None:
     write(tmp_path)
     schema_file = tmp_path / "schema.json"
@@ -365,7 +365,7 @@ def test_a_fault_crosses_as_its_kind_and_no_word_of_it(tmp_path: Path, kind: Fau
         FaultKind.OTHER: ZeroDivisionError(SECRET),
     }[kind]
 
-    def meddle(request: Request[Any], honest: Answer) -> Message | None:
+    def meddle(request: Inquiry[Any], honest: Answer) -> Message | None:
         if isinstance(request, CheckStructure):
             raise raised
         return honest(request)
@@ -401,7 +401,7 @@ def test_a_reader_that_dies_before_it_gave_records_is_started_once_more(tmp_path
     write(tmp_path)
     died: list[str] = []
 
-    def meddle(request: Request[Any], honest: Answer) -> Message | None:
+    def meddle(request: Inquiry[Any], honest: Answer) -> Message | None:
         if isinstance(request, LoadRows) and not died:
             died.append("once")
             return None

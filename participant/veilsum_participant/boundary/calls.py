@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from veilsum_node.errors import HostileInput
-from veilsum_participant.boundary.encoding import Message, Request
+from veilsum_participant.boundary.encoding import Inquiry, Message
 
 R = TypeVar("R", bound=Message)
 
-Handler = Callable[[Request[Any]], Message]
+Handler = Callable[[Inquiry[Any]], Message]
 """Answers a request, or raises."""
 
 Told = Callable[[Exception], Message]
@@ -40,7 +40,7 @@ class BrokenError(Exception):
 class Peer(Protocol):
     """Who is on the other side."""
 
-    def call(self, request: Request[R], seconds: float | None = None) -> R:
+    def call(self, request: Inquiry[R], seconds: float | None = None) -> R:
         """Ask; from any thread.
 
         Args:
@@ -68,7 +68,7 @@ class Direct:
     def __init__(self, handler: Handler, told: Told) -> None:
         self._handler, self._told = handler, told
 
-    def call(self, request: Request[R], seconds: float | None = None) -> R:
+    def call(self, request: Inquiry[R], seconds: float | None = None) -> R:
         """See :class:`Peer`."""
         request.check()
         try:

@@ -148,7 +148,7 @@ M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True)
-class Request(Message, Generic[R_co]):
+class Inquiry(Message, Generic[R_co]):
     """A message that is answered.
 
     Attributes:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Handler, Told
-from veilsum_participant.boundary.encoding import Message, Request, read
+from veilsum_participant.boundary.encoding import Inquiry, Message, read
 
 INLINE = 48 * 1024
 """Bytes of a message that go in its datagram."""
@@ -110,7 +110,7 @@ class SealedMemory:
 
 
 @dataclass(frozen=True)
-class Frame:
+class ReceivedFrame:
     """A frame as it came: ``code`` of a request or its answer, ``call`` its number, ``body`` in the datagram or beside it."""
 
     code: int
@@ -139,7 +139,7 @@ class Frame:
             self.body.close()
 
 
-class Line:
+class FramedSocket:
     """A connected socket that carries frames."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -169,7 +169,7 @@ class Line:
             if body is not None:
                 body.close()
 
-    def receive(self) -> Frame | None:
+    def receive(self) -> ReceivedFrame | None:
         """The next frame; None where the other side ended.
 
         Raises:
@@ -210,7 +210,7 @@ class Line:
             for descriptor in descriptors:
                 os.close(descriptor)
         body = memory[0] if in_memory else None
-        return Frame(code, call, size, inline, body, memory[-1] if has_beside else None)
+        return ReceivedFrame(code, call, size, inline, body, memory[-1] if has_beside else None)
 
     def close(self) -> None:
         """End the connection; whoever waits for a frame is woken."""
@@ -224,9 +224,9 @@ class Line:
 
 @dataclass
 class _Slot:
-    request: Request[Any]
+    request: Inquiry[Any]
     arrived: threading.Event = field(default_factory=threading.Event)
-    frame: Frame | None = None
+    frame: ReceivedFrame | None = None
 
 
 class Caller:
@@ -237,7 +237,7 @@ class Caller:
         failure: the class of messages by which it says that it failed, of at most 64 KiB.
     """
 
-    def __init__(self, line: Line, failure: type[Message]) -> None:
+    def __init__(self, line: FramedSocket, failure: type[Message]) -> None:
         self._line, self._failure = line, failure
         self._lock = threading.Lock()
         self._waiting: dict[int, _Slot] = {}
@@ -250,7 +250,7 @@ class Caller:
         """Why it is not spoken to any more; empty while it is."""
         return self._broken
 
-    def call(self, request: Request[R], seconds: float | None = None) -> R:
+    def call(self, request: Inquiry[R], seconds: float | None = None) -> R:
         """See :class:`~veilsum_participant.boundary.calls.Peer`."""
         seconds = request.seconds if seconds is None else min(seconds, request.seconds)
         slot = _Slot(request)
@@ -277,7 +277,7 @@ class Caller:
             raise BrokenError(self._broken)
         return self._answer(slot.frame, request)
 
-    def _answer(self, frame: Frame, request: Request[R]) -> R:
+    def _answer(self, frame: ReceivedFrame, request: Inquiry[R]) -> R:
         failure: Message | None = None
         try:
             if frame.code == FAILED:
@@ -323,13 +323,13 @@ class Caller:
 
 
 def serve(
-    line: Line,
-    requests: Sequence[type[Request[Any]]],
+    line: FramedSocket,
+    requests: Sequence[type[Inquiry[Any]]],
     handler: Handler,
     told: Told,
     *,
     threads: int = MOST_CALLS,
-    at_once: Sequence[type[Request[Any]]] = (),
+    at_once: Sequence[type[Inquiry[Any]]] = (),
 ) -> None:
     """Answer what comes, until the other side ends.
 
@@ -346,7 +346,7 @@ def serve(
     """
     known = {each.code: each for each in requests}
 
-    def answer(request: Request[Any], call: int) -> None:
+    def answer(request: Inquiry[Any], call: int) -> None:
         message: Message
         code = FAILED
         try:

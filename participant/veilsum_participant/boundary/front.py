@@ -6,27 +6,27 @@ the order within a study is the guard's, and a front that does not answer in tim
 believed: the coordinator's name, receipts and statements are verified by signatures, and whoever takes over the front is a
 malicious coordinator.
 
-======================  =======================  ==========================  =========
-request                 answer                   largest                     seconds
-======================  =======================  ==========================  =========
-:class:`Dial`           :class:`Done`            5 MiB                       150
-:class:`Hello`          :class:`HelloReply`      64 KiB                      90
-:class:`Work`           :class:`Done`            64 KiB                      30
-:class:`Next`           :class:`Came`            directive 1 MiB             60
-:class:`Fetch`          :class:`Fetched`         object 2 GiB                3,660
-:class:`Enrol`          :class:`Done`            64 KiB                      120
-:class:`Refuse`         :class:`Done`            64 KiB                      120
-:class:`Seal`           :class:`Done`            boxes 512 MiB               3,660
-:class:`Ready`          :class:`Done`            64 KiB                      120
-:class:`Upload`         :class:`Done`            payload 2 GiB               18,600
-:class:`Answer`         :class:`Done`            64 KiB                      3,120
-:class:`Consent`        :class:`Done`            64 KiB                      3,120
-:class:`Confirm`        :class:`Done`            64 KiB                      7,800
-:class:`Flush`          :class:`Done`            64 KiB                      7,800
-:class:`Report`         :class:`Done`            64 KiB                      30
-:class:`Explain`        :class:`Explained`       64 KiB                      90
-:class:`Hang`           :class:`Done`            64 KiB                      10
-======================  =======================  ==========================  =========
+======================  =======================  ===================  =======
+request                 answer                   largest              seconds
+======================  =======================  ===================  =======
+:class:`Dial`           :class:`Acknowledged`    5 MiB                150
+:class:`Hello`          :class:`HelloReply`      64 KiB               90
+:class:`Work`           :class:`Acknowledged`    64 KiB               30
+:class:`Next`           :class:`Came`            directive 1 MiB      60
+:class:`FetchObject`    :class:`Fetched`         object 2 GiB         3,660
+:class:`Enrol`          :class:`Acknowledged`    64 KiB               120
+:class:`Refuse`         :class:`Acknowledged`    64 KiB               120
+:class:`Seal`           :class:`Acknowledged`    boxes 512 MiB        3,660
+:class:`Ready`          :class:`Acknowledged`    64 KiB               120
+:class:`UploadPayload`  :class:`Acknowledged`    payload 2 GiB        18,600
+:class:`Answer`         :class:`Acknowledged`    64 KiB               3,120
+:class:`GiveConsent`    :class:`Acknowledged`    64 KiB               3,120
+:class:`Confirm`        :class:`Acknowledged`    64 KiB               7,800
+:class:`Flush`          :class:`Acknowledged`    64 KiB               7,800
+:class:`Report`         :class:`Acknowledged`    64 KiB               30
+:class:`Explain`        :class:`Explained`       64 KiB               90
+:class:`Hang`           :class:`Acknowledged`    64 KiB               10
+======================  =======================  ===================  =======
 
 Besides its own, each answer may be :class:`Failed`. Where nothing else is said, both are at most 64 KiB.
 """
@@ -38,8 +38,8 @@ from enum import IntEnum
 from typing import ClassVar
 
 from veilsum_participant.boundary.encoding import (
+    Inquiry,
     Message,
-    Request,
     blobs,
     number,
     numbers,
@@ -229,7 +229,7 @@ class AnswersObject(Message):
 
 
 @dataclass(frozen=True)
-class MirroredReceipt(Message):
+class MirroredItem(Message):
     """One of the site's own receipts in the coordinator's mirror."""
 
     grows: ClassVar[bool] = True
@@ -243,7 +243,7 @@ class MirroredObject(Message):
     """What the mirror holds of the site after an entry."""
 
     grows: ClassVar[bool] = True
-    receipts: tuple[MirroredReceipt, ...] = several(1, MirroredReceipt, 2**24)
+    receipts: tuple[MirroredItem, ...] = several(1, MirroredItem, 2**24)
     last: int = number(2)
 
 
@@ -251,7 +251,7 @@ class MirroredObject(Message):
 
 
 @dataclass(frozen=True)
-class Done(Message):
+class Acknowledged(Message):
     """It was done."""
 
 
@@ -305,7 +305,7 @@ class Explained(Message):
 
 
 @dataclass(frozen=True)
-class Dial(Request[Done]):
+class Dial(Inquiry[Acknowledged]):
     """Open a channel of mutual TLS to the coordinator, in place of one before.
 
     Attributes:
@@ -315,7 +315,7 @@ class Dial(Request[Done]):
         authority, certificate, key: PEM; the key is that for TLS.
     """
 
-    code, answer, most, most_answered, seconds = 1, Done, 80 * SMALL, SMALL, 150.0
+    code, answer, most, most_answered, seconds = 1, Acknowledged, 80 * SMALL, SMALL, 150.0
     address: str = text(1, 512)
     proxy: str = text(2, 512)
     proxy_user: str = text(3, 1024)
@@ -327,7 +327,7 @@ class Dial(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Hello(Request[HelloReply]):
+class Hello(Inquiry[HelloReply]):
     """Negotiate a version and ask the coordinator to prove its name by the guard's challenge."""
 
     code, answer, most, most_answered, seconds = 2, HelloReply, SMALL, SMALL, 90.0
@@ -337,23 +337,23 @@ class Hello(Request[HelloReply]):
 
 
 @dataclass(frozen=True)
-class Work(Request[Done]):
+class Work(Inquiry[Acknowledged]):
     """Open the session; whether it is granted is said by what comes."""
 
-    code, answer, most, most_answered, seconds = 3, Done, SMALL, SMALL, 30.0
+    code, answer, most, most_answered, seconds = 3, Acknowledged, SMALL, SMALL, 30.0
     version: int = number(1, 2**32 - 1)
     session_nonce: bytes = octets(2, 64)
 
 
 @dataclass(frozen=True)
-class Next(Request[Came]):
+class Next(Inquiry[Came]):
     """Wait for the session's next directive."""
 
     code, answer, most, most_answered, seconds = 4, Came, SMALL, 2 * 1024 * 1024, 60.0
 
 
 @dataclass(frozen=True)
-class Fetch(Request[Fetched]):
+class FetchObject(Inquiry[Fetched]):
     """Fetch an object whole."""
 
     code, answer, most, most_answered, seconds = 5, Fetched, SMALL, MAX_OBJECT_BYTES + SMALL, STREAM
@@ -364,19 +364,19 @@ class Fetch(Request[Fetched]):
 
 
 @dataclass(frozen=True)
-class Enrol(Request[Done]):
+class Enrol(Inquiry[Acknowledged]):
     """Join a study."""
 
-    code, answer, most, most_answered, seconds = 6, Done, 2 * SMALL, SMALL, CALL
+    code, answer, most, most_answered, seconds = 6, Acknowledged, 2 * SMALL, SMALL, CALL
     study: bytes = octets(1, 64)
     enrolment: SignedEnrolment = one(2, SignedEnrolment)
 
 
 @dataclass(frozen=True)
-class Refuse(Request[Done]):
+class Refuse(Inquiry[Acknowledged]):
     """Decline; only codes leave."""
 
-    code, answer, most, most_answered, seconds = 7, Done, SMALL, SMALL, CALL
+    code, answer, most, most_answered, seconds = 7, Acknowledged, SMALL, SMALL, CALL
     study: bytes = octets(1, 64)
     codes: tuple[str, ...] = texts(2, 64, 64)
     round: int = number(3)
@@ -385,27 +385,27 @@ class Refuse(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Seal(Request[Done]):
+class Seal(Inquiry[Acknowledged]):
     """Deliver sealed boxes; none is an answer too."""
 
-    code, answer, most, most_answered, seconds = 8, Done, 512 * 1024 * 1024, SMALL, STREAM
+    code, answer, most, most_answered, seconds = 8, Acknowledged, 512 * 1024 * 1024, SMALL, STREAM
     study: bytes = octets(1, 64)
     boxes: tuple[SealedBox, ...] = several(2, SealedBox, MOST_MEMBERS)
 
 
 @dataclass(frozen=True)
-class Ready(Request[Done]):
+class Ready(Inquiry[Acknowledged]):
     """Confirm that every box opened."""
 
-    code, answer, most, most_answered, seconds = 9, Done, SMALL, SMALL, CALL
+    code, answer, most, most_answered, seconds = 9, Acknowledged, SMALL, SMALL, CALL
     study: bytes = octets(1, 64)
 
 
 @dataclass(frozen=True)
-class Upload(Request[Done]):
+class UploadPayload(Inquiry[Acknowledged]):
     """Upload a payload, from the piece that the coordinator wants next if an upload of it was begun (``resumed``)."""
 
-    code, answer, most, most_answered, seconds = 10, Done, MAX_OBJECT_BYTES, SMALL, 5 * STREAM + 300
+    code, answer, most, most_answered, seconds = 10, Acknowledged, MAX_OBJECT_BYTES, SMALL, 5 * STREAM + 300
     study: bytes = octets(1, 64)
     round: int = number(2)
     attempt: int = number(3)
@@ -415,10 +415,10 @@ class Upload(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Answer(Request[Done]):
+class Answer(Inquiry[Acknowledged]):
     """Answer the challenge of one attempt."""
 
-    code, answer, most, most_answered, seconds = 11, Done, SMALL, SMALL, 26 * CALL
+    code, answer, most, most_answered, seconds = 11, Acknowledged, SMALL, SMALL, 26 * CALL
     study: bytes = octets(1, 64)
     round: int = number(2)
     attempt: int = number(3)
@@ -427,10 +427,10 @@ class Answer(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Consent(Request[Done]):
+class GiveConsent(Inquiry[Acknowledged]):
     """Let the sum of one attempt open."""
 
-    code, answer, most, most_answered, seconds = 12, Done, SMALL, SMALL, 26 * CALL
+    code, answer, most, most_answered, seconds = 12, Acknowledged, SMALL, SMALL, 26 * CALL
     study: bytes = octets(1, 64)
     round: int = number(2)
     attempt: int = number(3)
@@ -439,10 +439,10 @@ class Consent(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Confirm(Request[Done]):
+class Confirm(Inquiry[Acknowledged]):
     """Confirm a given-up attempt, a seen release or an ended study."""
 
-    code, answer, most, most_answered, seconds = 13, Done, SMALL, SMALL, 65 * CALL
+    code, answer, most, most_answered, seconds = 13, Acknowledged, SMALL, SMALL, 65 * CALL
     study: bytes = octets(1, 64)
     kind: int = number(2, 2**31 - 1)
     round: int = number(3)
@@ -450,10 +450,10 @@ class Confirm(Request[Done]):
 
 
 @dataclass(frozen=True)
-class Flush(Request[Done]):
+class Flush(Inquiry[Acknowledged]):
     """Confirm what releases were seen and are still to be told of."""
 
-    code, answer, most, most_answered, seconds = 14, Done, SMALL, SMALL, 65 * CALL
+    code, answer, most, most_answered, seconds = 14, Acknowledged, SMALL, SMALL, 65 * CALL
 
 
 @dataclass(frozen=True)
@@ -466,28 +466,29 @@ class Sample(Message):
 
 
 @dataclass(frozen=True)
-class Report(Request[Done]):
+class Report(Inquiry[Acknowledged]):
     """Report metrics that the site's policy shares."""
 
-    code, answer, most, most_answered, seconds = 15, Done, 2 * SMALL, SMALL, 30.0
+    code, answer, most, most_answered, seconds = 15, Acknowledged, 2 * SMALL, SMALL, 30.0
     samples: tuple[Sample, ...] = several(1, Sample, 256)
 
 
 @dataclass(frozen=True)
-class Explain(Request[Explained]):
+class Explain(Inquiry[Explained]):
     """Probe why the coordinator cannot be reached."""
 
     code, answer, most, most_answered, seconds = 16, Explained, SMALL, SMALL, 90.0
 
 
 @dataclass(frozen=True)
-class Hang(Request[Done]):
+class Hang(Inquiry[Acknowledged]):
     """End the channel: calls that wait end now."""
 
-    code, answer, most, most_answered, seconds = 17, Done, SMALL, SMALL, 10.0
+    code, answer, most, most_answered, seconds = 17, Acknowledged, SMALL, SMALL, 10.0
 
 
-REQUESTS: tuple[type[Request[Message]], ...] = (
-    Dial, Hello, Work, Next, Fetch, Enrol, Refuse, Seal, Ready, Upload, Answer, Consent, Confirm, Flush, Report, Explain, Hang,
+REQUESTS: tuple[type[Inquiry[Message]], ...] = (
+    Dial, Hello, Work, Next, FetchObject, Enrol, Refuse, Seal, Ready, UploadPayload, Answer, GiveConsent, Confirm, Flush,
+    Report, Explain, Hang,
 )  # fmt: skip
 """Every request that a front answers."""

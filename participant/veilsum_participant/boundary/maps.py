@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veilsum_participant.boundary.encoding import Message, Request, Sealed, memory, number, octets, text
+from veilsum_participant.boundary.encoding import Inquiry, Message, Sealed, memory, number, octets, text
 from veilsum_participant.boundary.reader import DAY, MOST_MEMORY, MOST_ROWS, SMALL, WorkerDone
 from veilsum_proto import MAX_OBJECT_BYTES
 
@@ -48,7 +48,7 @@ class Learned(Message):
 
 
 @dataclass(frozen=True)
-class Prepare(Request[WorkerDone]):
+class Prepare(Inquiry[WorkerDone]):
     """Be ready for the maps of a task, in place of one before.
 
     Attributes:
@@ -67,7 +67,7 @@ class Prepare(Request[WorkerDone]):
 
 
 @dataclass(frozen=True)
-class Point(Request[WorkerDone]):
+class Point(Inquiry[WorkerDone]):
     """Take the maps of training at these values, float64."""
 
     code, answer, most, most_answered, seconds = 2, WorkerDone, MOST, SMALL, FIRST
@@ -75,7 +75,7 @@ class Point(Request[WorkerDone]):
 
 
 @dataclass(frozen=True)
-class EncodeBy(Request[WorkerDone]):
+class EncodeBy(Inquiry[WorkerDone]):
     """Be ready to encode by a program (JSON of the study), from a file."""
 
     code, answer, most, most_answered, seconds = 3, WorkerDone, 64 * SMALL, SMALL, FIRST
@@ -85,7 +85,7 @@ class EncodeBy(Request[WorkerDone]):
 
 
 @dataclass(frozen=True)
-class Apply(Request[Made]):
+class Apply(Inquiry[Made]):
     """Compute a map of records' values (rows, m) float64, by its name; of what was prepared last, or of the program."""
 
     code, answer, most, most_answered, seconds = 4, Made, SMALL, SMALL, FIRST
@@ -95,7 +95,7 @@ class Apply(Request[Made]):
 
 
 @dataclass(frozen=True)
-class Train(Request[Learned]):
+class Train(Inquiry[Learned]):
     """Train without noise on all records, whose memory is that of :class:`veilsum_participant.boundary.reader.SealedRows`."""
 
     code, answer, most, most_answered, seconds = 5, Learned, SMALL, MOST, DAY
@@ -105,5 +105,5 @@ class Train(Request[Learned]):
     memory: Sealed | None = memory(MOST_MEMORY)
 
 
-REQUESTS: tuple[type[Request[Message]], ...] = (Prepare, Point, EncodeBy, Apply, Train)
+REQUESTS: tuple[type[Inquiry[Message]], ...] = (Prepare, Point, EncodeBy, Apply, Train)
 """Every request that a process of maps answers."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from veilsum_participant.boundary.encoding import Message, Request, Sealed, memory, number, octets, real, text
+from veilsum_participant.boundary.encoding import Inquiry, Message, Sealed, memory, number, octets, real, text
 
 SMALL = 1024
 SCHEMA = 16 * 1024 * 1024
@@ -82,7 +82,7 @@ class SealedRows(Message):
 
 
 @dataclass(frozen=True)
-class OpenDataset(Request[WorkerDone]):
+class OpenDataset(Inquiry[WorkerDone]):
     """Be the reader of a dataset.
 
     Attributes:
@@ -96,7 +96,7 @@ class OpenDataset(Request[WorkerDone]):
 
 
 @dataclass(frozen=True)
-class CheckStructure(Request[WorkerDone]):
+class CheckStructure(Inquiry[WorkerDone]):
     """Check that it can be read under a schema (JSON), by its structure."""
 
     code, answer, most, most_answered, seconds = 2, WorkerDone, SCHEMA, SMALL, 600.0
@@ -104,14 +104,14 @@ class CheckStructure(Request[WorkerDone]):
 
 
 @dataclass(frozen=True)
-class AskShare(Request[UnmatchedShare]):
+class AskShare(Inquiry[UnmatchedShare]):
     """Hold it against the site's own schema."""
 
     code, answer, most, most_answered, seconds = 3, UnmatchedShare, SMALL, SMALL, DAY
 
 
 @dataclass(frozen=True)
-class LoadRows(Request[SealedRows]):
+class LoadRows(Inquiry[SealedRows]):
     """Read all records under a schema (JSON)."""
 
     code, answer, most, most_answered, seconds = 4, SealedRows, SCHEMA, SMALL, DAY
@@ -119,7 +119,7 @@ class LoadRows(Request[SealedRows]):
 
 
 @dataclass(frozen=True)
-class BeginRows(Request[WorkerDone]):
+class BeginRows(Inquiry[WorkerDone]):
     """Begin to read in batches.
 
     Attributes:
@@ -136,11 +136,11 @@ class BeginRows(Request[WorkerDone]):
 
 
 @dataclass(frozen=True)
-class NextRows(Request[SealedRows]):
+class NextRows(Inquiry[SealedRows]):
     """Read the next batch."""
 
     code, answer, most, most_answered, seconds = 6, SealedRows, SMALL, SMALL, DAY
 
 
-REQUESTS: tuple[type[Request[Message]], ...] = (OpenDataset, CheckStructure, AskShare, LoadRows, BeginRows, NextRows)
+REQUESTS: tuple[type[Inquiry[Message]], ...] = (OpenDataset, CheckStructure, AskShare, LoadRows, BeginRows, NextRows)
 """Every request that a reader answers."""

@@ -19,13 +19,13 @@ def main(descriptor: int, bounds: Bounds) -> int:
     end_with_parent(only=True)
     confine(bounds, keep=(descriptor,))
     from veilsum_node.errors import HostileInput
-    from veilsum_participant.boundary.framing import Line, serve
+    from veilsum_participant.boundary.framing import FramedSocket, serve
     from veilsum_participant.boundary.front import REQUESTS, Hang
     from veilsum_participant.front.answering import Front, told
 
     front = Front()
     try:
-        serve(Line(socket.socket(fileno=descriptor)), REQUESTS, front.answer, told, at_once=(Hang,))
+        serve(FramedSocket(socket.socket(fileno=descriptor)), REQUESTS, front.answer, told, at_once=(Hang,))
     except HostileInput as error:
         print(f"the guard's requests are malformed: {error}", file=sys.stderr)
         return 1

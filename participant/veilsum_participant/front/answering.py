@@ -18,7 +18,7 @@ from veilsum_node.transport.handshake import TlsParty
 from veilsum_node.transport.route import Proxy, Route
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import CallFailedError, Direct, Peer
-from veilsum_participant.boundary.encoding import Message, Request
+from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.front.channel import GrpcChannel
 
 NEXT_SECONDS = 20.0
@@ -27,7 +27,7 @@ NEXT_SECONDS = 20.0
 _READ_AHEAD = 4  # directives; the rest wait in the stream
 
 
-class _Session:
+class _FrontSession:
     """One channel, and what comes in its session."""
 
     def __init__(self, raw: grpc.Channel, wire: GrpcChannel) -> None:
@@ -71,10 +71,10 @@ class Front:
     """Answers the guard, over one channel at a time."""
 
     def __init__(self) -> None:
-        self._session: _Session | None = None
+        self._session: _FrontSession | None = None
         self._route, self._party = Route(""), TlsParty(b"", b"", b"")
 
-    def answer(self, request: Request[Any]) -> Message:
+    def answer(self, request: Inquiry[Any]) -> Message:
         """Do what a request says; see :mod:`veilsum_participant.boundary.front`.
 
         Raises:
@@ -93,18 +93,18 @@ class Front:
                 return self._open.next()
             case says.Hello():
                 return self._hello(request)
-            case says.Fetch():
+            case says.FetchObject():
                 return says.Fetched(data=self.wire.fetch(request))
             case says.Flush():
                 self.wire.flush()
             case _:
                 self._say(request)
-        return says.Done()
+        return says.Acknowledged()
 
     def take(self, raw: grpc.Channel, wire: GrpcChannel) -> None:
         """Go on over a channel that is open, in place of one before."""
         self.hang()
-        self._session = _Session(raw, wire)
+        self._session = _FrontSession(raw, wire)
 
     def hang(self) -> None:
         """End the channel."""
@@ -122,7 +122,7 @@ class Front:
         return self._open.wire
 
     @property
-    def _open(self) -> _Session:
+    def _open(self) -> _FrontSession:
         session = self._session
         if session is None:
             raise CallFailedError(says.Failed(status=says.Status.CANCELLED, details="The channel is closed."))
@@ -147,16 +147,16 @@ class Front:
             signature=reply.signature,
         )
 
-    def _say(self, request: Request[Any]) -> None:
+    def _say(self, request: Inquiry[Any]) -> None:
         wire = self.wire
-        calls: dict[type[Request[Any]], Callable[[Any], None]] = {
+        calls: dict[type[Inquiry[Any]], Callable[[Any], None]] = {
             says.Enrol: wire.enrol,
             says.Refuse: wire.refuse,
             says.Seal: wire.seal,
             says.Ready: wire.ready,
-            says.Upload: wire.upload,
+            says.UploadPayload: wire.upload,
             says.Answer: wire.answer,
-            says.Consent: wire.consent,
+            says.GiveConsent: wire.consent,
             says.Confirm: wire.confirm,
             says.Report: wire.report,
         }

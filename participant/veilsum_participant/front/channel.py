@@ -45,7 +45,7 @@ class GrpcChannel:
         hello = pb.HelloRequest(versions=request.versions, software=request.software, challenge=request.challenge)
         return self.stub.Hello(hello, timeout=CALL_SECONDS)
 
-    def fetch(self, request: says.Fetch) -> bytes:
+    def fetch(self, request: says.FetchObject) -> bytes:
         """Fetch an object whole.
 
         Raises:
@@ -112,7 +112,7 @@ class GrpcChannel:
         """Confirm that every box opened."""
         self._call(self.stub.Ready, pb.ReadyRequest(study=request.study))
 
-    def upload(self, payload: says.Upload) -> None:
+    def upload(self, payload: says.UploadPayload) -> None:
         """Upload a payload; a broken stream goes on at the piece that the coordinator wants next."""
         study = payload.study
         request = pb.UploadStatusRequest(study=study, round=payload.round, attempt=payload.attempt)
@@ -143,7 +143,7 @@ class GrpcChannel:
         said = pb.AnswerRequest(study=request.study, round=request.round, attempt=request.attempt, answer=given)
         self._owed(lambda: self._call(self.stub.Answer, said))
 
-    def consent(self, request: says.Consent) -> None:
+    def consent(self, request: says.GiveConsent) -> None:
         """Let the sum of one attempt open."""
         said = pb.ConsentRequest(
             study=request.study,
@@ -229,7 +229,7 @@ class GrpcChannel:
         method(request, timeout=CALL_SECONDS)
 
 
-def _chunks(payload: says.Upload, start: int, seen: Sequence[tuple[int, int]]) -> Iterator[pb.UploadChunk]:
+def _chunks(payload: says.UploadPayload, start: int, seen: Sequence[tuple[int, int]]) -> Iterator[pb.UploadChunk]:
     receipt = pb.SignedReceipt(body=payload.receipt.body, signature=payload.receipt.signature)
     for index in range(start, len(payload.pieces) + 1):
         last = index == len(payload.pieces)

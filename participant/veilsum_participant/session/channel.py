@@ -17,7 +17,7 @@ from veilsum_node.transport.greeting import verify_greeting
 from veilsum_node.transport.route import Route
 from veilsum_participant.boundary import front as says
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError, Peer
-from veilsum_participant.boundary.encoding import Message, Request, read
+from veilsum_participant.boundary.encoding import Inquiry, Message, read
 from veilsum_participant.protocol.contributions import Payload
 from veilsum_privacy.securesum.boxes import Box
 from veilsum_privacy.securesum.roster import Enrolment
@@ -174,7 +174,7 @@ class SiteChannel:
             HostileInput: it is larger than allowed, or its size is not what was announced.
             UndeliveredError: the call failed; so do those below.
         """
-        return self._ask(says.Fetch(kind=kind, study=study, round=number, attempt=attempt)).data
+        return self._ask(says.FetchObject(kind=kind, study=study, round=number, attempt=attempt)).data
 
     def enrol(self, study: bytes, enrolment: Enrolment) -> None:
         """Join a study."""
@@ -200,7 +200,7 @@ class SiteChannel:
     def upload(self, study: bytes, payload: Payload) -> None:
         """Upload a payload."""
         self._ask(
-            says.Upload(
+            says.UploadPayload(
                 study=study,
                 round=payload.round,
                 attempt=payload.attempt,
@@ -216,7 +216,7 @@ class SiteChannel:
 
     def consent(self, study: bytes, number: int, attempt: int, consent: bytes, signature: bytes) -> None:
         """Let the sum of one attempt open."""
-        self._ask(says.Consent(study=study, round=number, attempt=attempt, consent=consent, signature=signature))
+        self._ask(says.GiveConsent(study=study, round=number, attempt=attempt, consent=consent, signature=signature))
 
     def confirm(self, study: bytes, kind: int, number: int, attempt: int) -> None:
         """Confirm a given-up attempt, a seen release or an ended study."""
@@ -230,7 +230,7 @@ class SiteChannel:
         """Report metrics that the site's policy shares."""
         self._ask(says.Report(samples=tuple(samples)))
 
-    def _ask(self, request: Request[R]) -> R:
+    def _ask(self, request: Inquiry[R]) -> R:
         try:
             return self._front.call(request)
         except BrokenError as error:

@@ -54,7 +54,7 @@ Raises:
 """
 
 
-class _Here:
+class _OwnChild:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
@@ -73,7 +73,7 @@ def begin_here(command: Sequence[str], variables: Mapping[str, str], given: byte
     with tempfile.TemporaryFile() as file:
         file.write(given)
         file.seek(0)
-        return _Here(
+        return _OwnChild(
             subprocess.Popen(  # noqa: S603  the operator's own command, from the configuration
                 command,
                 stdin=file,

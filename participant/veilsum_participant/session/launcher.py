@@ -31,7 +31,7 @@ from veilsum_node.process.hardening import end_with_parent
 from veilsum_node.telemetry.endpoint import bound
 from veilsum_node.telemetry.logs import printable
 from veilsum_participant.boundary.calls import Peer
-from veilsum_participant.boundary.framing import Caller, Line, SealedMemory, pair
+from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory, pair
 from veilsum_participant.boundary.front import Failed
 from veilsum_participant.config import ParticipantConfig
 from veilsum_participant.roles import environment, front, guard, reader, torch_worker
@@ -57,7 +57,7 @@ _LINE = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)")  # of veils
 
 
 @dataclass(frozen=True)
-class Started:
+class Launched:
     """A process that was started for the guard; implements :class:`~veilsum_participant.worker.starting.Started`.
 
     Attributes:
@@ -69,7 +69,7 @@ class Started:
     end: Callable[[], None] = field(repr=False)
 
 
-class Starter:
+class LaunchStarter:
     """The guard's side: asks the launcher for processes, from any thread; implements
     :class:`~veilsum_participant.worker.starting.Starter`.
 
@@ -81,7 +81,7 @@ class Starter:
         self._control, self._lock = control, threading.Lock()
         control.settimeout(START_SECONDS)
 
-    def start(self, role: str, of: str = "") -> Started:
+    def start(self, role: str, of: str = "") -> Launched:
         """Start a process.
 
         Args:
@@ -93,7 +93,7 @@ class Starter:
         """
         number, (line, words) = self._ask({"start": role, "of": of}, 2)
         threading.Thread(target=_repeat, args=(role, words), name=role, daemon=True).start()
-        return Started(socket.socket(fileno=line), lambda: self._end(number))
+        return Launched(socket.socket(fileno=line), lambda: self._end(number))
 
     def begin(self, command: Sequence[str], variables: Mapping[str, str], given: bytes) -> Running:
         """Have the site's own command run: the one that the launcher read of the configuration, whatever is asked for.
@@ -147,10 +147,10 @@ class Fronts:
         starter: of processes.
     """
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: LaunchStarter) -> None:
         self._starter, self._lock = starter, threading.Lock()
         self._front: Caller | None = None
-        self._started: Started | None = None
+        self._started: Launched | None = None
 
     def __call__(self) -> Peer:
         """The front that answers now.
@@ -164,7 +164,7 @@ class Fronts:
                     LOG.warning("the front is replaced: %s", self._front.broken)
                     self._started.end()
                 self._started = self._starter.start(FRONT)
-                self._front = Caller(Line(self._started.socket), Failed)
+                self._front = Caller(FramedSocket(self._started.socket), Failed)
             return self._front
 
 
@@ -203,7 +203,7 @@ def divide(config: ParticipantConfig, path: Path) -> Parts:
     ours.close()
     end_with_parent()
     confine(own, keep=[theirs.fileno(), *(() if listening is None else (listening.fileno(),))])
-    starter = Starter(theirs)
+    starter = LaunchStarter(theirs)
     return Parts(Fronts(starter), WorkerDatasets(starter), starter.begin, listening)
 
 

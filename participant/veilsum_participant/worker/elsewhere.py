@@ -25,8 +25,8 @@ import numpy as np
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import HostileInput, VeilsumError
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
-from veilsum_participant.boundary.encoding import Message, Request
-from veilsum_participant.boundary.framing import Caller, Line, SealedMemory
+from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMemory
 from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Point, Prepare, Train
 from veilsum_participant.boundary.reader import WorkerFault
 from veilsum_participant.worker.rows import sealed_rows
@@ -65,11 +65,11 @@ class Compute:
         self._starter, self._dataset = starter, dataset
         self._lock = threading.RLock()
         self._running: tuple[StartedWorker, Caller] | None = None
-        self._ready: dict[type[Request[Any]], Request[Any]] = {}
+        self._ready: dict[type[Inquiry[Any]], Inquiry[Any]] = {}
         self._warm = False
         self.used = time.monotonic()
 
-    def ready(self, *requests: Request[Any], seconds: float = FIRST) -> None:
+    def ready(self, *requests: Inquiry[Any], seconds: float = FIRST) -> None:
         """Have the process prepared by these requests, which follow one another.
 
         Raises:
@@ -83,7 +83,7 @@ class Compute:
                     self._ask(request, seconds)
                     self._ready[type(request)] = request
 
-    def apply(self, prepared: Sequence[Request[Any]], name: str, given: Floats, until: float | None = None) -> Floats:
+    def apply(self, prepared: Sequence[Inquiry[Any]], name: str, given: Floats, until: float | None = None) -> Floats:
         """A map of values (n, m) to (n, size).
 
         Raises:
@@ -101,7 +101,7 @@ class Compute:
                 raise MapFailedError("A map has another size than it says.")
             return _array(found, len(given))
 
-    def train(self, prepared: Sequence[Request[Any]], records: Records, until: float) -> tuple[Floats, bytes, bool]:
+    def train(self, prepared: Sequence[Inquiry[Any]], records: Records, until: float) -> tuple[Floats, bytes, bool]:
         """A vector and a state that were trained without noise, and whether a record was left out.
 
         Raises:
@@ -116,11 +116,11 @@ class Compute:
                 raise MapFailedError("What was trained is no vector.")
             return np.frombuffer(found.vector, np.float64).copy(), found.state, bool(found.failed)
 
-    def _ask(self, request: Request[_R], seconds: float) -> _R:
+    def _ask(self, request: Inquiry[_R], seconds: float) -> _R:
         try:
             if self._running is None:
                 started = self._starter.start("maps", self._dataset)
-                self._running = started, Caller(Line(started.socket), WorkerFault)
+                self._running = started, Caller(FramedSocket(started.socket), WorkerFault)
                 self._ready, self._warm = {}, False
             return self._running[1].call(request, max(0.0, seconds))
         except CallFailedError as error:
@@ -241,7 +241,7 @@ class RoundMaps:
         compute, prepare = self._prepared(agreed, broadcast, state)
 
         def elsewhere(name: str, here: OpaqueMap) -> OpaqueMap:
-            asked: list[Request[Any]] = [prepare]
+            asked: list[Inquiry[Any]] = [prepare]
             if isinstance(here, MapAt):
                 asked.append(Point(here.at.astype(np.float64).tobytes()))
             return lambda given: compute.apply(asked, name, given, self._until)

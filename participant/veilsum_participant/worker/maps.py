@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from veilsum_aggregation.arrays import Floats
 from veilsum_node.errors import Misuse
-from veilsum_participant.boundary.encoding import Message, Request, Sealed
+from veilsum_participant.boundary.encoding import Inquiry, Message, Sealed
 from veilsum_participant.boundary.framing import SealedMemory
 from veilsum_participant.boundary.maps import Apply, EncodeBy, Learned, Made, Point, Prepare, Train
 from veilsum_participant.boundary.reader import WorkerDone
@@ -39,7 +39,7 @@ class MapComputer:
         self._at: Callable[[Floats], Mapping[str, OpaqueMap]] | None = None
         self._maps: Mapping[str, OpaqueMap] = {}
 
-    def answer(self, request: Request[Message]) -> Message:
+    def answer(self, request: Inquiry[Message]) -> Message:
         """Answer a request.
 
         Raises:

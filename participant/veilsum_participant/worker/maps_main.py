@@ -24,13 +24,13 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         from veilsum_node.telemetry.logs import start_logging
-        from veilsum_participant.boundary.framing import Line, serve
+        from veilsum_participant.boundary.framing import FramedSocket, serve
         from veilsum_participant.boundary.maps import REQUESTS
         from veilsum_participant.worker.maps import MapComputer
         from veilsum_participant.worker.reader import told
 
         start_logging()
-        serve(Line(socket.socket(fileno=descriptor)), REQUESTS, MapComputer().answer, told, threads=1)
+        serve(FramedSocket(socket.socket(fileno=descriptor)), REQUESTS, MapComputer().answer, told, threads=1)
     except BaseException as error:  # noqa: BLE001  whatever it is, its words may quote a record
         traceback.print_tb(error.__traceback__, limit=-4)
         print(type(error).__name__, file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from veilsum_node.errors import ConfigurationError, DataError, Misuse, Unavailable, VeilsumError
-from veilsum_participant.boundary.encoding import Message, Request
+from veilsum_participant.boundary.encoding import Inquiry, Message
 from veilsum_participant.boundary.reader import (
     AskShare,
     BeginRows,
@@ -43,7 +43,7 @@ class DatasetReader:
         self._opened: tuple[str, DatasetConfig] | None = None
         self._batches: Batches | None = None
 
-    def answer(self, request: Request[Message]) -> Message:
+    def answer(self, request: Inquiry[Message]) -> Message:
         """Answer a request.
 
         Raises:

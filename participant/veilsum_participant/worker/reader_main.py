@@ -26,7 +26,7 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         from veilsum_node.telemetry.logs import start_logging
-        from veilsum_participant.boundary.framing import Line, serve
+        from veilsum_participant.boundary.framing import FramedSocket, serve
         from veilsum_participant.boundary.reader import REQUESTS
         from veilsum_participant.data.images import decode_by
         from veilsum_participant.data.local import LocalDatasets
@@ -34,7 +34,7 @@ def main(descriptor: int, bounds: Bounds | None) -> None:
 
         start_logging()
         decode_by(Decoders(nursery).read_image)
-        serve(Line(socket.socket(fileno=descriptor)), REQUESTS, DatasetReader(LocalDatasets()).answer, told, threads=1)
+        serve(FramedSocket(socket.socket(fileno=descriptor)), REQUESTS, DatasetReader(LocalDatasets()).answer, told, threads=1)
     except BaseException as error:  # noqa: BLE001  whatever it is, its words may quote a record
         traceback.print_tb(error.__traceback__, limit=-4)
         print(type(error).__name__, file=sys.stderr, flush=True)

@@ -24,8 +24,8 @@ from pydantic import SecretStr
 
 from veilsum_node.errors import ConfigurationError, DataError, Unavailable, VeilsumError
 from veilsum_participant.boundary.calls import BrokenError, CallFailedError
-from veilsum_participant.boundary.encoding import Message, Request
-from veilsum_participant.boundary.framing import Caller, Line
+from veilsum_participant.boundary.encoding import Inquiry, Message
+from veilsum_participant.boundary.framing import Caller, FramedSocket
 from veilsum_participant.boundary.maps import EncodeBy
 from veilsum_participant.boundary.reader import (
     AskShare,
@@ -68,7 +68,7 @@ class _RunningReader:
     caller: Caller = field(init=False)
 
     def __post_init__(self) -> None:
-        self.caller = Caller(Line(self.started.socket), WorkerFault)
+        self.caller = Caller(FramedSocket(self.started.socket), WorkerFault)
 
     def end(self) -> None:
         self.caller.close()
@@ -166,7 +166,7 @@ class WorkerDatasets(Datasets):
 
     # -- readers ---------------------------------------------------------------------------------------------------------
 
-    def _begun(self, name: str, offered: DatasetConfig, request: Request[_R], until: float) -> tuple[_RunningReader, _R]:
+    def _begun(self, name: str, offered: DatasetConfig, request: Inquiry[_R], until: float) -> tuple[_RunningReader, _R]:
         """The answer to the first request of a reading, and the reader that gave it; one that is gone is started once more."""
         key = (name, offered_bytes(offered))
         for last in (False, True):
@@ -221,7 +221,7 @@ class WorkerDatasets(Datasets):
         reader.end()
 
     @staticmethod
-    def _ask(reader: _RunningReader, name: str, request: Request[_R], until: float | None = None) -> _R:
+    def _ask(reader: _RunningReader, name: str, request: Inquiry[_R], until: float | None = None) -> _R:
         """Ask a reader.
 
         Raises:
