@@ -14,6 +14,7 @@ import pytest
 from support.federation import TestBed, make_bed, make_data, make_request, schema_of
 from support.network import PATIENCE, running_server, wait_for
 from support.processes import Processes, count, running_processes
+from veilsum.remote import connect
 from veilsum_coordinator.protocol.settings import Waits
 from veilsum_node.errors import HostileInput
 from veilsum_participant.boundary import front as says
@@ -146,7 +147,7 @@ def test_a_front_has_no_file_of_the_sites_open_and_no_variable_of_its_settings(n
 
 @pytest.fixture
 def bed(tmp_path: Path) -> TestBed:
-    return make_bed(tmp_path, make_data("ab"))
+    return make_bed(tmp_path, make_data("abc", 5, 3))
 
 
 class Hijacked:
@@ -275,7 +276,8 @@ def test_a_front_that_holds_on_to_a_call_for_ever_is_given_up_and_the_site_goes_
         running = threading.Thread(target=client.run, daemon=True)
         running.start()
         wait_for(lambda: "a" in server.hub.sessions and server.hub.sessions["a"].connected, "the session")
-        key = server.hub.submit("analyst", bed.signed(bed.compile(make_request(schema_of(1), epsilon=None))))
+        with connect(address, bed.analyst, bed.kit.analyst.identity, bed.clock()) as remote:
+            key = remote.submit(bed.compile(make_request(schema_of(3), epsilon=None)), bed.analyst)
         wait_for(lambda: server.hub.studies[key].machine.seats["a"].enrolment is not None, "the enrolment by another front")
         assert taken_over.broken
         never.set()
