@@ -29,7 +29,7 @@ from veilsum_participant.worker import elsewhere as elsewhere_module
 from veilsum_participant.worker.elsewhere import Computing, RoundMaps
 from veilsum_participant.worker.remote import WorkerDatasets
 from veilsum_participant.worker.rows import opened_rows, sealed_rows
-from veilsum_participant.worker.starting import Child, ProcessStarter, Starter
+from veilsum_participant.worker.starting import Child, ProcessStarter, WorkerStarter
 from veilsum_privacy.computation.contribution import SitePart, SitePlace, contribute, no_records
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.study import Study
@@ -40,15 +40,17 @@ from veilsum_privacy.tasks.local_training import SEEDS, LocalTraining
 from veilsum_privacy.training.models import ModelSpec, resolve_model
 from veilsum_privacy.training.objectives import OBJECTIVES
 
+Making = Callable[[WorkerStarter], RoundMaps]
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture
-def computing() -> Iterator[Callable[[Starter], RoundMaps]]:
+def computing() -> Iterator[Making]:
     """Makes the maps of a round."""
     made: list[Computing] = []
 
-    def make(starter: Starter, seconds: float = 600.0) -> RoundMaps:
+    def make(starter: WorkerStarter, seconds: float = 600.0) -> RoundMaps:
         made.append(Computing(starter))
         return RoundMaps(made[-1], "records", "cpu", seconds)
 
@@ -84,9 +86,7 @@ def crossed(records: Records, setting: Setting) -> Records:
     return opened_rows(sealed_rows(records), setting.schema, subjects=records.subjects is not None)
 
 
-def test_a_sum_of_records_that_crossed_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, computing: Callable[[Starter], RoundMaps]
-) -> None:
+def test_a_sum_of_records_that_crossed_is_the_same(monkeypatch: pytest.MonkeyPatch, computing: Making) -> None:
     """Each task, both units: records from sealed memory, and what its networks give from elsewhere."""
     real, starter, seen = golden_sums._sum, ThreadStarter(), dict[str, str]()
 
@@ -116,7 +116,7 @@ def some(setting: Setting, count: int = 70) -> Records:
 
 @pytest.mark.parametrize("unit", ["record", "subject"])
 @pytest.mark.parametrize("task", ["gradient", "grams"])
-def test_networks_give_the_same_elsewhere(task: str, unit: Any, computing: Callable[[Starter], RoundMaps]) -> None:
+def test_networks_give_the_same_elsewhere(task: str, unit: Any, computing: Making) -> None:
     setting = network(task)
     study, starter = setting.study(unit, grid=2**20, variance=10**9), ThreadStarter()
     given = broadcast_of(setting, study)
@@ -128,7 +128,7 @@ def test_networks_give_the_same_elsewhere(task: str, unit: Any, computing: Calla
 
 
 def test_networks_give_the_same_in_a_real_process_and_after_it_was_killed(
-    computing: Callable[[Starter], RoundMaps], monkeypatch: pytest.MonkeyPatch
+    computing: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between two batches: the one that finds it gone is computed record by record in another process."""
     setting = network("grams")
@@ -190,7 +190,7 @@ def allowed(objective: str, *, noised: bool) -> bool:
     ("objective", "noised"),
     [(name, noised) for name in sorted(OBJECTIVES) for noised in (False, True) if allowed(name, noised=noised)],
 )
-def test_training_learns_the_same_elsewhere(objective: str, noised: bool, computing: Callable[[Starter], RoundMaps]) -> None:
+def test_training_learns_the_same_elsewhere(objective: str, noised: bool, computing: Making) -> None:
     """Of plain training all of it, under noise its maps at each step's values: vector, state and counts."""
     setting = local_setting(objective)
     study, starter = training_study(setting, noised=noised), ThreadStarter()
@@ -201,7 +201,7 @@ def test_training_learns_the_same_elsewhere(objective: str, noised: bool, comput
     assert asked in ([{"Prepare", "Train"}] if not noised else [set(), {"Prepare", "Point", "Apply"}])
 
 
-def test_a_network_that_trains_under_noise_learns_the_same_elsewhere(computing: Callable[[Starter], RoundMaps]) -> None:
+def test_a_network_that_trains_under_noise_learns_the_same_elsewhere(computing: Making) -> None:
     spec = resolve_model(ModelSpec(name="lenet5", inputs=(1, 12, 12), options={"conv1": 2, "conv2": 2, "fc1": 5, "fc2": 4}))
     stated = parameters("none") | {"model": spec.model_dump(mode="json"), "width": None, "alignment": None}
     stated = {name: value for name, value in stated.items() if name not in ("width", "alignment")}
@@ -248,7 +248,7 @@ WRONG: dict[str, Callable[[Inquiry[Any]], Message | None]] = {
 @pytest.mark.parametrize("unit", ["record", "subject"])
 @pytest.mark.parametrize("what", sorted([*WRONG, "hangs"]))
 def test_a_record_on_which_a_process_is_out_of_order_is_as_if_it_were_not_there(
-    what: str, unit: Any, computing: Callable[[Starter], RoundMaps], monkeypatch: pytest.MonkeyPatch
+    what: str, unit: Any, computing: Making, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = network("grams")
     study = setting.study(unit, grid=2**20, variance=10**9)
@@ -277,9 +277,7 @@ def test_a_record_on_which_a_process_is_out_of_order_is_as_if_it_were_not_there(
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_whatever_a_process_says_of_a_record_its_part_is_bounded(
-    value: float, computing: Callable[[Starter], RoundMaps]
-) -> None:
+def test_whatever_a_process_says_of_a_record_its_part_is_bounded(value: float, computing: Making) -> None:
     setting = network("grams")
     study = setting.study("record", grid=2**20, variance=10**9)
     given, records = broadcast_of(setting, study), some(setting)
@@ -298,7 +296,7 @@ def test_whatever_a_process_says_of_a_record_its_part_is_bounded(
 
 
 def test_a_process_that_cannot_be_prepared_leaves_what_a_site_without_records_gives(
-    computing: Callable[[Starter], RoundMaps],
+    computing: Making,
 ) -> None:
     setting = network("grams")
     study = setting.study("record", grid=2**20, variance=10**9)
@@ -325,7 +323,7 @@ def test_a_round_whose_time_is_over_has_no_record_in_it(computing: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["ends", "a vector less", "a state that is none", "not finite"])
-def test_plain_training_that_fails_elsewhere_trains_on_nothing(what: str, computing: Callable[[Starter], RoundMaps]) -> None:
+def test_plain_training_that_fails_elsewhere_trains_on_nothing(what: str, computing: Making) -> None:
     setting = local_setting("none")
     study = training_study(setting, noised=False)
     given, records = broadcast_of(setting, study), some(setting, 20)

@@ -39,7 +39,7 @@ from veilsum_participant.dataset_config import DatasetConfig
 from veilsum_participant.datasets import Datasets
 from veilsum_participant.worker.remote import WorkerDatasets, offered_bytes
 from veilsum_participant.worker.rows import opened_rows, sealed_rows
-from veilsum_participant.worker.starting import ProcessStarter
+from veilsum_participant.worker.starting import Child, ProcessStarter
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.study.schema import DatasetSchema, NumberColumn
 
@@ -125,6 +125,31 @@ def test_a_real_process_reads_and_is_gone_afterwards(tmp_path: Path) -> None:
     finally:
         apart.close()
     assert [child.process.poll() in (0, -9) for child in started] == [True]
+
+
+def test_a_real_process_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    offered, children = offer(tmp_path, "csv", memory=64), list[Child]()
+
+    class Watched(ProcessStarter):
+        def start(self, role: str, of: str = "") -> Child:
+            children.append(super().start(role, of))
+            return children[-1]
+
+    real = WorkerDatasets._ask
+
+    def ask(reader: Any, name: str, request: Inquiry[Any], until: float | None = None) -> Any:
+        if isinstance(request, LoadRows) and len(children) == 1:
+            children[0].process.kill()
+        return real(reader, name, request, until)
+
+    monkeypatch.setattr(WorkerDatasets, "_ask", staticmethod(ask))
+    apart = WorkerDatasets(Watched())
+    found = apart.read(NAME, offered, SCHEMA)
+    apart.close()
+    assert bits(found.records) == bits(LocalDatasets().read(NAME, offered, SCHEMA).records)
+    assert len(children) == 2
+    assert all(child.process.poll() is not None for child in children)
 
 
 def test_a_real_process_decodes_images(tmp_path: Path) -> None:

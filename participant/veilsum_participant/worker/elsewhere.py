@@ -30,7 +30,7 @@ from veilsum_participant.boundary.framing import Caller, FramedSocket, SealedMem
 from veilsum_participant.boundary.maps import FIRST, Apply, EncodeBy, Made, Point, Prepare, Train
 from veilsum_participant.boundary.reader import WorkerFault
 from veilsum_participant.worker.rows import sealed_rows
-from veilsum_participant.worker.starting import Started, Starter
+from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
 from veilsum_privacy.computation.contribution import Note
 from veilsum_privacy.mechanism.records import Records
 from veilsum_privacy.mechanism.requests import MapAt
@@ -61,10 +61,10 @@ class MapFailedError(VeilsumError):
 class Compute:
     """A process that computes maps of one dataset's records for one study, or by one program; started when it is needed."""
 
-    def __init__(self, starter: Starter, dataset: str) -> None:
+    def __init__(self, starter: WorkerStarter, dataset: str) -> None:
         self._starter, self._dataset = starter, dataset
         self._lock = threading.RLock()
-        self._running: tuple[Started, Caller] | None = None
+        self._running: tuple[StartedWorker, Caller] | None = None
         self._ready: dict[type[Inquiry[Any]], Inquiry[Any]] = {}
         self._warm = False
         self.used = time.monotonic()
@@ -144,7 +144,7 @@ class Compute:
 class Computing:
     """The processes of a site that compute maps."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: WorkerStarter) -> None:
         self._starter = starter
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], Compute] = OrderedDict()

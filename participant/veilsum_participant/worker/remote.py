@@ -43,7 +43,7 @@ from veilsum_participant.datasets import Batches, Datasets, Snapshot
 from veilsum_participant.encoder_files import find_path
 from veilsum_participant.worker.elsewhere import Computing, MapFailedError, ProgramElsewhere, RoundMaps
 from veilsum_participant.worker.rows import opened_rows
-from veilsum_participant.worker.starting import Started, Starter
+from veilsum_participant.worker.starting import StartedWorker, WorkerStarter
 from veilsum_privacy.computation.contribution import Elsewhere
 from veilsum_privacy.study.encoder import Program
 from veilsum_privacy.study.schema import DatasetSchema
@@ -63,7 +63,7 @@ _SEEN = "The reader's own log says why; so does `veilsum participant check`, whi
 class _RunningReader:
     """A reader's process; ``waited`` for what followed a check, if it did."""
 
-    started: Started
+    started: StartedWorker
     waited: bool = False
     caller: Caller = field(init=False)
 
@@ -78,7 +78,7 @@ class _RunningReader:
 class WorkerDatasets(Datasets):
     """Reads in processes of their own; see :class:`veilsum_participant.datasets.Datasets`."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: WorkerStarter) -> None:
         super().__init__()
         self._starter = starter
         self._waiting: dict[tuple[str, bytes], tuple[_RunningReader, threading.Timer]] = {}

@@ -23,7 +23,7 @@ MODULES: dict[str, str] = {
 }
 
 
-class Started(Protocol):
+class StartedWorker(Protocol):
     """A worker that was started."""
 
     @property
@@ -35,10 +35,10 @@ class Started(Protocol):
         """Ends the process, whatever it does; idempotent."""
 
 
-class Starter(Protocol):
+class WorkerStarter(Protocol):
     """Starts workers."""
 
-    def start(self, role: str, of: str = "") -> Started:
+    def start(self, role: str, of: str = "") -> StartedWorker:
         """Start one, of a dataset.
 
         Raises:
@@ -54,7 +54,7 @@ class Child:
     process: subprocess.Popen[bytes]
 
     def end(self) -> None:
-        """See :class:`Started`."""
+        """See :class:`StartedWorker`."""
         self.process.kill()
         self.process.wait()
 
@@ -71,7 +71,7 @@ class ProcessStarter:
         self._bounds = bounds
 
     def start(self, role: str, of: str = "") -> Child:
-        """See :class:`Starter`."""
+        """See :class:`WorkerStarter`."""
         own, other = pair()
         command = [sys.executable, "-P", "-m", MODULES[role], str(other.fileno())]
         command += [] if self._bounds is None else [self._bounds(role, of).to_text(), of]
